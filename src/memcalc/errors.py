@@ -1,0 +1,38 @@
+"""What can go wrong, said to the person at the prompt: what, why, and what to do next."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class MemcalcError(Exception):
+    """memcalc cannot answer (exit code 1). The message is one sentence for the user."""
+
+    exit_code = 1
+
+
+class UsageError(MemcalcError):
+    """An option or argument makes no sense (exit code 2)."""
+
+    exit_code = 2
+
+
+class ConfigError(MemcalcError):
+    """A config.json is missing, malformed, contradictory, or lacks a key."""
+
+
+class UnknownFamilyError(MemcalcError):
+    """No family describes this model_type."""
+
+
+class CheckpointError(MemcalcError):
+    """A checkpoint file cannot be read as what its name says."""
+
+
+class HubError(MemcalcError):
+    """The Hub did not give what was asked for."""
+
+
+def close_matches(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'a' or 'b'?"`, or an empty string when nothing known comes near `word`."""
+    near = get_close_matches(word.lower(), list(known), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
