@@ -1,1 +1,59 @@
+"""The families: which file describes which `model_type`. Add a family by adding its row here and its recipe there."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from memcalc.errors import UnknownFamilyError, close_matches
+
+if TYPE_CHECKING:
+    from memcalc.model.config import Config
+    from memcalc.model.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
+
+    `build` gets the config and the head's class name (None: the family's usual one). `verified` says what stands
+    behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts.
+    """
+
+    model_type: str
+    build: Callable[[Config, str | None], Network]
+    defaults: Mapping[str, object]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    blocks: str = "decoder"
+    attention: str = "eager, sdpa, flash"
+    verified: str = ""
+
+
+_FILES: dict[str, tuple[str, ...]] = {
+    "llama": ("llama", "mistral", "qwen2", "qwen3"),
+    "gpt2": ("gpt2",),
+    "bert": ("bert",),
+}
+"""File of `memcalc.model.families` -> the model types that it describes."""
+
+_FILE_OF = {model_type: file for file, model_types in _FILES.items() for model_type in model_types}
+
+
+def known() -> tuple[str, ...]:
+    """Every model_type that memcalc can answer for, sorted."""
+    return tuple(sorted(_FILE_OF))
+
+
+def family(model_type: str) -> Family:
+    """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
+    file = _FILE_OF.get(model_type)
+    if file is None:
+        shown = "".join(c if c.isprintable() else "?" for c in model_type[:60])
+        raise UnknownFamilyError(
+            f"no family describes model_type {shown!r}{close_matches(model_type, _FILE_OF)}; `memcalc families` lists the "
+            f"known ones, and CONTRIBUTING.md says how to add one."
+        )
+    found: Family = import_module(f"memcalc.model.families.{file}").FAMILIES[model_type]
+    return found

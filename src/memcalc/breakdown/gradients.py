@@ -1,0 +1,15 @@
+"""GRADIENTS: of the weights that are trained. In backward they appear one by one, on the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.step import Step
+
+
+def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:
+    """All of them in the optimizer step; with accumulation they stand through forward and backward too."""
+    if phase == "step" or step.setup.grad_accum > 1:
+        yield "gradients of trained weights", sum(weight.nbytes * weight.copies for weight in step.trained)

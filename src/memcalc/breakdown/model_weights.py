@@ -1,0 +1,21 @@
+"""MODEL WEIGHTS: parameters and buffers. The 16-bit copies that autocast makes are on the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memcalc.model.module import Buffer
+from memcalc.model.tensor import rounded
+
+if TYPE_CHECKING:
+    from memcalc.step import Step
+
+
+def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
+    """Parameters by group and dtype, and buffers; the same in every phase."""
+    sizes: dict[str, int] = {}
+    for _, tensor in step.tensors:
+        name = "buffers" if isinstance(tensor, Buffer) else f"{tensor.dtype.name} {tensor.group}"
+        sizes[name] = sizes.get(name, 0) + rounded(tensor.numel * tensor.dtype.itemsize) * tensor.copies
+    yield from sizes.items()

@@ -1,0 +1,16 @@
+"""OTHER OVERHEAD: the inputs of the step. What lies outside PyTorch's tensors is added by the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.step import Step
+
+
+def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
+    """Inputs that PyTorch's trackers see, because a view of them was made."""
+    for allocation in step.tape.inputs:
+        if allocation.aliased:
+            yield allocation.name, allocation.nbytes

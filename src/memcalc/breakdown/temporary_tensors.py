@@ -1,0 +1,16 @@
+"""TEMPORARY TENSORS: the scratch of the optimizer step. Those of forward and backward are on the tape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.step import Step
+
+
+def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
+    """The most that the optimizer's step has alive at once."""
+    if phase == "step" and step.trained:
+        name = f"{step.setup.optimizer} step ({step.setup.optimizer_impl})"
+        yield name, step.optimizer.step[step.setup.optimizer_impl](step.trained)

@@ -1,0 +1,173 @@
+"""A small autograd on shapes: nodes, what they save, and the engine that runs them in PyTorch's order.
+
+Sources: torch/csrc/autograd (engine.cpp, input_buffer.cpp, accumulate_grad.cpp) and torch/utils/checkpoint.py of
+PyTorch 2.14; the order inside a node was read off timelines of `torch.distributed._tools.MemTracker`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import ref
+
+from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Tape, TracedBlock
+from memcalc.model.tensor import Shape, Storage, Tensor
+from memcalc.tables.dtypes import DType
+
+Grads = Sequence[Tensor | None]
+Backward = Callable[["Node", Grads], "list[Tensor | None]"]
+"""Computes the gradients of a node's inputs, in the order of `node.edges`, from those of its outputs."""
+
+_FIRST = 1 << 60
+"""Sequence number of the nodes that accumulate parameter gradients: they run before everything else."""
+
+
+class Node:
+    """One operation in the graph.
+
+    `edges` are the inputs that autograd knows: (node that made it, output slot, shape, dtype), or None for an input
+    that needs no gradient. `saved` holds storages, or slots of a checkpoint frame in their place.
+    """
+
+    __slots__ = ("backward", "block", "context", "edges", "pending", "received", "saved", "scope", "sequence", "tape")
+
+    def __init__(self, tape: Tape, backward: Backward, inputs: Sequence[Tensor | None], context: Any) -> None:
+        self.tape = tape
+        self.backward = backward
+        self.context = context
+        self.edges: list[tuple[Node, int, Shape, DType] | None] = [
+            None if x is None or x.node is None else (x.node, x.slot, x.shape, x.dtype) for x in inputs
+        ]
+        self.saved: list[Storage | CheckpointSlot] = []
+        self.sequence = tape.sequence
+        tape.sequence += 1
+        self.block: TracedBlock | None = tape.block
+        self.scope = tape.scope
+        self.pending = 0
+        self.received: list[Tensor | None] | None = None
+
+    def save(self, storage: Storage) -> None:
+        """Keep `storage` for backward (in the frame of the checkpointed block, when one is running)."""
+        frame = self.tape.checkpoint
+        if frame is None:
+            allocation = storage.allocation
+            allocation.saved = True
+            if allocation.row == TEMPORARY:
+                allocation.row = ACTIVATIONS
+            self.saved.append(storage)
+        else:
+            frame.pack(self, storage)
+
+    def needs(self, index: int) -> bool:
+        """Whether the gradient of input `index` is asked for."""
+        return self.edges[index] is not None
+
+
+def record(tape: Tape, out: Tensor, backward: Backward, inputs: Sequence[Tensor | None], context: Any = None) -> Node | None:
+    """Make `out` the result of a node if any input needs a gradient; returns the node, to save tensors with."""
+    if not tape.grad_enabled:
+        return None
+    for x in inputs:
+        if x is not None and x.node is not None:
+            break
+    else:
+        return None
+    out.node = node = Node(tape, backward, inputs, context)
+    return node
+
+
+class AccumulateGrad(Node):
+    """The end of the graph at a trained weight: the first gradient is taken over, later ones are added into it."""
+
+    __slots__ = ("gradient", "name")
+
+    def __init__(self, tape: Tape, name: str, gradient: Tensor | None) -> None:
+        super().__init__(tape, _accumulate, (), None)
+        self.sequence = _FIRST + tape.sequence
+        self.name = name
+        self.gradient = gradient
+
+
+def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
+    assert isinstance(node, AccumulateGrad)
+    new = grads[0]
+    if new is not None and node.gradient is None:
+        node.gradient = new.detach()
+        allocation = new.storage.allocation
+        allocation.row, allocation.name = GRADIENTS, node.name
+    return []
+
+
+# -- non-reentrant checkpointing --------------------------------------------------------------------------------------
+
+
+class _StopRecomputation(Exception):
+    """Everything that the block had saved has been packed again."""
+
+
+class CheckpointSlot:
+    """Stands in a node for a tensor that will be recomputed."""
+
+    __slots__ = ("__weakref__", "frame", "storage")
+
+    def __init__(self, frame: CheckpointFrame) -> None:
+        self.frame = frame
+        self.storage: Storage | None = None
+
+
+class CheckpointFrame:
+    """One checkpointed call: how to run it again, and the slots that wait for what it saves.
+
+    `rerun` keeps the arguments of the call alive, as PyTorch's closure does.
+    """
+
+    __slots__ = ("count", "recomputed", "rerun", "slots")
+
+    def __init__(self, rerun: Callable[[], object]) -> None:
+        self.rerun = rerun
+        self.count = 0
+        self.slots: list[ref[CheckpointSlot]] = []
+        self.recomputed = False
+
+    def pack(self, node: Node, storage: Storage) -> None:
+        """In the first run: leave a slot in `node`. When run again: fill the next slot, and stop after the last."""
+        if not self.recomputed:
+            slot = CheckpointSlot(self)
+            node.saved.append(slot)
+            self.slots.append(ref(slot))
+            return
+        slot = self.slots[self.count]()
+        self.count += 1
+        if slot is not None:
+            allocation = storage.allocation
+            if allocation.row == TEMPORARY:
+                allocation.row = ACTIVATIONS
+            slot.storage = storage
+        node.saved.append(storage)
+        if self.count == len(self.slots):
+            raise _StopRecomputation
+
+    def recompute(self, tape: Tape) -> None:
+        """Run the block again, until its last saved tensor exists."""
+        self.recomputed = True
+        before = tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope
+        tape.checkpoint, tape.grad_enabled = self, True
+        try:
+            self.rerun()
+        except _StopRecomputation as stop:
+            stop.__traceback__ = None
+        finally:
+            tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope = before
+
+
+def unpack(node: Node) -> list[Storage]:
+    """The saved storages; recomputes the block if they are not there yet. Recomputed ones are handed out once."""
+    out = []
+    for item in node.saved:
+        if isinstance(item, CheckpointSlot):
+            if item.storage is None and not item.frame.recomputed:
+                item.frame.recompute(node.tape)
+            if item.storage is not None:
+                out.append(item.storage)
+                item.storage = None
+    return out

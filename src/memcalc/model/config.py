@@ -1,0 +1,159 @@
+"""Reading a config.json's values: by name or alias, with the family's defaults, and an error that names the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from memcalc.errors import ConfigError
+
+LARGEST = 10**9
+"""No size in a config is larger: a bigger one is a mistake, and would only make the arithmetic absurd."""
+
+
+class Config:
+    """The values of a config.json, seen by a family: aliases resolved, missing keys filled with the class's defaults.
+
+    `defaults` holds what the family's Transformers config class takes for a key that the file leaves out.
+    """
+
+    def __init__(
+        self, values: Mapping[str, object], defaults: Mapping[str, object] | None = None,
+        aliases: Mapping[str, str] | None = None, where: str = "config.json",
+    ) -> None:  # fmt: skip
+        self.values = values
+        self.defaults = defaults or {}
+        self.aliases = aliases or {}
+        self.where = where
+
+    def get(self, key: str) -> object:
+        """The value of `key`: as given, under its alias, or the default; None where there is none."""
+        names = (key, *(alias for alias, target in self.aliases.items() if target == key))
+        for name in names:
+            if self.values.get(name) is not None:
+                return self.values[name]
+        if any(name in self.values for name in names):  # null was written: it stands for what the class makes of it
+            return None
+        return self.defaults.get(key)
+
+    def has(self, key: str) -> bool:
+        """Whether `key` has a value, given or by default."""
+        return self.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`."""
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ConfigError(f"{self.where} has no {key!r}, which this family needs; add it or take a complete config.json.")
+        if isinstance(value, str) and value.strip().isdigit():
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a whole number; correct it.")
+        if not minimum <= value <= LARGEST:
+            raise ConfigError(
+                f"{self.where} gives {key!r} as {_shown(value)}, but it must lie between {minimum} and {LARGEST}; correct it."
+            )
+        return value
+
+    def optional(self, key: str, *, minimum: int = 1) -> int | None:
+        """A whole number, or None where the config has none or null."""
+        return None if self.get(key) is None else self.integer(key, minimum=minimum)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number; a string that spells one is taken for it."""
+        value = self.get(key)
+        if value is None:
+            value = default
+        if isinstance(value, str):
+            try:
+                value = float(value)
+            except ValueError:
+                pass
+        if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a number; correct it.")
+        return float(value)
+
+    def probability(self, key: str, default: float | None = None) -> float:
+        """A dropout probability in [0, 1]."""
+        value = self.number(key, default)
+        if not 0 <= value <= 1:
+            raise ConfigError(f"{self.where} gives {key!r} as {value}, but a probability lies in [0, 1]; correct it.")
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """true or false."""
+        value = self.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be true or false; correct it.")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        value = self.get(key)
+        if value is None:
+            value = default
+        if not isinstance(value, str):
+            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a string; correct it.")
+        return value
+
+    def items(self, key: str) -> list[object] | None:
+        """A list, or None where the config has none."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a list; correct it.")
+        return None if value is None else list(value)
+
+    def section(self, key: str) -> Mapping[str, object]:
+        """A nested object, empty where the config has none."""
+        value = self.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be an object; correct it.")
+        return cast(Mapping[str, object], value)
+
+    def layer_types(self, default: list[str]) -> list[str]:
+        """The kind of each layer (`layer_types`), one per hidden layer."""
+        given = self.items("layer_types")
+        if given is None:
+            return default
+        if len(given) != len(default):
+            raise ConfigError(
+                f"{self.where} has {len(given)} 'layer_types' for {len(default)} layers ('num_hidden_layers'); they must agree."
+            )
+        return [str(item) for item in given]
+
+    def heads(self) -> tuple[int, int, int]:
+        """Attention heads, key-value heads and head dimension (given, or hidden size over heads)."""
+        heads = self.integer("num_attention_heads")
+        kv_heads = self.integer("num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise ConfigError(
+                f"{self.where} has 'num_attention_heads' {heads}, which 'num_key_value_heads' {kv_heads} does not divide; correct one."
+            )
+        return heads, kv_heads, self.head_dim()
+
+    def head_dim(self) -> int:
+        """`head_dim` where given, else hidden size over heads, which must divide."""
+        given = self.optional("head_dim")
+        if given is not None:
+            return given
+        hidden, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        if hidden % heads:
+            raise ConfigError(
+                f"{self.where} has 'hidden_size' {hidden}, which 'num_attention_heads' {heads} does not divide, and no "
+                f"'head_dim'; give one that fits."
+            )
+        return hidden // heads
+
+
+def _shown(value: object) -> str:
+    """A value in an error message: short, and free of control characters."""
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,107 @@
+"""The backward engine: which node runs when, and what is alive meanwhile.
+
+Source: torch/csrc/autograd/engine.cpp of PyTorch 2.14. A node is ready when the gradients of all its outputs that
+will come have come; of the ready ones, the one created last in forward runs first.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from memcalc.model.autograd import Node, unpack
+from memcalc.model.tape import Tape
+from memcalc.model.tensor import Shape, Tensor, dense_stride
+from memcalc.tables.dtypes import DType
+
+
+def backward(tape: Tape, loss: Tensor) -> None:
+    """Run the graph of `loss` backward. The caller must not hold the loss's intermediate tensors itself."""
+    root = loss.node
+    if root is None:
+        return
+    _count_dependencies(root)
+    tape.enter("backward", None)
+    tape.grad_enabled = False
+    with tape.scoped("loss"):
+        root.received = [tape.new(loss.shape, loss.dtype)]
+    keep = root.received[0]  # the root gradient lives through the whole of backward, as does the loss
+    ready: list[tuple[int, Node]] = [(-root.sequence, root)]
+    while ready:
+        node = heappop(ready)[1]
+        if node.block is not tape.block and node.edges:
+            tape.enter("backward", node.block)
+        tape.scope = node.scope
+        results = _run(tape, node)
+        while results:  # each gradient is moved out of the list, so that a sum can release it
+            target, slot, gradient = results.pop()
+            _deliver(tape, target, slot, gradient)
+            target.pending -= 1
+            if target.pending == 0:
+                heappush(ready, (-target.sequence, target))
+            del gradient
+    tape.enter("backward", None)
+    del keep
+
+
+def _count_dependencies(root: Node) -> None:
+    """Set `pending` of every node that the backward of `root` reaches to the number of gradients it will get."""
+    seen, stack = {root}, [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is not None:
+                target = edge[0]
+                target.pending += 1
+                if target not in seen:
+                    seen.add(target)
+                    stack.append(target)
+
+
+def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
+    """Compute one node; its saved tensors and incoming gradients are released before the results are handed on."""
+    received, node.received = node.received, None
+    saved = unpack(node)
+    outputs = node.backward(node, received or [None])
+    saved.clear()
+    delivered: list[tuple[Node, int, Tensor | None]] = []
+    for index, edge in enumerate(node.edges):
+        if edge is None:
+            continue
+        target, slot, shape, dtype = edge
+        gradient = outputs[index]
+        outputs[index] = None
+        if gradient is not None and (gradient.shape != shape or gradient.dtype is not dtype):
+            gradient = _validated(tape, gradient, shape, dtype)
+        delivered.append((target, slot, gradient))
+        del gradient
+    node.saved = []
+    node.edges = []
+    delivered.reverse()
+    return delivered
+
+
+def _validated(tape: Tape, gradient: Tensor, shape: Shape, dtype: DType) -> Tensor:
+    """Sum out what was broadcast, then cast to the dtype of the forward input."""
+    if gradient.shape != shape:
+        lead = len(gradient.shape) - len(shape)
+        target = (1,) * lead + shape
+        if target != gradient.shape:
+            summed = tape.new(target, gradient.dtype)
+            gradient = Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage)
+        else:
+            gradient = Tensor(shape, gradient.stride[lead:], gradient.dtype, gradient.storage)
+    if gradient.dtype is not dtype:
+        gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
+    return gradient
+
+
+def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> None:
+    """Put a gradient into its target's buffer; where one waits already, the two are summed."""
+    if target.received is None:
+        target.received = []
+    while len(target.received) <= slot:
+        target.received.append(None)
+    waiting = target.received[slot]
+    if waiting is None or gradient is None:
+        target.received[slot] = waiting if gradient is None else gradient
+    elif tape.sum_out_of_place:
+        target.received[slot] = tape.new(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))

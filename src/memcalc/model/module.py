@@ -1,0 +1,196 @@
+"""Modules: weights with names and shapes, in the order in which `torch.nn.Module.parameters()` gives them.
+
+A module is built from numbers alone; `Module.bind` puts its weights on a tape. Blocks that repeat are held by a
+`Stack`, which builds and traces one block per distinct kind and lets it answer for all of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
+
+from memcalc.model.autograd import AccumulateGrad, CheckpointFrame
+from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, WEIGHTS, Tape, TracedBlock
+from memcalc.model.tensor import Shape, Tensor, contiguous_stride
+from memcalc.tables.dtypes import FP32, DType
+
+
+class Parameter(Tensor):
+    """A weight: a shape until it is bound to a tape, then a leaf of the graph.
+
+    `dtype` is None until bound, unless the module fixes it. `copies` is how many weights of the model it stands for.
+    """
+
+    __slots__ = ("copies", "fixed_dtype", "group", "trainable")
+
+    def __init__(self, *shape: int, dtype: DType | None = None, group: str = "other") -> None:
+        self.shape: Shape = shape
+        self.stride = contiguous_stride(shape)
+        self.fixed_dtype = dtype
+        self.trainable = True
+        self.copies = 1
+        self.group = group
+        self.node = None
+        self.slot = 0
+
+
+class Buffer(Parameter):
+    """A tensor that belongs to the model but is no parameter (inverse frequencies of a rotary embedding)."""
+
+    __slots__ = ()
+
+
+class Module:
+    """A part of a model. Attributes that are parameters, buffers or modules are found by walking them in order."""
+
+    scope: str | None = None
+    """The part of the box that the memory of this module is shown under; None leaves the caller's."""
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`. The arguments live until it returns, as in torch."""
+        scope = self.scope
+        if scope is None:
+            return self.forward(x, *args, **kwargs)
+        tape = x.tape
+        before, tape.scope = tape.scope, scope
+        try:
+            return self.forward(x, *args, **kwargs)
+        finally:
+            tape.scope = before
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module does to its input."""
+        raise NotImplementedError
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Direct submodules with their names, in order of registration."""
+        for name, value in vars(self).items():
+            if isinstance(value, Module):
+                yield name, value
+            elif isinstance(value, list):
+                for index, item in enumerate(value):
+                    if isinstance(item, Module):
+                        yield f"{name}.{index}", item
+
+    def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, with dotted names, parents first."""
+        yield prefix, self
+        for name, child in self.children():
+            yield from child.modules(f"{prefix}.{name}" if prefix else name)
+
+    def own(self) -> Iterator[tuple[str, Parameter]]:
+        """Parameters and buffers that hang on this module itself."""
+        for name, value in vars(self).items():
+            if isinstance(value, Parameter):
+                yield name, value
+
+    def tensors(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters and buffers with dotted names; a tied weight comes once, under its first name."""
+        seen: set[int] = set()
+        for prefix, module in self.modules():
+            for name, value in module.own():
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    yield (f"{prefix}.{name}" if prefix else name), value
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters, in torch's order."""
+        return ((name, value) for name, value in self.tensors() if not isinstance(value, Buffer))
+
+    def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> None:
+        """Put every weight on `tape` in `dtype`. With `accumulated`, gradients of earlier micro-batches exist."""
+        for _, parameter in self.tensors():
+            is_buffer = isinstance(parameter, Buffer)
+            parameter.dtype = parameter.fixed_dtype or (FP32 if is_buffer else dtype)
+            parameter.storage = tape.untracked(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
+            if parameter.trainable and not is_buffer and tape.grad_enabled:
+                held = tape.untracked(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
+                parameter.node = AccumulateGrad(tape, parameter.group, held)
+
+
+class Block:
+    """A traced block of a stack, called as the module is. With checkpointing on, it keeps only its inputs."""
+
+    def __init__(self, module: Module, traced: TracedBlock) -> None:
+        self.module = module
+        self.traced = traced
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the block inside its own span of the tape."""
+        tape = x.tape
+        tape.traced_blocks += 1
+        tape.enter(tape.phase, self.traced)
+        if tape.checkpointing and tape.grad_enabled:
+            out = checkpointed(tape, self.module, x, *args, **kwargs)
+        else:
+            out = self.module(x, *args, **kwargs)
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, Tensor):
+                tensor.storage.allocation.handed_over = True
+        tape.enter(tape.phase, None)
+        return out
+
+
+def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run `module` keeping only its arguments (torch.utils.checkpoint, use_reentrant=False).
+
+    Positional tensors are saved for backward; keyword arguments are kept alive by the closure alone.
+    """
+    autocast, scope = tape.autocast, tape.scope
+
+    def rerun() -> object:
+        with tape.scoped(scope), tape.autocasting(autocast):
+            return module(*args, **kwargs)
+
+    for tensor in args:
+        if isinstance(tensor, Tensor):
+            allocation = tensor.storage.allocation
+            allocation.saved = True
+            if allocation.row == TEMPORARY:
+                allocation.row, allocation.name = ACTIVATIONS, "inputs of checkpointed blocks"
+    tape.checkpoint = CheckpointFrame(rerun)
+    try:
+        return module(*args, **kwargs)
+    finally:
+        tape.checkpoint = None
+
+
+class Stack(Module):
+    """Blocks that repeat. Builds and traces the first block, one of every kind after it, and the last where asked.
+
+    `kinds[i]` tells blocks apart: blocks of equal kind have equal shapes and do the same. The first is traced by
+    itself because the model still holds its input; `last_differs` is for stacks whose blocks share a tensor that
+    needs a gradient (encoder states, a position bias): the last block is the first to send one.
+    """
+
+    def __init__(
+        self, kinds: Sequence[Hashable], build: Callable[[int], Module], *, name: str = "block", last_differs: bool = False
+    ) -> None:
+        positions = _representatives(kinds, last_differs)
+        self.name = name
+        self.depth = len(kinds)
+        self.blocks: list[Module] = []
+        self._traced: list[TracedBlock] = []
+        for position, answers_for in positions:
+            block = build(position)
+            self.blocks.append(block)
+            self._traced.append(TracedBlock(name, kinds[position], position, answers_for))
+            for _, parameter in block.tensors():
+                parameter.copies = len(answers_for)
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(Block, self.blocks, self._traced)
+
+
+def _representatives(kinds: Sequence[Hashable], last_differs: bool) -> list[tuple[int, list[int]]]:
+    """Which positions to trace, in order, each with the positions that it answers for."""
+    if not kinds:
+        return []
+    groups: dict[Hashable, list[int]] = {}
+    last = len(kinds) - 1
+    for position in range(1, last if last_differs else last + 1):
+        groups.setdefault(kinds[position], []).append(position)
+    chosen = [(0, [0]), *((positions[0], positions) for positions in groups.values())]
+    if last_differs and last > 0:
+        chosen.append((last, [last]))
+    return sorted(chosen, key=lambda item: item[0])

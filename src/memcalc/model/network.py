@@ -1,0 +1,92 @@
+"""Whole models: what goes in, what comes out, and the decoder that most families are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc.model import ops
+from memcalc.model.module import Module, Stack
+from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.losses import causal_lm_loss
+from memcalc.model.sublayers.masks import causal_mask
+from memcalc.model.tape import Tape
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import INT64
+
+
+@dataclass(slots=True)
+class Batch:
+    """One micro-batch: token ids and labels [b, s]. `target_len` is the decoder's length of an encoder-decoder."""
+
+    ids: Tensor
+    labels: Tensor | None
+    padding: bool = False
+    target_len: int | None = None
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What a model's forward returns: the loss, and the tensors that its output object keeps."""
+
+    loss: Tensor | None
+    kept: tuple[Any, ...] = ()
+
+
+class Network(Module):
+    """A whole model: weights, and a forward from a batch to outputs."""
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Run the model on `batch`."""
+        raise NotImplementedError
+
+    def __call__(self, batch: Batch) -> Outputs:  # type: ignore[override]
+        """Run the model on `batch`."""
+        return self.forward(batch)
+
+
+def positions(tape: Tape, length: int) -> Tensor:
+    """Position ids [1, s]: a range, plus the number of tokens seen before."""
+    counted = tape.new((length,), INT64)
+    return ops.unsqueeze(ops.shift(counted), 0)
+
+
+class DecoderModel(Module):
+    """Embedding, rotary embedding, a stack of decoder blocks and a final norm (LlamaModel)."""
+
+    def __init__(self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module) -> None:
+        self.embed_tokens = embed_tokens
+        self.layers = layers
+        self.norm = norm
+        self.rotary_emb = rotary_emb
+
+    def forward(self, ids: Tensor, padding: bool) -> Tensor:
+        """Ids [b, s] to hidden states [b, s, h]."""
+        inputs_embeds = self.embed_tokens(ids)
+        position_ids = positions(ids.tape, ids.shape[1])
+        mask = causal_mask(inputs_embeds, padding)
+        hidden = inputs_embeds
+        rotation = self.rotary_emb(hidden, position_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, rotation=rotation, mask=mask, position_ids=position_ids)
+        return self.norm(hidden)  # type: ignore[no-any-return]
+
+
+class CausalLM(Network):
+    """A decoder with a language-model head; `tied` shares the head's weight with the embedding."""
+
+    def __init__(self, model: Module, hidden: int, vocab: int, *, tied: bool, embedding: Module | None = None) -> None:
+        self.model = model
+        self.lm_head = Linear(hidden, vocab, group="LM head")
+        if tied:
+            table = embedding if embedding is not None else model.embed_tokens  # type: ignore[attr-defined]
+            self.lm_head.weight = table.weight  # type: ignore[attr-defined]
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and logits."""
+        hidden = self.model(batch.ids, batch.padding)
+        tape = batch.ids.tape
+        with tape.scoped("LM head and loss"):
+            logits = self.lm_head(hidden)
+            loss = None if batch.labels is None else causal_lm_loss(logits, batch.labels)
+        return Outputs(loss, (logits,))

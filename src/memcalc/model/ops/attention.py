@@ -1,0 +1,120 @@
+"""Fused attention: which kernel `scaled_dot_product_attention` takes, and what that kernel keeps.
+
+Source: aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu} of PyTorch 2.14, as on a card of compute
+capability 9.0 (an Ampere card prefers flash to cuDNN; the rounded bytes are the same).
+"""
+
+from __future__ import annotations
+
+from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.ops.matmul import lower
+from memcalc.model.tensor import Shape, Tensor, contiguous_stride, dense_stride
+from memcalc.tables.dtypes import FP32, INT64
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Attention of query [b, h, s, d] over key [b, kv, t, d] and value [b, kv, t, dv]: [b, h, s, dv].
+
+    Keeps query, key, value, output, mask, the log-sum-exp in fp32, and two scalars of the random state.
+    """
+    tape = query.tape
+    if tape.autocast is not None:
+        value, key, query = lower(value), lower(key), lower(query)
+    batch, heads, length, dim = query.shape
+    kernel = _kernel(query, value, mask, dropout if tape.training else 0.0)
+    shape = (batch, heads, length, value.shape[-1])
+    if kernel == "flash" and dim % 8:
+        return _padded_flash(query, key, value, dropout)
+    stride = _heads_inside(shape) if kernel != "cudnn" else _matching(shape, query)
+    out = tape.new(shape, query.dtype, stride)
+    if kernel == "efficient":
+        length = -(-length // 32) * 32 if _asks_for_gradient(query, key, value) else 0
+    lse = tape.new((batch, heads, length, 1), FP32)
+    seed, offset = _random_state(tape_of=query, kernel=kernel)
+    node = record(tape, out, _attention_backward, (query, key, value), (kernel, *_layouts(query, key, value)))
+    if node is not None:
+        for tensor in (query, key, value, out, lse, seed, offset, *(() if mask is None else (mask,))):
+            node.save(tensor.storage)
+    return out
+
+
+def _asks_for_gradient(*tensors: Tensor) -> bool:
+    return tensors[0].tape.grad_enabled and any(tensor.requires_grad for tensor in tensors)
+
+
+def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> str:
+    """cudnn, flash or efficient."""
+    dim, length = query.shape[-1], query.shape[-2]
+    if query.dtype is FP32 or dim > 256:
+        return "efficient"
+    if dropout == 0.0 and dim % 8 == 0 and value.shape[-1] % 8 == 0 and length > 1:
+        return "cudnn"
+    if mask is None and value.shape[-1] == dim:
+        return "flash"
+    return "efficient"
+
+
+def _random_state(*, tape_of: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+    """Seed and offset: flash keeps them as [2] and a scalar, the others as two scalars."""
+    tape = tape_of.tape
+    return tape.new((2,) if kernel == "flash" else (), INT64), tape.new((), INT64)
+
+
+def _heads_inside(shape: Shape) -> Shape:
+    """Strides of [b, h, s, d] stored as (b, s, h, d)."""
+    batch, heads, length, dim = shape
+    return (length * heads * dim, dim, heads * dim, 1)
+
+
+def _matching(shape: Shape, query: Tensor) -> Shape:
+    """Strides of the output that cuDNN lays out as the query is laid out."""
+    return dense_stride(shape, query.stride) if shape == query.shape else _reordered(shape, query)
+
+
+def _reordered(shape: Shape, query: Tensor) -> Shape:
+    order = sorted(range(4), key=lambda dim: (query.stride[dim], -dim))
+    out, step = [0] * 4, 1
+    for dim in order:
+        out[dim] = step
+        step *= shape[dim]
+    return tuple(out)
+
+
+def _layouts(*tensors: Tensor) -> tuple[tuple[Shape, Shape], ...]:
+    return tuple((tensor.shape, tensor.stride) for tensor in tensors)
+
+
+def _attention_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None, None]
+    kernel, *layouts = node.context
+    return [
+        node.tape.new(shape, grad.dtype, _heads_inside(shape) if kernel == "efficient" else dense_stride(shape, stride))
+        for shape, stride in layouts
+    ]
+
+
+def _padded_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Flash attention pads a head dimension to a multiple of eight, and slices its output back."""
+    from memcalc.model.ops.views import narrow
+
+    dim = query.shape[-1]
+    padded = [pad_last(tensor, -dim % 8) for tensor in (query, key, value)]
+    out = scaled_dot_product_attention(padded[0], padded[1], padded[2], None, dropout or 1e-9)
+    return narrow(out, -1, dim)
+
+
+def pad_last(x: Tensor, extra: int) -> Tensor:
+    """x with `extra` zeros after its last dimension, a copy."""
+    shape = (*x.shape[:-1], x.shape[-1] + extra)
+    out = x.tape.new(shape, x.dtype, contiguous_stride(shape))
+    record(x.tape, out, _pad_backward, (x,), x.shape)
+    return out
+
+
+def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    return [None if grad is None else Tensor(node.context, grad.stride, grad.dtype, grad.storage)]

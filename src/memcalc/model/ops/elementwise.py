@@ -1,0 +1,292 @@
+"""Element-wise operations: what each keeps for backward and what its backward allocates.
+
+The names are those of `torch`. Where an operation keeps nothing, its gradient needs only the incoming one.
+Source of the saved tensors: tools/autograd/derivatives.yaml of PyTorch 2.14.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from memcalc.model.autograd import Backward, Grads, Node, record
+from memcalc.model.ops.views import pass_through
+from memcalc.model.tensor import Shape, Tensor, dense_stride, elementwise_stride
+from memcalc.tables.dtypes import BOOL, FP32, DType, promote
+
+
+@lru_cache(maxsize=4096)
+def broadcast_shapes(a: Shape, b: Shape) -> Shape:
+    """The shape of an element-wise operation on shapes `a` and `b`."""
+    if len(a) < len(b):
+        a, b = b, a
+    lead = len(a) - len(b)
+    return a[:lead] + tuple(y if x == 1 else x for x, y in zip(a[lead:], b, strict=True))
+
+
+def _empty(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    """The result of an element-wise operation on two tensors, in the layout that TensorIterator gives it."""
+    shape = a.shape if a.shape == b.shape else broadcast_shapes(a.shape, b.shape)
+    return a.tape.new(shape, dtype, elementwise_stride(shape, ((a.shape, a.stride), (b.shape, b.stride))))
+
+
+def like(x: Tensor, dtype: DType | None = None) -> Tensor:
+    """A new tensor of the shape and layout of `x`."""
+    return x.tape.new(x.shape, dtype or x.dtype, dense_stride(x.shape, x.stride))
+
+
+def _one(node: Node, grads: Grads) -> list[Tensor | None]:
+    """One new tensor of the size of the incoming gradient."""
+    (grad,) = grads
+    return [None if grad is None else like(grad)]
+
+
+def add(a: Tensor, b: Tensor) -> Tensor:
+    """a + b: the same gradient goes to both sides."""
+    out = _empty(a, b, promote(a.dtype, b.dtype))
+    record(a.tape, out, pass_through, (a, b))
+    return out
+
+
+def subtract(a: Tensor, b: Tensor) -> Tensor:
+    """a - b: the gradient goes to a, its negative to b."""
+    out = _empty(a, b, promote(a.dtype, b.dtype))
+    record(a.tape, out, _subtract_backward, (a, b))
+    return out
+
+
+def _subtract_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    negative = None if grad is None or not node.needs(1) else like(grad)
+    return [grad, negative]
+
+
+def add_(a: Tensor, b: Tensor) -> Tensor:
+    """a += b, in place."""
+    out = Tensor(a.shape, a.stride, a.dtype, a.storage, a.node, a.slot)
+    record(a.tape, out, pass_through, (a, b))
+    return out
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """a * b: keeps each factor that the other's gradient needs; backward computes b's gradient first."""
+    out = _empty(a, b, promote(a.dtype, b.dtype))
+    node = record(a.tape, out, _product_backward, (a, b))
+    if node is not None:
+        if node.edges[0] is not None:
+            node.save(b.storage)
+        if node.edges[1] is not None:
+            node.save(a.storage)
+    return out
+
+
+def _product_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    second = like(grad) if node.needs(1) else None
+    first = like(grad) if node.needs(0) else None
+    return [first, second]
+
+
+def divide(a: Tensor, b: Tensor) -> Tensor:
+    """a / b: keeps b, and a if b needs a gradient."""
+    out = _empty(a, b, promote(a.dtype, b.dtype))
+    node = record(a.tape, out, _divide_backward, (a, b))
+    if node is not None:
+        if node.edges[1] is not None:
+            node.save(a.storage)
+        node.save(b.storage)
+    return out
+
+
+def _divide_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    second = None
+    if node.needs(1):  # -grad * ((a / b) / b)
+        negative, ratio = like(grad), like(grad)
+        ratio = like(ratio)
+        second = like(negative)
+        del negative, ratio
+    first = like(grad) if node.needs(0) else None
+    return [first, second]
+
+
+def scale(x: Tensor) -> Tensor:
+    """x times or divided by a number."""
+    out = like(x)
+    record(x.tape, out, _one, (x,))
+    return out
+
+
+negative = scale
+
+
+def shift(x: Tensor) -> Tensor:
+    """x plus a number."""
+    out = like(x)
+    record(x.tape, out, pass_through, (x,))
+    return out
+
+
+def power(x: Tensor, exponent: float = 2) -> Tensor:
+    """x ** exponent: keeps x. Runs in fp32 under autocast."""
+    x = fp32_under_autocast(x)
+    out = like(x)
+    node = record(x.tape, out, _power_backward, (x,), exponent)
+    if node is not None:
+        node.save(x.storage)
+    return out
+
+
+def _power_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    powered = like(grad)
+    scaled = like(grad)
+    out = like(grad)
+    del powered, scaled
+    return [out]
+
+
+def to(x: Tensor, dtype: DType) -> Tensor:
+    """x in another dtype; itself if it has it already."""
+    if x.dtype is dtype:
+        return x
+    out = like(x, dtype)
+    record(x.tape, out, _to_backward, (x,), x.dtype)
+    return out
+
+
+def _to_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    return [None if grad is None else to(grad, node.context)]
+
+
+def fp32_under_autocast(x: Tensor) -> Tensor:
+    """The autocast policy of operations that run in fp32."""
+    return x if x.tape.autocast is None or x.dtype is FP32 or not x.dtype.floating else to(x, FP32)
+
+
+def _unary(x: Tensor, backward: Backward, *, keep_input: bool = False, keep_output: bool = False) -> Tensor:
+    """A function of one tensor that keeps its input, its output, or nothing."""
+    out = like(x)
+    node = record(x.tape, out, backward, (x,))
+    if node is not None:
+        if keep_input:
+            node.save(x.storage)
+        if keep_output:
+            node.save(out.storage)
+    return out
+
+
+def scratch(count: int) -> Backward:
+    """A backward that makes `count` full-size tensors, of which the last is the gradient."""
+
+    def backward(node: Node, grads: Grads) -> list[Tensor | None]:
+        (grad,) = grads
+        if grad is None:
+            return [None]
+        made = [like(grad) for _ in range(count)]
+        return [made.pop()]
+
+    return backward
+
+
+_two, _three = scratch(2), scratch(3)
+
+
+def silu(x: Tensor) -> Tensor:
+    """SiLU keeps its input."""
+    return _unary(x, _one, keep_input=True)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The fused GELU (exact or tanh-approximated) keeps its input."""
+    return _unary(x, _one, keep_input=True)
+
+
+def relu(x: Tensor) -> Tensor:
+    """ReLU keeps its output."""
+    return _unary(x, _one, keep_output=True)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """tanh keeps its output."""
+    return _unary(x, _one, keep_output=True)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The logistic function keeps its output."""
+    return _unary(x, _one, keep_output=True)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """softplus keeps its input. Runs in fp32 under autocast."""
+    return _unary(fp32_under_autocast(x), _one, keep_input=True)
+
+
+def exp(x: Tensor) -> Tensor:
+    """exp keeps its output. Runs in fp32 under autocast."""
+    return _unary(fp32_under_autocast(x), _one, keep_output=True)
+
+
+def log(x: Tensor) -> Tensor:
+    """log keeps its input. Runs in fp32 under autocast."""
+    return _unary(fp32_under_autocast(x), _one, keep_input=True)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """sqrt keeps its output; backward makes 2·output, then the quotient."""
+    return _unary(x, _two, keep_output=True)
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """1/sqrt keeps its output; backward makes three tensors. Runs in fp32 under autocast."""
+    return _unary(fp32_under_autocast(x), _three, keep_output=True)
+
+
+def cos(x: Tensor) -> Tensor:
+    """cos of positions, which need no gradient."""
+    return like(x)
+
+
+sin = cos
+
+
+def dropout(x: Tensor, p: float) -> Tensor:
+    """Dropout keeps a mask of one byte per element; with p = 0 or outside training it is no operation."""
+    tape = x.tape
+    if p == 0.0 or not tape.training:
+        return x
+    out = like(x)
+    mask = like(x, BOOL)
+    node = record(tape, out, _one, (x,))
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """x with a number where `mask` says so: keeps the mask."""
+    out = _empty(x, mask, x.dtype)
+    node = record(x.tape, out, _one, (x,))
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def where(mask: Tensor, a: Tensor) -> Tensor:
+    """a where `mask` holds, else a number: keeps the mask."""
+    out = _empty(a, mask, a.dtype)
+    node = record(a.tape, out, _one, (a,))
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def compare(a: Tensor, b: Tensor | None = None) -> Tensor:
+    """A boolean tensor from a comparison."""
+    return like(a, BOOL) if b is None else _empty(a.detach(), b.detach(), BOOL)

@@ -1,0 +1,187 @@
+"""Matrix multiplications: each keeps the operand that the other's gradient needs, and the 16-bit casts of autocast.
+
+Sources: aten/src/ATen/native/{Linear,LinearAlgebra}.cpp and torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.14.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from memcalc.model.autograd import AccumulateGrad, Grads, Node, record
+from memcalc.model.ops.elementwise import add_, broadcast_shapes, to
+from memcalc.model.ops.views import expand, reshape, transpose, view
+from memcalc.model.tape import WEIGHTS
+from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
+
+
+def lower(x: Tensor) -> Tensor:
+    """The autocast policy of matrix multiplications: x in the 16-bit dtype.
+
+    The cast of a trained fp32 weight is made once per autocast context, which keeps it until it exits.
+    """
+    tape = x.tape
+    dtype = tape.autocast
+    if dtype is None or x.dtype is dtype or not x.dtype.floating:
+        return x
+    if not isinstance(x.node, AccumulateGrad):
+        out = to(x, dtype)
+        if x.storage.allocation.row == WEIGHTS:
+            out.storage.allocation.row = WEIGHTS
+            out.storage.allocation.name = f"{dtype.name} copies for matmuls"
+        return out
+    cached = tape.cast_cache.get(id(x.node))
+    if cached is None:
+        cached = to(x, dtype)
+        allocation = cached.storage.allocation
+        allocation.row, allocation.name = WEIGHTS, f"{dtype.name} copies for matmuls"
+        tape.cast_cache[id(x.node)] = cached
+    return cached
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias, over the last dimension of x."""
+    if x.tape.autocast is not None:
+        bias = None if bias is None else lower(bias)
+        weight = lower(weight)
+        x = lower(x)
+    lead, width = x.shape[:-1], weight.shape[0]
+    rows = prod(lead)
+    if len(lead) == 1:
+        transposed = transpose(weight, 0, 1)
+        return mm(x, transposed) if bias is None else addmm(bias, x, transposed)
+    if bias is None:
+        transposed = transpose(weight, 0, 1)
+        return view(mm(reshape(x, rows, x.shape[-1]), transposed), *lead, width)
+    if is_contiguous(x.shape, x.stride):
+        flat = view(x, rows, x.shape[-1])
+        return view(addmm(bias, flat, transpose(weight, 0, 1)), *lead, width)
+    transposed = transpose(weight, 0, 1)
+    out = view(mm(reshape(x, rows, x.shape[-1]), transposed), *lead, width)
+    return add_(out, bias)
+
+
+def _operand_stride(shape: Shape, stride: Shape) -> Shape:
+    """A gradient of a matrix comes column-major where the matrix is."""
+    if stride[0] == 1 and stride[1] == shape[0] and shape[0] > 1:
+        return stride
+    return contiguous_stride(shape)
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of matrices: keeps each operand that the other's gradient needs; b's gradient comes first."""
+    out = a.tape.new((a.shape[0], b.shape[1]), a.dtype)
+    node = record(a.tape, out, _mm_backward, (a, b), (a.shape, a.stride, b.shape, b.stride))
+    if node is not None:
+        if node.edges[1] is not None:
+            node.save(a.storage)
+        if node.edges[0] is not None:
+            node.save(b.storage)
+    return out
+
+
+def _mm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    a_shape, a_stride, b_shape, b_stride = node.context
+    second = node.tape.new(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(1) else None
+    first = node.tape.new(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(0) else None
+    return [first, second]
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """bias + a @ b: like `mm`, but a's gradient comes first; the bias's is the incoming one, summed over rows."""
+    out = a.tape.new((a.shape[0], b.shape[1]), a.dtype)
+    node = record(a.tape, out, _addmm_backward, (bias, a, b), (a.shape, a.stride, b.shape, b.stride))
+    if node is not None:
+        if node.edges[2] is not None:
+            node.save(a.storage)
+        if node.edges[1] is not None:
+            node.save(b.storage)
+    return out
+
+
+def _addmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None, None]
+    a_shape, a_stride, b_shape, b_stride = node.context
+    first = node.tape.new(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(1) else None
+    second = node.tape.new(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(2) else None
+    return [grad if node.needs(0) else None, first, second]
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with broadcast batch dimensions (torch.matmul), through one bmm."""
+    if a.tape.autocast is not None:
+        b = lower(b)
+        a = lower(a)
+    if len(b.shape) == 2:
+        lead = a.shape[:-1]
+        if len(lead) == 1:
+            return mm(a, b)
+        return view(mm(reshape(a, prod(lead), a.shape[-1]), b), *lead, b.shape[1])
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    count = prod(batch)
+    left = reshape(expand(a, *batch, *a.shape[-2:]), count, *a.shape[-2:])
+    right = reshape(expand(b, *batch, *b.shape[-2:]), count, *b.shape[-2:])
+    return view(bmm(left, right), *batch, a.shape[-2], b.shape[-1])
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """Batched a @ b: keeps each operand that the other's gradient needs; b's gradient comes first."""
+    if a.tape.autocast is not None:
+        b = lower(b)
+        a = lower(a)
+    out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+    node = record(a.tape, out, _bmm_backward, (a, b), (a.shape, b.shape))
+    if node is not None:
+        if node.edges[1] is not None:
+            node.save(a.storage)
+        if node.edges[0] is not None:
+            node.save(b.storage)
+    return out
+
+
+def _bmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    a_shape, b_shape = node.context
+    second = node.tape.new(b_shape, grad.dtype) if node.needs(1) else None
+    first = node.tape.new(a_shape, grad.dtype) if node.needs(0) else None
+    return [first, second]
+
+
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """bias + batched a @ b (bloom's score with alibi): like `bmm`; the bias takes the incoming gradient."""
+    if a.tape.autocast is not None:
+        b = lower(b)
+        a = lower(a)
+        bias = lower(bias)
+    out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+    node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape))
+    if node is not None:
+        if node.edges[2] is not None:
+            node.save(a.storage)
+        if node.edges[1] is not None:
+            node.save(b.storage)
+    return out
+
+
+def _baddbmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    return [grads[0] if node.needs(0) else None, *_bmm_grads(node, grads[0])]
+
+
+def _bmm_grads(node: Node, grad: Tensor | None) -> list[Tensor | None]:
+    a_shape, b_shape = node.context
+    if grad is None:
+        return [None, None]
+    first = node.tape.new(a_shape, grad.dtype) if node.needs(1) else None
+    second = node.tape.new(b_shape, grad.dtype) if node.needs(2) else None
+    return [first, second]
+
+
+def transposed_weight(weight: Tensor) -> Tensor:
+    """A weight as the right operand of `mm`."""
+    return transpose(weight, 0, 1)

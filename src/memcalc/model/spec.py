@@ -1,0 +1,44 @@
+"""ModelSpec: what is known of a model before anything is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from memcalc.errors import ConfigError
+
+
+class ModelSpec(BaseModel):
+    """A model as its config.json describes it.
+
+    `config` keeps config.json's own words; the family (`model_type`) knows what they mean and what a missing one is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="What to call the model in reports.")
+    model_type: str = Field(description="The family, as config.json names it.")
+    architecture: str | None = Field(None, description="The class that config.json names first under `architectures`.")
+    config: Mapping[str, Any] = Field(description="The values of config.json.")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], name: str = "model") -> ModelSpec:
+        """The spec of a config.json that was read into `config`.
+
+        Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
+        """
+        from memcalc.model.families import family
+
+        model_type = config.get("model_type")
+        if not isinstance(model_type, str) or not model_type:
+            raise ConfigError(
+                "config.json has no 'model_type', so the family is unknown; add it (for example \"model_type\": \"llama\")."
+            )
+        family(model_type)
+        architectures = config.get("architectures")
+        first = architectures[0] if isinstance(architectures, (list, tuple)) and architectures else None
+        return cls(
+            name=name, model_type=model_type, architecture=first if isinstance(first, str) else None, config=dict(config)
+        )

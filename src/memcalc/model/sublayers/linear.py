@@ -1,0 +1,51 @@
+"""Linear layers and embeddings: the weights that a checkpoint holds most of."""
+
+from __future__ import annotations
+
+from memcalc.model import ops
+from memcalc.model.module import Module, Parameter
+from memcalc.model.tensor import Tensor
+
+
+class Linear(Module):
+    """y = x W^T + b, with W of shape [out, in] (torch.nn.Linear)."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, group: str = "other") -> None:
+        self.weight = Parameter(outputs, inputs, group=group)
+        self.bias = Parameter(outputs, group=group) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Conv1D(Module):
+    """GPT-2's linear layer: y = x W + b over flattened rows, with W of shape [in, out]."""
+
+    def __init__(self, inputs: int, outputs: int, *, group: str = "other") -> None:
+        self.weight = Parameter(inputs, outputs, group=group)
+        self.bias = Parameter(outputs, group=group)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        flat = ops.view(x, -1, x.shape[-1])
+        if x.tape.autocast is None:
+            out = ops.addmm(self.bias, flat, self.weight)
+        else:
+            weight = ops.lower(self.weight)
+            flat = ops.lower(flat)
+            out = ops.addmm(ops.lower(self.bias), flat, weight)
+        return ops.view(out, *x.shape[:-1], self.weight.shape[1])
+
+
+class Embedding(Module):
+    """A table of `count` vectors of `width` (torch.nn.Embedding)."""
+
+    scope = "embedding"
+
+    def __init__(self, count: int, width: int, *, group: str = "embedding") -> None:
+        self.weight = Parameter(count, width, group=group)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [...] to vectors [..., width]."""
+        return ops.embedding(ids, self.weight)

@@ -1,0 +1,178 @@
+"""The tape: what was allocated, when, for what, and until when.
+
+Its clock counts allocations. An allocation made at clock c is alive at the samples c, c+1, ... up to, but not
+including, its `dies`. In-place operations and views allocate nothing and so are no samples: they cannot be a peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from memcalc.model.tensor import Shape, Storage, Tensor, contiguous_stride, rounded
+from memcalc.tables.dtypes import DType
+
+if TYPE_CHECKING:
+    from memcalc.model.autograd import CheckpointFrame
+
+WEIGHTS: Final = "model_weights"
+OPTIMIZER: Final = "optimizer_states"
+GRADIENTS: Final = "gradients"
+ACTIVATIONS: Final = "activations"
+TEMPORARY: Final = "temporary_tensors"
+OVERHEAD: Final = "other_overhead"
+ROWS: Final = (WEIGHTS, OPTIMIZER, GRADIENTS, ACTIVATIONS, TEMPORARY, OVERHEAD)
+"""The six rows of the box, in its order."""
+
+NEVER: Final = 1 << 60
+"""`dies` of what outlives the tape."""
+
+BEFORE: Final = -1
+"""`born` of what exists before the tape starts."""
+
+
+class Allocation:
+    """One piece of device memory: its row in the box, its part of that row, and its life [born, dies) in ticks.
+
+    `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
+    autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
+    view of an input was made.
+    """
+
+    __slots__ = ("aliased", "born", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
+
+    def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
+        self.row = row
+        self.name = name
+        self.nbytes = rounded(raw_nbytes)
+        self.raw_nbytes = raw_nbytes
+        self.born = born
+        self.dies = NEVER
+        self.saved = False
+        self.handed_over = False
+        self.aliased = False
+
+
+class Span:
+    """Ticks [start, end) in which one traced block ran, forward or backward. `block` is None between blocks."""
+
+    __slots__ = ("block", "end", "phase", "start")
+
+    def __init__(self, phase: str, block: TracedBlock | None, start: int) -> None:
+        self.phase = phase
+        self.block = block
+        self.start = start
+        self.end = start
+
+
+class TracedBlock:
+    """A block of a stack that was really traced, and the positions in the stack that it answers for."""
+
+    __slots__ = ("kind", "position", "positions", "stack")
+
+    def __init__(self, stack: str, kind: object, position: int, positions: list[int]) -> None:
+        self.stack = stack
+        self.kind = kind
+        self.position = position
+        self.positions = positions
+
+    @property
+    def copies(self) -> int:
+        """How many blocks of the model this one stands for, itself included."""
+        return len(self.positions)
+
+
+class Tape:
+    """Records one forward and backward pass (or one generation step) of a model on shapes alone."""
+
+    def __init__(self, *, sum_out_of_place: bool = False) -> None:
+        self.clock = 0
+        self.allocations: list[Allocation] = []
+        self.inputs: list[Allocation] = []
+        """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
+        self.spans: list[Span] = []
+        self.phase = "forward"
+        self.block: TracedBlock | None = None
+        self.scope = "model"
+        self.sequence = 0
+        """Sequence number of the next autograd node; the engine runs the largest first."""
+        self.grad_enabled = True
+        self.training = True
+        self.autocast: DType | None = None
+        self.cast_cache: dict[int, Tensor] = {}
+        """The 16-bit copies of weights that an autocast context keeps, by identity of the weight."""
+        self.checkpoint: CheckpointFrame | None = None
+        """The frame that takes what is saved now, while a checkpointed block runs."""
+        self.attention = "sdpa"
+        """The attention implementation: eager, sdpa or flash."""
+        self.checkpointing = False
+        """Whether blocks of a stack are checkpointed."""
+        self.traced_blocks = 0
+        """How many blocks have been run forward; it does not grow with the depth of a model."""
+        self.sum_out_of_place = sum_out_of_place
+        """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
+        self._mark()
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None) -> Storage:
+        """New device memory of `nbytes` bytes."""
+        allocation = Allocation(row, name or self.scope, nbytes, self.clock)
+        self.allocations.append(allocation)
+        self.clock += 1
+        return Storage(self, allocation)
+
+    def new(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
+        """A new tensor outside the graph, contiguous unless `stride` says otherwise."""
+        count = dtype.itemsize
+        for size in shape:
+            count *= size
+        return Tensor(shape, stride or contiguous_stride(shape), dtype, self.allocate(count))
+
+    def untracked(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
+        """A tensor that exists before the tape starts (a weight, an input of the step): it is counted outside the tape."""
+        count = dtype.itemsize
+        for size in shape:
+            count *= size
+        allocation = Allocation(row, name, count, BEFORE)
+        if row is OVERHEAD:
+            self.inputs.append(allocation)
+        return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
+
+    # -- where we are -----------------------------------------------------------------------------------------------
+
+    def _mark(self) -> None:
+        if self.spans:
+            self.spans[-1].end = self.clock
+        self.spans.append(Span(self.phase, self.block, self.clock))
+
+    def enter(self, phase: str, block: TracedBlock | None) -> None:
+        """From here on, what happens belongs to `phase` and to `block`."""
+        if phase != self.phase or block is not self.block:
+            self.phase, self.block = phase, block
+            self._mark()
+
+    def finish(self) -> None:
+        """Close the last span."""
+        self.spans[-1].end = self.clock
+
+    @contextmanager
+    def scoped(self, scope: str) -> Iterator[None]:
+        """Name the part of the box that allocations made inside belong to."""
+        before, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = before
+
+    @contextmanager
+    def autocasting(self, dtype: DType | None) -> Iterator[None]:
+        """Run inside `torch.autocast` to `dtype` (None: no autocast). The cast weights go when the context exits."""
+        before, self.autocast = self.autocast, dtype
+        try:
+            yield
+        finally:
+            self.autocast = before
+            if before is None:
+                self.cast_cache.clear()

@@ -1,0 +1,77 @@
+"""One optimizer step as memory sees it: the tape of forward and backward, and what stands around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.errors import ConfigError
+from memcalc.model.config import Config
+from memcalc.model.engine import backward
+from memcalc.model.families import family
+from memcalc.model.module import Buffer, Parameter
+from memcalc.model.network import Batch, Network
+from memcalc.model.spec import ModelSpec
+from memcalc.model.tape import OVERHEAD, Tape
+from memcalc.model.tensor import Tensor
+from memcalc.setup import DEFAULT_SEQ_LEN, TrainingSetup
+from memcalc.tables.dtypes import INT64
+from memcalc.tables.optimizers import Optimizer, Weight, optimizer
+from memcalc.tables.precisions import PRECISIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A traced step. `forward_end` is the tick at which forward had finished and its outputs were still held."""
+
+    tape: Tape
+    tensors: tuple[tuple[str, Parameter], ...]
+    """Parameters and buffers with their names, in torch's order; a stack's block stands for all of its kind."""
+    setup: TrainingSetup
+    optimizer: Optimizer
+    forward_end: int
+
+    @property
+    def parameters(self) -> list[tuple[str, Parameter]]:
+        """Parameters without buffers."""
+        return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
+
+    @property
+    def trained(self) -> list[Weight]:
+        """The trained weights as the optimizer sees them."""
+        return [Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in self.parameters if p.trainable]
+
+
+def build(spec: ModelSpec) -> Network:
+    """The model of a spec, unbound. Raises ConfigError where the config lacks or contradicts itself."""
+    kin = family(spec.model_type)
+    return kin.build(Config(spec.config, kin.defaults, kin.aliases), spec.architecture)
+
+
+def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) -> Step:
+    """Run one micro-batch forward and backward on shapes.
+
+    `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
+    do; on a GPU the engine adds in place.
+    """
+    network = build(spec)
+    recipe = PRECISIONS[setup.precision]
+    tape = Tape(sum_out_of_place=like_tracker)
+    tape.attention = setup.attention
+    tape.checkpointing = setup.activation_checkpointing == "full"
+    network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
+    ids = _input(tape, (setup.batch, setup.seq_len or DEFAULT_SEQ_LEN), "token ids and labels")
+    with tape.autocasting(recipe.autocast):
+        outputs = network(Batch(ids, ids, setup.padding_mask))
+    forward_end = tape.clock
+    loss, held = outputs.loss, outputs.kept if setup.hold_outputs else ()
+    if loss is None:
+        raise ConfigError(f"{spec.model_type} has no loss to train on with head {spec.architecture}; name a head that has one.")
+    del outputs
+    backward(tape, loss)
+    del loss, held
+    tape.finish()
+    return Step(tape, tuple(network.tensors()), setup, optimizer(setup.optimizer), forward_end)
+
+
+def _input(tape: Tape, shape: tuple[int, ...], name: str) -> Tensor:
+    return tape.untracked(shape, INT64, OVERHEAD, name)

@@ -1,0 +1,30 @@
+"""Precision recipes: one row a recipe. What is kept in which dtype, named for the engine that does it so."""
+
+from dataclasses import dataclass
+
+from memcalc.tables.dtypes import BF16, FP16, FP32, DType
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionRecipe:
+    """Dtype of the weights (gradients and optimizer states follow it) and of autocast, if it is on."""
+
+    name: str
+    weights: DType
+    autocast: DType | None
+    source: str
+
+
+_AUTOCAST = "torch.autocast over fp32 weights: Hugging Face Trainer's bf16=True / fp16=True"
+_PURE = "the model is loaded in this dtype and trained as it is; torch.optim states follow the parameter's dtype"
+
+PRECISIONS = {
+    row.name: row
+    for row in (
+        PrecisionRecipe("fp32", FP32, None, _PURE),
+        PrecisionRecipe("bf16", BF16, None, _PURE),
+        PrecisionRecipe("fp16", FP16, None, _PURE),
+        PrecisionRecipe("mixed-bf16", FP32, BF16, _AUTOCAST),
+        PrecisionRecipe("mixed-fp16", FP32, FP16, _AUTOCAST),
+    )
+}
