@@ -1,0 +1,74 @@
+"""What a process takes beside its tensors: CUDA context, library workspaces, allocator reserve. One row a fact.
+
+Each is a named part of OTHER OVERHEAD with an option that replaces it; none is a correction factor.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memcalc.tables.gpus import MIB, Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSize:
+    """The CUDA context of one PyTorch process, in bytes: driver, kernels and libraries, outside the allocator."""
+
+    name: str
+    nbytes: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """One workspace of the matrix-multiplication library, in bytes, as PyTorch allocates it for a handle and stream."""
+
+    name: str
+    nbytes: int
+    applies: Callable[[Gpu], bool]
+    source: str
+
+
+CUDA_CONTEXT_TRAINING = ContextSize(
+    "CUDA context",
+    744_685_568,
+    "measured outside the allocator on an RTX A6000 with torch 2.14.1+cu130, the same in all seven training runs",
+)
+CUDA_CONTEXT_INFERENCE = ContextSize(
+    "CUDA context",
+    736_296_960,
+    "measured outside the allocator on an RTX A6000 with torch 2.14.1+cu130, the same in all three inference runs",
+)
+
+_CUBLAS = "PyTorch, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize()"
+
+WORKSPACES: tuple[Workspace, ...] = (
+    Workspace("hipBLAS workspace", 128 * MIB, lambda gpu: gpu.architecture in ("gfx942", "gfx950"), _CUBLAS),
+    Workspace("hipBLAS workspace", 32 * MIB, lambda gpu: gpu.architecture.startswith("gfx"), _CUBLAS),
+    Workspace(
+        "cuBLAS workspace", 32 * MIB, lambda gpu: (gpu.compute_capability or (0, 0))[0] >= 9,
+        _CUBLAS + ": 32 MiB from Hopper on (Hopper alone up to torch 2.11)",
+    ),
+    Workspace(
+        "cuBLAS workspace", 8_519_680, lambda gpu: True,
+        _CUBLAS + ": :4096:2:16:8 before Hopper; two of them measured inside the totals on an RTX A6000",
+    ),
+)  # fmt: skip
+"""The first row that applies holds. A GPU that is not named gets the last one."""
+
+WORKSPACES_TRAINING = 2
+"""Each thread that multiplies has its own handle: forward runs on the caller's, backward on autograd's."""
+
+WORKSPACES_INFERENCE = 1
+
+ALLOCATOR_RESERVE = 0.02
+"""Memory that the allocator holds beyond what is allocated, as a fraction of what is allocated.
+
+It depends on the order of allocations, so no number is right for all. Megatron-LM prints both counters; four such lines
+in public logs say 0.7 %, 0.8 %, 0.9 % and 7.7 %. 2 % lies among them: most jobs need less, and a fragmented one says so
+with `--allocator-reserve`.
+"""
+
+
+def workspace_of(gpu: Gpu | None) -> Workspace:
+    """The workspace that PyTorch allocates on `gpu`; without one, as on GPUs before Hopper."""
+    return WORKSPACES[-1] if gpu is None else next(row for row in WORKSPACES if row.applies(gpu))

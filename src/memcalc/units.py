@@ -1,0 +1,128 @@
+"""Bytes and counts to text and back. The only place that divides by 2**30 or 1e9; every printed size says its unit."""
+
+import re
+from decimal import Decimal
+from typing import Literal
+
+from memcalc.errors import UsageError
+
+Unit = Literal["GiB", "GB"]
+
+_BINARY = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+_DECIMAL = {"GB": 10**9, "MB": 10**6, "KB": 10**3}
+_SCALES: dict[Unit, dict[str, int]] = {"GiB": _BINARY, "GB": _DECIMAL}
+
+_SIZE_UNITS = {name.lower(): factor for name, factor in {**_BINARY, **_DECIMAL}.items()} | {
+    "b": 1,
+    "tib": 2**40,
+    "tb": 10**12,
+}
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+_NUMBER = r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)(?P<exponent>e\+?[0-9]{1,3})?"
+_SIZE = re.compile(_NUMBER + r"\s*(?P<unit>[a-z]*)", re.IGNORECASE)
+_EXPERTS = re.compile(r"[1-9][0-9]*x[0-9.]+[bm]", re.IGNORECASE)
+_ACTIVE = re.compile(r"(?P<total>[0-9.]+[bm])-a[0-9.]+[bm]", re.IGNORECASE)
+
+# Below and above these no transformer exists; a bare "4" is a forgotten letter, not a model of four parameters.
+FEWEST_PARAMETERS = 10_000
+MOST_PARAMETERS = 10**15
+LARGEST_SIZE = 2**50
+"""Largest size that an option takes, bytes (1 PiB): more is a slip of the keyboard."""
+
+
+def format_bytes(nbytes: int, unit: Unit = "GiB") -> str:
+    """`nbytes` with its unit, such as `"22.5 GiB"`; below a tenth of that unit in the next smaller one.
+
+    `unit` chooses the family: GiB, MiB, KiB (powers of 1024) or GB, MB, KB (powers of 1000).
+    """
+    for name, factor in _SCALES[unit].items():
+        if abs(nbytes) * 10 >= factor:
+            return f"{nbytes / factor:,.1f} {name}"
+    return f"{nbytes} B"
+
+
+def format_count(count: int) -> str:
+    """A count of parameters in three digits, such as `"4.05B"`, `"124M"` or `"70.6B"`."""
+    for letter, factor in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= factor:
+            value = count / factor
+            digits = 2 if value < 10 else 1 if value < 100 else 0
+            return f"{value:.{digits}f}{letter}"
+    return str(count)
+
+
+def parse_size(text: str, what: str = "The size") -> int:
+    """Bytes in `text`: `24GB`, `80GiB`, `500MiB`, `1.5 TB`, or a plain number of bytes such as `8_519_680`.
+
+    `what` names the option in messages.
+
+    Raises:
+        UsageError: not a size, negative, ambiguous (`24G`), or over `LARGEST_SIZE`.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    examples = "give a number with a unit, such as 24GB, 80GiB or 500MiB"
+    if match is None:
+        raise UsageError(f"{what} {_quoted(text)} is not a size: {examples}.")
+    unit = match["unit"].lower() or "b"
+    if unit in ("k", "m", "g", "t"):
+        letter = unit.upper()
+        raise UsageError(f"{what} {_quoted(text)} has an ambiguous unit: write {letter}iB (1024) or {letter}B (1000).")
+    if unit not in _SIZE_UNITS:
+        raise UsageError(f"{what} {_quoted(text)} has the unknown unit {match['unit']!r}: {examples}.")
+    value = _decimal(match) * _SIZE_UNITS[unit]
+    if value > LARGEST_SIZE:
+        raise UsageError(f"{what} {_quoted(text)} is larger than any memory: {examples}.")
+    return round(value)
+
+
+def parse_parameters(text: str) -> int:
+    """How many parameters `text` means: `4B`, `1.1b`, `350M`, `125k`, `1.5T`, `4e9`, `7_000_000_000`, `8030261248`.
+
+    Raises:
+        UsageError: not a count, not finite, negative, zero, a size in bytes, a mixture of experts' short name, or
+            outside `FEWEST_PARAMETERS` .. `MOST_PARAMETERS`.
+    """
+    given = text.strip()
+    examples = "give a count such as 4B, 350M or 8030261248"
+    if not given:
+        raise UsageError(f"The parameter count is empty: {examples}.")
+    _refuse_experts(given)
+    match = _SIZE.fullmatch(given)
+    if match is None:
+        raise UsageError(f"The parameter count {_quoted(text)} is not a positive number: {examples}.")
+    unit = match["unit"].lower()
+    if unit not in _COUNT_UNITS:
+        if unit in _SIZE_UNITS:
+            raise UsageError(f"The parameter count {_quoted(text)} is a size in bytes: {examples}.")
+        raise UsageError(f"The parameter count {_quoted(text)} ends in the unknown {match['unit']!r}: {examples}.")
+    value = _decimal(match) * _COUNT_UNITS[unit]
+    if value > MOST_PARAMETERS:
+        raise UsageError(f"The parameter count {_quoted(text)} is larger than any model: {examples}.")
+    if value < FEWEST_PARAMETERS:
+        forgotten = f"; did you mean {given}B?" if unit == "" and value >= 1 else f": {examples}."
+        raise UsageError(f"The parameter count {_quoted(text)} is smaller than any transformer{forgotten}")
+    return round(value)
+
+
+def _refuse_experts(given: str) -> None:
+    if _EXPERTS.fullmatch(given):
+        raise UsageError(
+            f"The parameter count {_quoted(given)} names experts, which share layers, so it is no count: "
+            "give the model's real total (Mixtral 8x7B has 46.7B), or its config.json to from-file."
+        )
+    if active := _ACTIVE.fullmatch(given):
+        total = active["total"]
+        raise UsageError(
+            f"The parameter count {_quoted(given)} names a mixture of experts with {total} parameters in total: "
+            f"give its config.json to from-file, or {total} for a dense model of that size."
+        )
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "...")
+
+
+def _decimal(match: re.Match[str]) -> Decimal:
+    """The number of a `_NUMBER` match, exact: 1.1 is eleven tenths, not the nearest double."""
+    return Decimal(re.sub("[_,]", "", match["number"]) + (match["exponent"] or ""))
