@@ -129,6 +129,10 @@ class Config:
             )
         return [str(item) for item in given]
 
+    def num_labels(self) -> int:
+        """Classes of a classification head: `num_labels`, the length of `id2label`, or two."""
+        return self.integer("num_labels", len(self.section("id2label")) or 2)
+
     def heads(self) -> tuple[int, int, int]:
         """Attention heads, key-value heads and head dimension (given, or hidden size over heads)."""
         heads = self.integer("num_attention_heads")

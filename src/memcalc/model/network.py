@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memcalc.model import ops
 from memcalc.model.module import Module, Stack
-from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import causal_lm_loss
 from memcalc.model.sublayers.masks import causal_mask
-from memcalc.model.tape import Tape
+from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT64
 
@@ -23,6 +24,11 @@ class Batch:
     labels: Tensor | None
     padding: bool = False
     target_len: int | None = None
+
+    def class_labels(self) -> Tensor:
+        """One label per sequence [b], an input of the step."""
+        tape = self.ids.tape
+        return tape.untracked((self.ids.shape[0],), INT64, OVERHEAD, "labels")
 
 
 @dataclass(slots=True)
@@ -47,45 +53,54 @@ class Network(Module):
 
 def positions(tape: Tape, length: int) -> Tensor:
     """Position ids [1, s]: a range, plus the number of tokens seen before."""
-    counted = tape.new((length,), INT64)
+    counted = tape.new((length,), INT64)  # the range; the sum with the tokens seen before is another tensor
     return ops.unsqueeze(ops.shift(counted), 0)
 
 
 class DecoderModel(Module):
-    """Embedding, rotary embedding, a stack of decoder blocks and a final norm (LlamaModel)."""
+    """Embedding, rotary embedding, a stack of decoder blocks and a final norm (LlamaModel).
 
-    def __init__(self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module) -> None:
+    `windows` are the kinds of mask that the layers ask for by `layer.module.window`: None for full attention, else the
+    sliding window in tokens.
+    """
+
+    def __init__(
+        self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self.embed_tokens = embed_tokens
         self.layers = layers
         self.norm = norm
         self.rotary_emb = rotary_emb
+        self.windows = tuple(windows)
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
         inputs_embeds = self.embed_tokens(ids)
         position_ids = positions(ids.tape, ids.shape[1])
-        mask = causal_mask(inputs_embeds, padding)
+        masks = {window: causal_mask(inputs_embeds, padding, window) for window in self.windows}
         hidden = inputs_embeds
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
+            mask = masks[layer.module.self_attn.window]
             hidden = layer(hidden, rotation=rotation, mask=mask, position_ids=position_ids)
         return self.norm(hidden)  # type: ignore[no-any-return]
 
 
 class CausalLM(Network):
-    """A decoder with a language-model head; `tied` shares the head's weight with the embedding."""
+    """A decoder with a language-model head. `tied_to` is the embedding whose table the head shares, if it does."""
 
-    def __init__(self, model: Module, hidden: int, vocab: int, *, tied: bool, embedding: Module | None = None) -> None:
+    def __init__(self, model: Module, hidden: int, vocab: int, *, tied_to: Embedding | None) -> None:
         self.model = model
         self.lm_head = Linear(hidden, vocab, group="LM head")
-        if tied:
-            table = embedding if embedding is not None else model.embed_tokens  # type: ignore[attr-defined]
-            self.lm_head.weight = table.weight  # type: ignore[attr-defined]
+        if tied_to is not None:
+            self.lm_head.weight = tied_to.weight
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
         hidden = self.model(batch.ids, batch.padding)
         tape = batch.ids.tape
+        if tape.cache is not None:
+            hidden = ops.narrow(hidden, 1, 1)  # generation asks for the logits of the last token only
         with tape.scoped("LM head and loss"):
             logits = self.lm_head(hidden)
             loss = None if batch.labels is None else causal_lm_loss(logits, batch.labels)

@@ -15,6 +15,7 @@ from memcalc.tables.dtypes import DType
 
 if TYPE_CHECKING:
     from memcalc.model.autograd import CheckpointFrame
+    from memcalc.model.cache import Cache
 
 WEIGHTS: Final = "model_weights"
 OPTIMIZER: Final = "optimizer_states"
@@ -106,6 +107,8 @@ class Tape:
         """The frame that takes what is saved now, while a checkpointed block runs."""
         self.attention = "sdpa"
         """The attention implementation: eager, sdpa or flash."""
+        self.cache: Cache | None = None
+        """Keys, values and states that generation keeps; None in training."""
         self.checkpointing = False
         """Whether blocks of a stack are checkpointed."""
         self.traced_blocks = 0

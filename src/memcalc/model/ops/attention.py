@@ -9,7 +9,7 @@ from __future__ import annotations
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.matmul import lower
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride, dense_stride
-from memcalc.tables.dtypes import FP32, INT64
+from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 
 def scaled_dot_product_attention(
@@ -21,12 +21,14 @@ def scaled_dot_product_attention(
     """
     tape = query.tape
     if tape.autocast is not None:
+        mask = None if mask is None else lower(mask)
         value, key, query = lower(value), lower(key), lower(query)
     batch, heads, length, dim = query.shape
     kernel = _kernel(query, value, mask, dropout if tape.training else 0.0)
     shape = (batch, heads, length, value.shape[-1])
     if kernel == "flash" and dim % 8:
         return _padded_flash(query, key, value, dropout)
+    mask = _additive(mask, query, aligned=kernel == "efficient")
     stride = _heads_inside(shape) if kernel != "cudnn" else _matching(shape, query)
     out = tape.new(shape, query.dtype, stride)
     if kernel == "efficient":
@@ -38,6 +40,26 @@ def scaled_dot_product_attention(
         for tensor in (query, key, value, out, lse, seed, offset, *(() if mask is None else (mask,))):
             node.save(tensor.storage)
     return out
+
+
+def _additive(mask: Tensor | None, query: Tensor, *, aligned: bool) -> Tensor | None:
+    """The float mask that kernels take, in the dtype of `query`.
+
+    A boolean one is converted in every call. The memory-efficient kernel wants rows of a multiple of eight, and
+    copies a mask with odd ones.
+    """
+    if mask is None:
+        return None
+    tape = query.tape
+    if mask.dtype is BOOL:
+        fill = tape.new((), query.dtype), tape.new((), query.dtype)
+        mask = tape.new((query.shape[0], *mask.shape[1:]), query.dtype)
+        del fill
+    length = mask.shape[-1]
+    if aligned and length % 8:
+        wide = tape.new((*mask.shape[:-1], -(-length // 8) * 8), query.dtype)
+        mask = Tensor(mask.shape, wide.stride, query.dtype, wide.storage)
+    return mask
 
 
 def _asks_for_gradient(*tensors: Tensor) -> bool:

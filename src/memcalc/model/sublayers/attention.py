@@ -5,7 +5,6 @@ from __future__ import annotations
 from memcalc.model import ops
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Linear
-from memcalc.model.sublayers.masks import additive
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import apply_rotary
 from memcalc.model.tensor import Tensor
@@ -43,7 +42,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats
     if repeats > 1 and not (mask is None and key.shape[-1] == value.shape[-1] <= 256):
         key = repeat_kv(key, repeats)
         value = repeat_kv(value, repeats)
-    out = ops.scaled_dot_product_attention(query, key, value, additive(mask, query), dropout)
+    out = ops.scaled_dot_product_attention(query, key, value, mask, dropout)
     return ops.contiguous(ops.transpose(out, 1, 2))
 
 
@@ -56,11 +55,27 @@ def attend(
     return sdpa(query, key, value, mask, repeats, dropout), None
 
 
+def attend_same_dtype(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor | None]:
+    """`attend` as GPT-2 and BERT write it: eager softmax in the scores' own dtype, heads never repeated."""
+    if query.tape.attention != "eager":
+        return sdpa(query, key, value, mask, 1, dropout), None
+    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    if mask is not None:
+        weights = ops.add(weights, mask)
+    weights = ops.softmax(weights)
+    weights = ops.to(weights, value.dtype)
+    weights = ops.dropout(weights, dropout)
+    out = ops.matmul(weights, value)
+    return ops.transpose(out, 1, 2), weights
+
+
 class GroupedQueryAttention(Module):
     """Llama's attention: projections to `heads` queries and `kv_heads` keys and values of `head_dim`, rotary, output.
 
     `bias` is on the query, key and value projections, `out_bias` on the output's; `head_norm` adds a norm over each
-    head's query and key (Qwen3).
+    head's query and key (Qwen3); a layer with a sliding `window` caches no more than that.
     """
 
     scope = "attention"
@@ -68,10 +83,12 @@ class GroupedQueryAttention(Module):
     def __init__(
         self, hidden: int, heads: int, kv_heads: int, head_dim: int, *,
         bias: bool = False, out_bias: bool = False, head_norm: bool = False, dropout: float = 0.0,
+        window: int | None = None,
     ) -> None:  # fmt: skip
         self.head_dim = head_dim
         self.repeats = heads // kv_heads
         self.dropout = dropout
+        self.window = window
         self.q_proj = Linear(hidden, heads * head_dim, bias=bias, group="attention")
         self.k_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
         self.v_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
@@ -92,6 +109,8 @@ class GroupedQueryAttention(Module):
             key = ops.transpose(self.k_norm(self._heads(self.k_proj(hidden))), 1, 2)
         value = ops.transpose(self._heads(self.v_proj(hidden)), 1, 2)
         query, key = apply_rotary(query, key, *rotation)
+        if query.tape.cache is not None:
+            key, value = query.tape.cache.update(self, key, value, self.window)
         out, weights = attend(query, key, value, mask, self.repeats, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.o_proj(out), weights

@@ -25,3 +25,8 @@ def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy of logits [b, s, V] with labels [b, s] in the logits' own dtype (masked LM, token classification)."""
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
+
+
+def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits [b, classes] with labels [b] (sequence and image classification)."""
+    return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))

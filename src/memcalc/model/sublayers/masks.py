@@ -1,42 +1,40 @@
-"""Attention masks: when Transformers makes one, and of which dtype."""
+"""Attention masks: when Transformers makes one, and of which shape and dtype."""
 
 from __future__ import annotations
 
-from memcalc.model import ops
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL
 
 
-def causal_mask(hidden: Tensor, padding: bool) -> Tensor | None:
-    """The causal mask [b, 1, s, s] for `hidden` [b, s, h].
+def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Tensor | None:
+    """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
 
-    Eager attention always adds one, in the dtype of the embeddings. SDPA skips it unless sequences are padded; then
-    it is boolean, and each layer makes a float one of it. Flash attention takes none.
+    Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it where
+    the kernel's own causal flag does: no sequence is padded, and no window is shorter than the sequence. Flash attention
+    takes none.
     """
     tape = hidden.tape
     batch, length = hidden.shape[0], hidden.shape[1]
+    past = 0 if tape.cache is None else tape.cache.length
+    seen = past + length
+    if window is not None and tape.cache is not None:
+        seen = min(past, window - 1) + length
+    return _mask(hidden, padding, length, seen, skip=(window is None or seen <= window) and (length == 1 or seen == length))
+
+
+def bidirectional_mask(hidden: Tensor, padding: bool) -> Tensor | None:
+    """The mask of an encoder over `hidden` [b, s, h]: none at all unless sequences are padded."""
+    if not padding:
+        return None
+    return _mask(hidden, padding, hidden.shape[1], hidden.shape[1], skip=False)
+
+
+def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool) -> Tensor | None:
+    tape = hidden.tape
+    batch = hidden.shape[0]
     with tape.scoped("attention mask"):
         if tape.attention == "eager":
-            return tape.new((batch, 1, length, length), hidden.dtype)
-        if padding and tape.attention == "sdpa":
-            return tape.new((batch, 1, length, length), BOOL)
+            return tape.new((batch, 1, length, seen), hidden.dtype)
+        if tape.attention == "sdpa" and (padding or not skip):
+            return tape.new((batch if padding else 1, 1, length, seen), BOOL)
     return None
-
-
-def additive(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """The float mask that a fused kernel takes, in the dtype of `query`: two scalars are alive while it is filled.
-
-    The memory-efficient kernel (fp32) wants rows of a multiple of eight, so it copies an odd one.
-    """
-    if mask is None or mask.dtype is not BOOL:
-        return mask
-    tape = query.tape
-    filled = tape.new(mask.shape, query.dtype)
-    length = mask.shape[-1]
-    if query.dtype.itemsize == 4 and length % 8:
-        wide = tape.new((*mask.shape[:-1], -(-length // 8) * 8), query.dtype)
-        return Tensor(mask.shape, wide.stride, query.dtype, wide.storage)
-    return filled
-
-
-__all__ = ["additive", "causal_mask", "ops"]
