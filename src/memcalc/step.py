@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from memcalc.errors import ConfigError
 from memcalc.model.config import Config
@@ -12,8 +13,7 @@ from memcalc.model.module import Buffer, Parameter
 from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import OVERHEAD, Tape
-from memcalc.model.tensor import Tensor
-from memcalc.setup import DEFAULT_SEQ_LEN, TrainingSetup
+from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, Weight, optimizer
 from memcalc.tables.precisions import PRECISIONS
@@ -21,14 +21,30 @@ from memcalc.tables.precisions import PRECISIONS
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A traced step. `forward_end` is the tick at which forward had finished and its outputs were still held."""
+    """A traced step of training, or of generation."""
 
     tape: Tape
+    network: Network
     tensors: tuple[tuple[str, Parameter], ...]
     """Parameters and buffers with their names, in torch's order; a stack's block stands for all of its kind."""
-    setup: TrainingSetup
-    optimizer: Optimizer
+    setup: TrainingSetup | InferenceSetup
+    optimizer: Optimizer | None
+    """None in generation."""
     forward_end: int
+    """The tick at which forward had finished and its outputs were still held."""
+    seq_len: int
+    phases: tuple[str, ...] = ("forward", "backward", "step")
+    cache_bytes: int = 0
+    """Bytes of keys, values and states after prefill."""
+
+    @property
+    def training(self) -> bool:
+        """Whether this is a step of training."""
+        return isinstance(self.setup, TrainingSetup)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every option with the value that was used."""
+        return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), "seq_len": self.seq_len}
 
     @property
     def parameters(self) -> list[tuple[str, Parameter]]:
@@ -59,7 +75,8 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     tape.attention = setup.attention
     tape.checkpointing = setup.activation_checkpointing == "full"
     network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
-    ids = _input(tape, (setup.batch, setup.seq_len or DEFAULT_SEQ_LEN), "token ids and labels")
+    length = setup.seq_len or DEFAULT_SEQ_LEN
+    ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
     with tape.autocasting(recipe.autocast):
         outputs = network(Batch(ids, ids, setup.padding_mask))
     forward_end = tape.clock
@@ -70,8 +87,5 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     backward(tape, loss)
     del loss, held
     tape.finish()
-    return Step(tape, tuple(network.tensors()), setup, optimizer(setup.optimizer), forward_end)
+    return Step(tape, network, tuple(network.tensors()), setup, optimizer(setup.optimizer), forward_end, length)
 
-
-def _input(tape: Tape, shape: tuple[int, ...], name: str) -> Tensor:
-    return tape.untracked(shape, INT64, OVERHEAD, name)

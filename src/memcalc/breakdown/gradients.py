@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.setup import TrainingSetup
+
 if TYPE_CHECKING:
     from memcalc.step import Step
 
 
 def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """All of them in the optimizer step; with accumulation they stand through forward and backward too."""
-    if phase == "step" or step.setup.grad_accum > 1:
+    if phase == "step" or (isinstance(step.setup, TrainingSetup) and step.setup.grad_accum > 1):
         yield "gradients of trained weights", sum(weight.nbytes * weight.copies for weight in step.trained)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.model.module import Buffer
 from memcalc.model.tensor import rounded
+from memcalc.tables.dtypes import short
 
 if TYPE_CHECKING:
     from memcalc.step import Step
@@ -16,6 +17,6 @@ def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """Parameters by group and dtype, and buffers; the same in every phase."""
     sizes: dict[str, int] = {}
     for _, tensor in step.tensors:
-        name = "buffers" if isinstance(tensor, Buffer) else f"{tensor.dtype.name} {tensor.group}"
+        name = "buffers" if isinstance(tensor, Buffer) else f"{short(tensor.dtype)} {tensor.group}"
         sizes[name] = sizes.get(name, 0) + rounded(tensor.numel * tensor.dtype.itemsize) * tensor.copies
     yield from sizes.items()

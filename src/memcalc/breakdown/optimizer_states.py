@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memcalc.model.tensor import ALIGNMENT
+from memcalc.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from memcalc.step import Step
@@ -13,10 +14,12 @@ if TYPE_CHECKING:
 
 def optimizer_states(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """Bytes by kind of state, and the step counters where the implementation keeps them on the GPU."""
+    if step.optimizer is None:
+        return
     sizes: dict[str, int] = {}
     for weight in step.trained:
         for name, nbytes in step.optimizer.states(weight).items():
             sizes[name] = sizes.get(name, 0) + nbytes * weight.copies
     yield from sizes.items()
-    if step.setup.optimizer_impl in step.optimizer.counter_on_device:
+    if isinstance(step.setup, TrainingSetup) and step.setup.optimizer_impl in step.optimizer.counter_on_device:
         yield "step counters", ALIGNMENT * sum(weight.copies for weight in step.trained)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.setup import TrainingSetup
+
 if TYPE_CHECKING:
     from memcalc.step import Step
 
 
 def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """The most that the optimizer's step has alive at once."""
-    if phase == "step" and step.trained:
+    if phase == "step" and step.trained and step.optimizer is not None and isinstance(step.setup, TrainingSetup):
         name = f"{step.setup.optimizer} step ({step.setup.optimizer_impl})"
         yield name, step.optimizer.step[step.setup.optimizer_impl](step.trained)

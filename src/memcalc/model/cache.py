@@ -9,7 +9,7 @@ from __future__ import annotations
 from memcalc.model import ops
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Shape, Tensor
-from memcalc.tables.dtypes import DType
+from memcalc.tables.dtypes import INT64, DType
 
 
 class Cache:
@@ -17,34 +17,37 @@ class Cache:
 
     def __init__(self) -> None:
         self.length = 0
-        self._layers: dict[int, tuple[Tensor, ...]] = {}
+        self._layers: dict[int, list[Tensor]] = {}
 
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Append key and value [b, kv, s, d] to those of `layer`; returns all that attention has to see.
 
-        With a `window`, only its last window - 1 tokens are kept for later.
+        With a `window`, only its last window - 1 tokens are kept for later (the storage is cut at the next call), and
+        the layer keeps the window itself as a scalar.
         """
-        old = self._layers.get(id(layer))
-        if old is None:
-            full = _append(None, key), _append(None, value)
-        else:
-            full = _append(old[0], key), _append(old[1], value)
-        kept = full
-        if window is not None and full[0].shape[-2] > window - 1:
-            kept = ops.narrow(full[0], -2, window - 1), ops.narrow(full[1], -2, window - 1)
-        self._layers[id(layer)] = kept
+        held = self._layers.setdefault(id(layer), [])
+        first = not held
+        if first:
+            held.extend((_empty(key), _empty(value)))
+        if window is None:
+            held[0] = _append(held[0], key)
+            held[1] = _append(held[1], value)
+            return held[0], held[1]
+        if first:
+            held.append(_named(key.tape.new((), INT64), "KV cache"))
+        full = _append(held[0], key), _append(held[1], value)
+        for index, tensor in enumerate(full):
+            held[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
         return full
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
         """A state of `layer`, made at its first use and kept. `like` lends the tape."""
-        slots = self._layers.get(id(layer), ())
+        slots = self._layers.setdefault(id(layer), [])
         for slot in slots:
             if slot.shape == shape and slot.storage.allocation.name == name:
                 return slot
-        made = like.tape.new(shape, dtype)
-        _name(made, name)
-        self._layers[id(layer)] = (*slots, made)
-        return made
+        slots.append(_named(like.tape.new(shape, dtype), name))
+        return slots[-1]
 
     def nbytes(self) -> dict[int, int]:
         """Bytes of the tensors kept, by layer (identity of the module)."""
@@ -53,12 +56,16 @@ class Cache:
         }
 
 
-def _append(old: Tensor | None, new: Tensor) -> Tensor:
-    out = ops.cat((new,), -2) if old is None else ops.cat((old, new), -2)
-    _name(out, "KV cache")
-    return out
+def _empty(like: Tensor) -> Tensor:
+    """No tokens yet: a storage of no bytes."""
+    return Tensor((*like.shape[:-2], 0, like.shape[-1]), like.stride, like.dtype, like.tape.allocate(0))
 
 
-def _name(tensor: Tensor, name: str) -> None:
+def _append(old: Tensor, new: Tensor) -> Tensor:
+    return _named(ops.cat((old, new), -2), "KV cache")
+
+
+def _named(tensor: Tensor, name: str) -> Tensor:
     allocation = tensor.storage.allocation
     allocation.row, allocation.name = OVERHEAD, name
+    return tensor

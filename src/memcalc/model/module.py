@@ -43,6 +43,8 @@ class Buffer(Parameter):
 class Module:
     """A part of a model. Attributes that are parameters, buffers or modules are found by walking them in order."""
 
+    copies: int = 1
+    """How many modules of the model this one stands for."""
     scope: str | None = None
     """The part of the box that the memory of this module is shown under; None leaves the caller's."""
 
@@ -174,7 +176,9 @@ class Stack(Module):
         for position, answers_for in positions:
             block = build(position)
             self.blocks.append(block)
-            self._traced.append(TracedBlock(name, kinds[position], position, answers_for))
+            self._traced.append(TracedBlock(name, len(kinds), kinds[position], position, answers_for))
+            for _, module in block.modules():
+                module.copies = len(answers_for)
             for _, parameter in block.tensors():
                 parameter.copies = len(answers_for)
 

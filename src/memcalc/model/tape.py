@@ -70,10 +70,11 @@ class Span:
 class TracedBlock:
     """A block of a stack that was really traced, and the positions in the stack that it answers for."""
 
-    __slots__ = ("kind", "position", "positions", "stack")
+    __slots__ = ("depth", "kind", "position", "positions", "stack")
 
-    def __init__(self, stack: str, kind: object, position: int, positions: list[int]) -> None:
+    def __init__(self, stack: str, depth: int, kind: object, position: int, positions: list[int]) -> None:
         self.stack = stack
+        self.depth = depth
         self.kind = kind
         self.position = position
         self.positions = positions
@@ -87,13 +88,13 @@ class TracedBlock:
 class Tape:
     """Records one forward and backward pass (or one generation step) of a model on shapes alone."""
 
-    def __init__(self, *, sum_out_of_place: bool = False) -> None:
+    def __init__(self, phase: str = "forward", *, sum_out_of_place: bool = False) -> None:
         self.clock = 0
         self.allocations: list[Allocation] = []
         self.inputs: list[Allocation] = []
         """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
         self.spans: list[Span] = []
-        self.phase = "forward"
+        self.phase = phase
         self.block: TracedBlock | None = None
         self.scope = "model"
         self.sequence = 0

@@ -33,6 +33,11 @@ ALIASES = {
 }  # fmt: skip
 
 
+def short(dtype: DType) -> str:
+    """How people call a dtype: fp32, bf16, fp16; PyTorch's name for the others."""
+    return {FP32: "fp32", BF16: "bf16", FP16: "fp16", FP64: "fp64", FP8: "fp8"}.get(dtype, dtype.name)
+
+
 def promote(a: DType, b: DType) -> DType:
     """The dtype of an operation on tensors of dtypes `a` and `b` (torch.result_type; fp16 with bf16 gives fp32)."""
     if a is b:

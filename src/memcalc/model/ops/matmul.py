@@ -27,13 +27,13 @@ def lower(x: Tensor) -> Tensor:
         out = to(x, dtype)
         if x.storage.allocation.row == WEIGHTS:
             out.storage.allocation.row = WEIGHTS
-            out.storage.allocation.name = f"{dtype.name} copies for matmuls"
+            out.storage.allocation.name = f"{short(dtype)} copies for matmuls"
         return out
     cached = tape.cast_cache.get(id(x.node))
     if cached is None:
         cached = to(x, dtype)
         allocation = cached.storage.allocation
-        allocation.row, allocation.name = WEIGHTS, f"{dtype.name} copies for matmuls"
+        allocation.row, allocation.name = WEIGHTS, f"{short(dtype)} copies for matmuls"
         tape.cast_cache[id(x.node)] = cached
     return cached
 
@@ -153,14 +153,18 @@ def _bmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [first, second]
 
 
-def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """bias + batched a @ b (bloom's score with alibi): like `bmm`; the bias takes the incoming gradient."""
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tensor:
+    """bias + batched a @ b (bloom's score with alibi): like `bmm`, but a's gradient comes first.
+
+    The bias takes the incoming gradient. With `scaled` the product is multiplied by a number (`alpha`), and so is each
+    of its gradients, into a new tensor.
+    """
     if a.tape.autocast is not None:
         b = lower(b)
         a = lower(a)
         bias = lower(bias)
     out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
-    node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape))
+    node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape, scaled))
     if node is not None:
         if node.edges[2] is not None:
             node.save(a.storage)
@@ -170,16 +174,17 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _baddbmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    return [grads[0] if node.needs(0) else None, *_bmm_grads(node, grads[0])]
-
-
-def _bmm_grads(node: Node, grad: Tensor | None) -> list[Tensor | None]:
-    a_shape, b_shape = node.context
+    (grad,) = grads
     if grad is None:
-        return [None, None]
-    first = node.tape.new(a_shape, grad.dtype) if node.needs(1) else None
-    second = node.tape.new(b_shape, grad.dtype) if node.needs(2) else None
-    return [first, second]
+        return [None, None, None]
+    *shapes, scaled = node.context
+    out: list[Tensor | None] = [grad if node.needs(0) else None]
+    for index, shape in enumerate(shapes, 1):
+        made = node.tape.new(shape, grad.dtype) if node.needs(index) else None
+        if made is not None and scaled:
+            made = node.tape.new(shape, grad.dtype)
+        out.append(made)
+    return out
 
 
 def transposed_weight(weight: Tensor) -> Tensor:

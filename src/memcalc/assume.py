@@ -1,0 +1,31 @@
+"""Everything that the user did not say and the estimate took for granted, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.model.config import Config
+from memcalc.model.families import family
+from memcalc.model.spec import ModelSpec
+from memcalc.setup import InferenceSetup, TrainingSetup
+from memcalc.step import Step
+
+
+def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+    """Lines for the defaults that were taken and for what the answer rests on."""
+    said = setup.model_fields_set
+    if setup.seq_len is None:
+        yield f"sequence length {step.seq_len} (default; --seq-len)"
+    taken = [
+        f"{name.replace('_', ' ')} {getattr(setup, name)}"
+        for name in ("batch", "precision", "dtype", "optimizer", "optimizer_impl", "attention")
+        if hasattr(setup, name) and name not in said
+    ]
+    if taken:
+        yield f"defaults: {', '.join(taken)}"
+    if not setup.padding_mask:
+        yield "no sequence is padded, so attention needs no mask (--padding-mask)"
+    kin = family(spec.model_type)
+    limit = Config(spec.config, kin.defaults, kin.aliases).get("max_position_embeddings")
+    if isinstance(limit, int) and step.seq_len > limit:
+        yield f"{step.seq_len} tokens exceed the {limit} positions that the model was trained on (max_position_embeddings)"

@@ -1,0 +1,139 @@
+"""The whole pipeline: spec and setup, a traced step, the sweep, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from memcalc.assume import assumed
+from memcalc.breakdown import BREAKDOWN
+from memcalc.generation import generate
+from memcalc.model.counting import active_parameters
+from memcalc.model.spec import ModelSpec
+from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
+from memcalc.outside import Outside
+from memcalc.peak import Moment, Sweep
+from memcalc.report import (
+    Component,
+    Components,
+    GpuFit,
+    InferencePhases,
+    Model,
+    Parameters,
+    Part,
+    Peak,
+    Phase,
+    Report,
+    TrainingPhases,
+)
+from memcalc.setup import InferenceSetup, TrainingSetup
+from memcalc.step import Step, trace
+from memcalc.tables.gpus import Gpu
+
+_PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
+"""Rows whose size grows with the parameters and with nothing else."""
+
+
+def estimate(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None = None, *, assumptions: Sequence[str] = ()
+) -> Report:
+    """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
+
+    `assumptions` are lines that the caller already has to say. Raises MemcalcError with one sentence for the user
+    where the model or the combination of options cannot be answered for.
+    """
+    step = trace(spec, setup) if isinstance(setup, TrainingSetup) else generate(spec, setup)
+    sweep = Sweep(step.tape)
+    found, highest = sweep.peaks()
+    phases = {phase: _standing(step, phase) for phase in step.phases}
+    totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
+    for phase, (nbytes, _) in found.items():
+        totals[phase] += nbytes
+    top = max(step.phases, key=lambda phase: totals[phase])
+    moment = found[top][1] if top in found else None
+    outside = Outside.of(step, setup, gpu, totals[top])
+    rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), outside)
+    maxima = _maxima(phases, highest, outside)
+    parameters = _parameters(step)
+    components = {
+        row: Component(
+            peak_bytes=sum_parts(parts),
+            max_bytes=max(maxima[row], sum_parts(parts)),
+            bytes_per_parameter=maxima[row] / max(parameters.total, 1) if row in _PER_PARAMETER else None,
+            parts=tuple(Part(name=name, bytes=nbytes) for name, nbytes in parts.items() if nbytes),
+        )
+        for row, parts in rows.items()
+    }
+    peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
+    return Report(
+        model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
+        setup=step.resolved() | outside.resolved(),
+        assumptions=(*assumptions, *assumed(spec, setup, step), *outside.assumptions()),
+        components=Components(**components),
+        saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
+        phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
+        peak=Peak(
+            phase=top, moment=_words(step, top, moment), allocated_bytes=outside.allocated,
+            reserved_bytes=outside.reserved, process_bytes=outside.process,
+        ),
+        kv_cache_bytes=None if step.training else step.cache_bytes,
+        gpu=None if gpu is None else GpuFit(
+            name=gpu.name, total_bytes=gpu.total_bytes, fits=outside.process <= gpu.total_bytes,
+            free_bytes=gpu.total_bytes - outside.process,
+        ),
+    )  # fmt: skip
+
+
+def sum_parts(parts: Mapping[str, int]) -> int:
+    """Bytes of all parts of a row."""
+    return sum(parts.values())
+
+
+def _standing(step: Step, phase: str) -> dict[str, dict[str, int]]:
+    """What stands in each row during `phase` besides the tape."""
+    return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
+
+
+def _rows_at_peak(
+    standing: Mapping[str, Mapping[str, int]], live: Mapping[tuple[str, str], int], outside: Outside
+) -> dict[str, dict[str, int]]:
+    """Parts of each row at the peak, the largest first."""
+    rows = {row: dict(standing[row]) for row in ROWS}
+    for (row, name), nbytes in live.items():
+        rows[row][name] = rows[row].get(name, 0) + nbytes
+    for name, nbytes in outside.parts():
+        rows[OVERHEAD][name] = rows[OVERHEAD].get(name, 0) + nbytes
+    return {row: dict(sorted(parts.items(), key=lambda part: -part[1])) for row, parts in rows.items()}
+
+
+def _maxima(
+    phases: Mapping[str, Mapping[str, Mapping[str, int]]], highest: Mapping[str, Sequence[int]], outside: Outside
+) -> dict[str, int]:
+    """The most that each row holds in any phase."""
+    maxima = {
+        row: max(
+            sum_parts(rows[row]) + (highest[phase][index] if phase in highest else 0) for phase, rows in phases.items()
+        )
+        for index, row in enumerate(ROWS)
+    }
+    maxima[OVERHEAD] += sum(nbytes for _, nbytes in outside.parts())
+    return maxima
+
+
+def _parameters(step: Step) -> Parameters:
+    total = trainable = embedding = 0
+    for _, parameter in step.parameters:
+        count = parameter.numel * parameter.copies
+        total += count
+        trainable += count if step.training and parameter.trainable else 0
+        embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
+    return Parameters(total=total, trainable=trainable, embedding=embedding, active=active_parameters(step.network))
+
+
+def _words(step: Step, phase: str, moment: Moment | None) -> str:
+    """The moment of the peak in words."""
+    if moment is None:
+        return "optimizer step"
+    if moment.block is not None and moment.position is not None:
+        return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
+    scope = step.tape.allocations[moment.tick].name
+    return f"{phase} of {scope}"
