@@ -12,6 +12,7 @@ from memcalc.model.ops.elementwise import add_, broadcast_shapes, to
 from memcalc.model.ops.views import expand, reshape, transpose, view
 from memcalc.model.tape import WEIGHTS
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
+from memcalc.tables.dtypes import short
 
 
 def lower(x: Tensor) -> Tensor:

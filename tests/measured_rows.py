@@ -1,0 +1,99 @@
+"""Measured rows as test data: what PyTorch's own memory trackers counted, and how a case reads as options.
+
+Every line of `measured/*.jsonl` is one run of the real Transformers model on shape-only CUDA tensors (torch 2.14.1,
+transformers 5.24.0, peft 0.21.2): `case` says what was run, `measured` what `torch.distributed._tools.MemTracker`
+counted in the second optimizer step, or in prefill and decode.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memcalc.breakdown import BREAKDOWN
+from memcalc.generation import generate
+from memcalc.model.spec import ModelSpec
+from memcalc.model.tensor import rounded
+from memcalc.peak import Sweep
+from memcalc.setup import InferenceSetup, TrainingSetup
+from memcalc.step import Step, trace
+
+FOLDER = Path(__file__).parent / "measured"
+
+PRECISIONS = {
+    "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "bf16-mixed": "mixed-bf16", "fp16-mixed": "mixed-fp16",
+}  # fmt: skip
+OPTIMIZERS = {"sgdm": "sgd-momentum"}
+
+
+def rows(folder: Path = FOLDER) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every row with a name that says where it stands."""
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(path.read_text().splitlines()):
+            yield f"{path.stem}:{number}", json.loads(line)
+
+
+def training_setup(case: dict[str, Any]) -> TrainingSetup:
+    """The options of a training case."""
+    options: dict[str, Any] = {
+        "batch": case.get("batch", 1),
+        "seq_len": case.get("seq", 128),
+        "precision": PRECISIONS[case.get("recipe", "bf16")],
+        "attention": case.get("attn") or "sdpa",
+        "padding_mask": case.get("padding", False),
+        "activation_checkpointing": "full" if case.get("ckpt") else "none",
+        "optimizer": OPTIMIZERS.get(case.get("optimizer", "adamw"), case.get("optimizer", "adamw")),
+        "optimizer_impl": "fused" if case.get("fused") else "for-loop" if case.get("foreach") is False else "foreach",
+        "grad_accum": case.get("accum", 1),
+        "hold_outputs": case.get("hold_outputs", False),
+    }
+    if lora := case.get("lora"):
+        targets = lora["target_modules"]
+        options["lora_rank"] = lora["r"]
+        options["lora_targets"] = targets if isinstance(targets, str) else ",".join(targets)
+        if lora.get("modules_to_save"):
+            options["modules_to_save"] = ",".join(lora["modules_to_save"])
+    return TrainingSetup(**options)
+
+
+def standing(step: Step, phase: str) -> int:
+    """Bytes of everything that stands in a phase outside the tape."""
+    return sum(nbytes for parts in BREAKDOWN.values() for _, nbytes in parts(step, phase))
+
+
+def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]:
+    """What memcalc says of a case, under the names of the measured row."""
+    spec = ModelSpec.from_config(case["config"])
+    if case.get("mode") == "infer":
+        dtype = PRECISIONS[case.get("recipe", "bf16")]
+        step = generate(
+            spec,
+            InferenceSetup(
+                batch=case["batch"], seq_len=case["seq"], attention=case.get("attn") or "sdpa", dtype=dtype  # type: ignore[arg-type]
+            ),
+        )
+        found, _ = Sweep(step.tape).peaks()
+        peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("prefill", "decode")}
+        aliased = any(allocation.aliased for allocation in step.tape.inputs)
+        if not aliased:  # the instrument cuts the next token out of the prompt, and counts the prompt from then on
+            peaks["decode"] += rounded(8 * case["batch"] * case["seq"])
+        return {
+            "params": parameters(step), "kv_cache": step.cache_bytes,
+            "prefill_peak": peaks["prefill"], "decode_peak": peaks["decode"],
+        }  # fmt: skip
+    step = trace(spec, training_setup(case), like_tracker=like_tracker)
+    sweep = Sweep(step.tape)
+    found, _ = sweep.peaks()
+    peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}
+    peaks["step"] = standing(step, "step")
+    return {
+        "params": parameters(step),
+        "trainable": sum(p.numel * p.copies for _, p in step.parameters if p.trainable),
+        "saved_for_backward": sweep.saved_for_backward(step.forward_end),
+        "phase_peak": peaks,
+    }
+
+
+def parameters(step: Step) -> int:
+    """Unique parameters of the model."""
+    return sum(parameter.numel * parameter.copies for _, parameter in step.parameters)
