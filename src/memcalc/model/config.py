@@ -46,13 +46,17 @@ class Config:
         if value is None:
             value = default
         if value is None:
-            raise ConfigError(f"{self.where} has no {key!r}, which this family needs; add it or take a complete config.json.")
+            raise ConfigError(
+                f"{self.where} has no {key!r}, which this family needs; add it or take a complete config.json."
+            )
         if isinstance(value, str) and value.strip().isdigit():
             value = int(value)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a whole number; correct it.")
+            raise ConfigError(
+                f"{self.where} gives {key!r} as {_shown(value)}, but it must be a whole number; correct it."
+            )
         if not minimum <= value <= LARGEST:
             raise ConfigError(
                 f"{self.where} gives {key!r} as {_shown(value)}, but it must lie between {minimum} and {LARGEST}; correct it."
@@ -90,7 +94,9 @@ class Config:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be true or false; correct it.")
+            raise ConfigError(
+                f"{self.where} gives {key!r} as {_shown(value)}, but it must be true or false; correct it."
+            )
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -132,6 +138,16 @@ class Config:
     def num_labels(self) -> int:
         """Classes of a classification head: `num_labels`, the length of `id2label`, or two."""
         return self.integer("num_labels", len(self.section("id2label")) or 2)
+
+    def problem_type(self) -> str:
+        """What a classification head is trained for: with one label regression, with more single-label classes."""
+        known = ("regression", "single_label_classification", "multi_label_classification")
+        problem = self.text("problem_type", known[0] if self.num_labels() == 1 else known[1])
+        if problem not in known:
+            raise ConfigError(
+                f"{self.where} gives 'problem_type' as {_shown(problem)}; it must be one of {', '.join(known)}."
+            )
+        return problem
 
     def heads(self) -> tuple[int, int, int]:
         """Attention heads, key-value heads and head dimension (given, or hidden size over heads)."""

@@ -30,6 +30,10 @@ class Batch:
         tape = self.ids.tape
         return tape.untracked((self.ids.shape[0],), INT64, OVERHEAD, "labels")
 
+    def token_labels(self) -> Tensor:
+        """One label per token [b, s] that is not the token itself, an input of the step."""
+        return self.ids.tape.untracked(self.ids.shape, INT64, OVERHEAD, "labels")
+
 
 @dataclass(slots=True)
 class Outputs:
@@ -65,7 +69,12 @@ class DecoderModel(Module):
     """
 
     def __init__(
-        self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module, windows: Sequence[int | None] = (None,)
+        self,
+        embed_tokens: Module,
+        layers: Stack,
+        norm: Module,
+        rotary_emb: Module,
+        windows: Sequence[int | None] = (None,),
     ) -> None:
         self.embed_tokens = embed_tokens
         self.layers = layers

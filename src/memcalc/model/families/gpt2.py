@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from memcalc.errors import ConfigError
-from memcalc.model import ops
+from memcalc.model import heads, ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
-from memcalc.model.network import CausalLM, Network, positions
+from memcalc.model.network import Network, positions
 from memcalc.model.sublayers.attention import attend_same_dtype
 from memcalc.model.sublayers.linear import Conv1D, Embedding
-from memcalc.model.sublayers.masks import causal_mask
+from memcalc.model.sublayers.masks import causal_mask, padding_input
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import FP32
 
 
 class FusedAttention(Module):
@@ -22,10 +23,11 @@ class FusedAttention(Module):
     scope = "attention"
 
     def __init__(self, c: Config, hidden: int) -> None:
-        heads = c.integer("num_attention_heads")
-        if hidden % heads:
-            raise ConfigError(f"{c.where} has 'n_embd' {hidden}, which 'n_head' {heads} does not divide; correct one.")
-        self.head_dim = hidden // heads
+        count = c.integer("num_attention_heads")
+        if hidden % count:
+            raise ConfigError(f"{c.where} has 'n_embd' {hidden}, which 'n_head' {count} does not divide; correct one.")
+        self.head_dim = hidden // count
+        self.upcast = c.flag("reorder_and_upcast_attn")
         self.c_attn = Conv1D(hidden, 3 * hidden, group="attention")
         self.c_proj = Conv1D(hidden, hidden, group="attention")
         self.attn_dropout = c.probability("attn_pdrop")
@@ -39,11 +41,33 @@ class FusedAttention(Module):
         query = ops.transpose(ops.view(query, *query.shape[:-1], -1, self.head_dim), 1, 2)
         if query.tape.cache is not None:
             key, value = query.tape.cache.update(self, key, value)
-        out, weights = attend_same_dtype(query, key, value, mask, self.attn_dropout)
+        if self.upcast and query.tape.attention == "eager":
+            out, weights = _upcast(query, key, value, mask, self.attn_dropout)
+        else:
+            out, weights = attend_same_dtype(query, key, value, mask, self.attn_dropout)
         out = ops.contiguous(ops.reshape(out, *out.shape[:-2], -1))
         out = self.c_proj(out)
         out = ops.dropout(out, self.resid_dropout)
         return out, weights
+
+
+def _upcast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """Eager attention whose scores come from fp32 copies of query and key, outside autocast."""
+    batch, count, length, dim = query.shape
+    tape, seen = query.tape, key.shape[2]
+    weights = tape.new((batch * count, length, seen), FP32)  # what the product replaces
+    with tape.autocasting(None):
+        q = ops.reshape(query, -1, length, dim)
+        k = ops.reshape(ops.transpose(key, -1, -2), -1, dim, seen)
+        weights = ops.baddbmm(weights, ops.to(q, FP32), ops.to(k, FP32), scaled=True)
+        weights = ops.reshape(weights, batch, count, length, seen)
+    if mask is not None:
+        weights = ops.add(weights, mask)
+    weights = ops.softmax(weights)
+    weights = ops.to(weights, value.dtype)
+    weights = ops.dropout(weights, dropout)
+    out = ops.matmul(weights, value)
+    return ops.transpose(out, 1, 2), weights
 
 
 class MLP(Module):
@@ -105,20 +129,24 @@ class GPT2Model(Module):
         position_ids = positions(ids.tape, ids.shape[1])
         position_embeds = self.wpe(position_ids)
         hidden = ops.add(inputs_embeds, position_embeds)
+        if padding:
+            ops.view(padding_input(ids), *ids.shape)
         mask = causal_mask(inputs_embeds, padding)
         hidden = ops.dropout(hidden, self.embd_dropout)
         for block in self.h:
-            hidden = block(hidden, mask=mask, position_ids=position_ids)
+            hidden = block(hidden, mask, position_ids=position_ids)
         hidden = self.ln_f(hidden)
         return ops.view(hidden, *hidden.shape)
 
 
 def gpt2(c: Config, architecture: str | None) -> Network:
     """GPT-2 in every size, and what shares its config (Cerebras-GPT, DialoGPT)."""
+    if c.flag("add_cross_attention"):
+        raise ConfigError(f"{c.where} has 'add_cross_attention', which memcalc does not describe for gpt2; remove it.")
     hidden = c.integer("hidden_size")
     model = GPT2Model(c, hidden)
-    return CausalLM(
-        model, hidden, c.integer("vocab_size"), tied_to=model.wte if c.flag("tie_word_embeddings", True) else None
+    return heads.decoder(
+        c, architecture, model, hidden, model.wte, tied=c.flag("tie_word_embeddings"), own_token_loss=True
     )
 
 

@@ -35,6 +35,7 @@ from memcalc.model.ops.elementwise import (
 )
 from memcalc.model.ops.matmul import addmm, baddbmm, bmm, linear, lower, matmul, mm
 from memcalc.model.ops.reduction import (
+    binary_cross_entropy,
     cross_entropy,
     embedding,
     layer_norm,
@@ -54,6 +55,7 @@ from memcalc.model.ops.views import (
     expand,
     narrow,
     permute,
+    pick,
     reshape,
     select,
     split,
@@ -67,10 +69,11 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "baddbmm", "bmm", "cat", "chunk", "clone", "compare", "contiguous", "cos", "cross_entropy",
-    "divide", "dropout", "embedding", "exp", "expand", "gelu", "layer_norm", "like", "linear", "log", "log_softmax",
-    "lower", "masked_fill", "matmul", "mean", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "permute",
-    "power", "relu", "reshape", "rms_norm_fused", "rsqrt", "scale", "scaled_dot_product_attention", "select", "shift",
-    "sigmoid", "silu", "sin", "softmax", "softplus", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract",
-    "sum_over", "tanh", "to", "transpose", "unbind", "unsqueeze", "view", "where",
+    "add", "add_", "addmm", "baddbmm", "binary_cross_entropy", "bmm", "cat", "chunk", "clone", "compare",
+    "contiguous", "cos", "cross_entropy", "divide", "dropout", "embedding", "exp", "expand", "gelu", "layer_norm",
+    "like", "linear", "log", "log_softmax", "lower", "masked_fill", "matmul", "mean", "mm", "mse_loss", "multiply",
+    "narrow", "negative", "nll_loss", "permute", "pick", "power", "relu", "reshape", "rms_norm_fused", "rsqrt",
+    "scale", "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus",
+    "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "tanh", "to", "transpose", "unbind",
+    "unsqueeze", "view", "where",
 ]  # fmt: skip

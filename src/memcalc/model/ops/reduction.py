@@ -166,6 +166,17 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
+def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Binary cross-entropy of logits: keeps both."""
+    logits = fp32_under_autocast(logits)
+    loss = logits.tape.new((), logits.dtype)
+    node = record(logits.tape, loss, _full_size, (logits,), logits.shape)
+    if node is not None:
+        node.save(logits.storage)
+        node.save(target.storage)
+    return loss
+
+
 def _full_size(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.new(node.context, grad.dtype)]

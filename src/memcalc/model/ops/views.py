@@ -155,6 +155,17 @@ def select(x: Tensor, dim: int) -> Tensor:
     return out
 
 
+def pick(x: Tensor, *indices: Tensor) -> Tensor:
+    """Elements of `x` at index tensors [n] over its first dimensions, a copy: keeps the indices."""
+    shape = (*indices[0].shape, *x.shape[len(indices) :])
+    out = x.tape.new(shape, x.dtype)
+    node = record(x.tape, out, _narrow_backward, (x,), x.shape)
+    if node is not None:
+        for index in indices:
+            node.save(index.storage)
+    return out
+
+
 def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
     """`x` in pieces of `sizes` along `dim`: one node, whose gradient is concatenated from those of the pieces."""
     dim %= len(x.shape)

@@ -27,6 +27,18 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
 
 
-def class_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits [b, classes] with labels [b] (sequence and image classification)."""
+def class_loss(logits: Tensor, labels: Tensor, problem: str = "single_label_classification") -> Tensor:
+    """The loss of logits [b, classes] with labels [b] that the problem asks for (sequence and image classification)."""
+    if problem == "regression":
+        return ops.mse_loss(ops.squeeze(logits, -1) if logits.shape[-1] == 1 else logits, labels)
+    if problem == "multi_label_classification":
+        return ops.binary_cross_entropy(logits, labels)
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
+
+
+def position_loss(starts: Tensor, ends: Tensor, first: Tensor, last: Tensor) -> Tensor:
+    """Mean of two cross-entropies of scores [b, s] with positions [b] (question answering)."""
+    first, last = (ops.shift(ops.shift(positions)) for positions in (first, last))
+    start_loss = ops.cross_entropy(starts, first)
+    end_loss = ops.cross_entropy(ends, last)
+    return ops.scale(ops.add(start_loss, end_loss))

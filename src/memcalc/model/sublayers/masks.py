@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import BOOL
+from memcalc.tables.dtypes import BOOL, INT64
+
+
+def padding_input(ids: Tensor) -> Tensor:
+    """The mask [b, s] that says which of `ids` are padding: an input of the step, counted once something aliases it."""
+    return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
 
 
 def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Tensor | None:
@@ -19,7 +25,9 @@ def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Ten
     seen = past + length
     if window is not None and tape.cache is not None:
         seen = min(past, window - 1) + length
-    return _mask(hidden, padding, length, seen, skip=(window is None or seen <= window) and (length == 1 or seen == length))
+    return _mask(
+        hidden, padding, length, seen, skip=(window is None or seen <= window) and (length == 1 or seen == length)
+    )
 
 
 def bidirectional_mask(hidden: Tensor, padding: bool) -> Tensor | None:

@@ -1,0 +1,130 @@
+"""Heads on a decoder: which one a config's `architectures` names, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.errors import ConfigError
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.module import Module
+from memcalc.model.network import Batch, CausalLM, Network, Outputs
+from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.losses import class_loss, position_loss, token_loss
+from memcalc.model.tape import OVERHEAD
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import FP32, INT32, INT64
+
+Backbone = Callable[[Tensor, bool], Tensor]
+"""Ids [b, s] and whether they are padded, to hidden states [b, s, h]."""
+
+
+class SequenceClassifier(Network):
+    """A class per sequence: scores of every token [b, s, classes], of which the last one that is no padding counts.
+
+    Without a padding token in the config the last one is taken, which only a batch of one allows.
+    """
+
+    def __init__(self, c: Config, model: Module, hidden: int) -> None:
+        self.model = model
+        self.score = Linear(hidden, c.num_labels(), group="head")
+        self.has_padding = c.has("pad_token_id")
+        self.problem = c.problem_type()
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and the pooled logits [b, classes]."""
+        hidden = self.model(batch.ids, batch.padding)
+        tape = hidden.tape
+        with tape.scoped("head and loss"):
+            logits = self.score(hidden)
+            size, length = batch.ids.shape
+            if self.has_padding:
+                not_padding = ops.to(ops.compare(batch.ids), INT32)
+                indices = tape.new((length,), INT32)
+                last = _argmax(ops.multiply(indices, not_padding))
+                pooled = ops.pick(logits, tape.new((size,), INT64), last)
+                del not_padding, indices
+            elif size > 1:
+                raise ConfigError(
+                    "config.json has no 'pad_token_id', so sequences cannot be told apart in a batch; add it."
+                )
+            else:
+                pooled = ops.pick(ops.select(logits, 1), tape.new((size,), INT64))
+            loss = None if batch.labels is None else class_loss(pooled, batch.class_labels(), self.problem)
+        return Outputs(loss, (pooled,))
+
+
+def _argmax(x: Tensor) -> Tensor:
+    return x.tape.new(x.shape[:-1], INT64)
+
+
+class TokenClassifier(Network):
+    """A class per token, behind dropout. The loss is in fp32 where the shared head of Transformers computes it."""
+
+    def __init__(self, c: Config, model: Module, hidden: int, *, own_loss: bool) -> None:
+        self.model = model
+        default = c.probability("hidden_dropout", 0.1)
+        self.dropout = c.probability("classifier_dropout", default)
+        self.score = Linear(hidden, c.num_labels(), bias=True, group="head")
+        self.own_loss = own_loss
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and logits [b, s, classes]."""
+        hidden = self.model(batch.ids, batch.padding)
+        with hidden.tape.scoped("head and loss"):
+            hidden = ops.dropout(hidden, self.dropout)
+            logits = self.score(hidden)
+            loss = None
+            if batch.labels is not None:
+                loss = token_loss(logits if self.own_loss else ops.to(logits, FP32), batch.token_labels())
+        return Outputs(loss, (logits,))
+
+
+class QuestionAnswerer(Network):
+    """Start and end of an answer: two scores per token."""
+
+    def __init__(self, model: Module, hidden: int) -> None:
+        self.model = model
+        self.qa_outputs = Linear(hidden, 2, bias=True, group="head")
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and both logits [b, s]."""
+        hidden = self.model(batch.ids, batch.padding)
+        tape = hidden.tape
+        with tape.scoped("head and loss"):
+            logits = self.qa_outputs(hidden)
+            starts, ends = (ops.contiguous(ops.squeeze(piece, -1)) for piece in ops.split(logits, [1, 1], -1))
+            if batch.labels is None:
+                return Outputs(None, (starts, ends))
+            where = [tape.untracked(batch.ids.shape[:1], INT64, OVERHEAD, "labels") for _ in range(2)]
+            return Outputs(position_loss(starts, ends, *where), (starts, ends))
+
+
+def decoder(
+    c: Config, architecture: str | None, model: Module, hidden: int, embedding: Embedding, *,
+    tied: bool, own_token_loss: bool = False,
+) -> Network:  # fmt: skip
+    """The decoder `model` with the head that `architecture` names; a language-model head where it names none.
+
+    `own_token_loss` is for families whose token classification does not go through Transformers' shared head.
+    """
+    name = architecture or ""
+    if name.endswith("ForSequenceClassification"):
+        return SequenceClassifier(c, model, hidden)
+    if name.endswith("ForTokenClassification"):
+        return TokenClassifier(c, model, hidden, own_loss=own_token_loss)
+    if name.endswith("ForQuestionAnswering"):
+        return QuestionAnswerer(model, hidden)
+    if name == "" or name.endswith(("ForCausalLM", "LMHeadModel", "Model")):
+        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None)
+    raise unknown_head(
+        c, name, ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+    )
+
+
+def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:
+    """The error for an architecture that a family does not describe."""
+    shown = "".join(char if char.isprintable() else "?" for char in name[:60])
+    return ConfigError(
+        f"{c.where} names the head {shown!r}, which memcalc does not describe here; known are {', '.join(known)}."
+    )
