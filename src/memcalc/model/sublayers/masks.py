@@ -16,7 +16,7 @@ def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Ten
     """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
 
     Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it where
-    the kernel's own causal flag does: no sequence is padded, and no window is shorter than the sequence. Flash attention
+    the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash attention
     takes none.
     """
     tape = hidden.tape
@@ -26,7 +26,7 @@ def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Ten
     if window is not None and tape.cache is not None:
         seen = min(past, window - 1) + length
     return _mask(
-        hidden, padding, length, seen, skip=(window is None or seen <= window) and (length == 1 or seen == length)
+        hidden, padding, length, seen, skip=(window is None or seen < window) and (length == 1 or seen == length)
     )
 
 
