@@ -98,7 +98,7 @@ class Sweep:
             if allocation.born >= span.start:
                 if allocation.dies > span.end:
                     yield (allocation.row, allocation.name), allocation.nbytes
-            elif span.start < allocation.dies <= span.end:
+            elif span.start < allocation.dies <= span.end and not _outlives(allocation, span):
                 yield (allocation.row, allocation.name), -allocation.nbytes
 
     # -- the model as it runs -----------------------------------------------------------------------------------------
@@ -202,6 +202,11 @@ class Sweep:
                 weight = handed_on if allocation.handed_over else copies
                 kept += allocation.raw_nbytes * weight[allocation.born]
         return kept
+
+
+def _outlives(allocation: Allocation, span: Span) -> bool:
+    """Whether what seems to die with the last sample of a forward span died after it: only a block's input does not."""
+    return span.phase != "backward" and allocation.dies == span.end and not allocation.handed_over
 
 
 def _copies(span: Span | None) -> int:
