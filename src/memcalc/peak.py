@@ -197,6 +197,7 @@ class Sweep:
                 copies[span.start : span.end] = [_copies(span)] * width
                 handed_on[span.start : span.end] = [_copies(successor)] * width
         kept = sum(a.raw_nbytes for a in self.tape.inputs if a.saved)
+        kept += sum(a.raw_nbytes * count for a, count in self.tape.buffers if a.saved)
         for allocation in self.tape.allocations[:tick]:
             if allocation.saved and allocation.dies > tick:
                 weight = handed_on if allocation.handed_over else copies

@@ -105,7 +105,9 @@ class Module:
             is_buffer = isinstance(parameter, Buffer)
             parameter.dtype = parameter.fixed_dtype or (FP32 if is_buffer else dtype)
             parameter.storage = tape.untracked(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
-            if parameter.trainable and not is_buffer and tape.grad_enabled:
+            if is_buffer:
+                tape.buffers.append((parameter.storage.allocation, parameter.copies))
+            elif parameter.trainable and tape.grad_enabled:
                 held = tape.untracked(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
                 parameter.node = AccumulateGrad(tape, parameter.group, held)
 

@@ -93,6 +93,8 @@ class Tape:
         self.allocations: list[Allocation] = []
         self.inputs: list[Allocation] = []
         """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
+        self.buffers: list[tuple[Allocation, int]] = []
+        """Buffers of the model, each with its copies: unlike parameters they count as saved where autograd keeps one."""
         self.spans: list[Span] = []
         self.phase = phase
         self.block: TracedBlock | None = None
