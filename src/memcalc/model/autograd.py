@@ -136,13 +136,13 @@ class CheckpointFrame:
             node.saved.append(slot)
             self.slots.append(ref(slot))
             return
-        slot = self.slots[self.count]()
+        waiting = self.slots[self.count]()
         self.count += 1
-        if slot is not None:
+        if waiting is not None:
             allocation = storage.allocation
             if allocation.row == TEMPORARY:
                 allocation.row = ACTIVATIONS
-            slot.storage = storage
+            waiting.storage = storage
         node.saved.append(storage)
         if self.count == len(self.slots):
             raise _StopRecomputation

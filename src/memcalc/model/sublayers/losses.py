@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from memcalc.model import ops
-from memcalc.model.ops.views import is_contiguous
-from memcalc.model.tensor import Tensor
+from memcalc.model.tensor import Tensor, is_contiguous
 from memcalc.tables.dtypes import FP32
 
 

@@ -1,0 +1,49 @@
+"""memcalc: how much GPU memory a transformer job needs, computed without torch or a GPU.
+
+    from memcalc import ModelSpec, TrainingSetup, estimate
+
+    spec = ModelSpec.from_config({"model_type": "llama", "hidden_size": 2048, ...})
+    report = estimate(spec, TrainingSetup(batch=4, seq_len=2048))
+    report.peak.allocated_bytes
+
+What is named here is loaded when it is first used, so that importing the package costs next to nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memcalc.errors import MemcalcError
+    from memcalc.pipeline import estimate
+    from memcalc.model.canonical import canonical_spec
+    from memcalc.model.spec import ModelSpec
+    from memcalc.report import Report
+    from memcalc.setup import InferenceSetup, TrainingSetup
+    from memcalc.tables.gpus import Gpu, find_gpu
+
+__all__ = [
+    "Gpu", "InferenceSetup", "MemcalcError", "ModelSpec", "Report", "TrainingSetup", "canonical_spec", "estimate", "find_gpu",
+]  # fmt: skip
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Gpu": "tables.gpus",
+    "InferenceSetup": "setup",
+    "MemcalcError": "errors",
+    "ModelSpec": "model.spec",
+    "Report": "report",
+    "TrainingSetup": "setup",
+    "canonical_spec": "model.canonical",
+    "estimate": "pipeline",
+    "find_gpu": "tables.gpus",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'memcalc' has no attribute {name!r}")
+    value = getattr(import_module(f"memcalc.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
