@@ -72,8 +72,8 @@ class TokenClassifier(Network):
         """Loss and logits [b, s, classes]."""
         hidden = self.model(batch.ids, batch.padding)
         with hidden.tape.scoped("head and loss"):
-            hidden = ops.dropout(hidden, self.dropout)
-            logits = self.score(hidden)
+            dropped = ops.dropout(hidden, self.dropout)  # the model's output object keeps what went in
+            logits = self.score(dropped)
             loss = None
             if batch.labels is not None:
                 loss = token_loss(logits if self.own_loss else ops.to(logits, FP32), batch.token_labels())

@@ -29,7 +29,7 @@ def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def class_loss(logits: Tensor, labels: Tensor, problem: str = "single_label_classification") -> Tensor:
     """The loss of logits [b, classes] with labels [b] that the problem asks for (sequence and image classification)."""
     if problem == "regression":
-        return ops.mse_loss(ops.squeeze(logits, -1) if logits.shape[-1] == 1 else logits, labels)
+        return ops.mse_loss(ops.squeeze(logits, -1) if logits.shape[-1] == 1 else logits, ops.view(labels, -1))
     if problem == "multi_label_classification":
         return ops.binary_cross_entropy(logits, labels)
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
