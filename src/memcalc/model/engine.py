@@ -86,16 +86,20 @@ def _validated(tape: Tape, gradient: Tensor, shape: Shape, dtype: DType) -> Tens
         target = (1,) * lead + shape
         if target != gradient.shape:
             summed = tape.new(target, gradient.dtype)
-            gradient = Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage)
+            gradient = Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
         else:
-            gradient = Tensor(shape, gradient.stride[lead:], gradient.dtype, gradient.storage)
+            gradient = Tensor(shape, gradient.stride[lead:], gradient.dtype, gradient.storage, is_view=True)
     if gradient.dtype is not dtype:
         gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
     return gradient
 
 
 def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> None:
-    """Put a gradient into its target's buffer; where one waits already, the two are summed."""
+    """Put a gradient into its target's buffer; where one waits already, the two are summed.
+
+    The sum goes into the one that waits if nothing else refers to its storage, which a view's base does. Source:
+    torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`.
+    """
     if target.received is None:
         target.received = []
     while len(target.received) <= slot:
@@ -103,5 +107,5 @@ def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> No
     waiting = target.received[slot]
     if waiting is None or gradient is None:
         target.received[slot] = waiting if gradient is None else gradient
-    elif tape.sum_out_of_place:
+    elif tape.sum_out_of_place or waiting.is_view:
         target.received[slot] = tape.new(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))

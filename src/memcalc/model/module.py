@@ -32,6 +32,7 @@ class Parameter(Tensor):
         self.group = group
         self.node = None
         self.slot = 0
+        self.is_view = False
 
 
 class Buffer(Parameter):

@@ -44,13 +44,18 @@ class Storage:
 class Tensor:
     """A strided view of a storage, with its place in the autograd graph.
 
-    `node` is what made it (None for leaves) and `slot` which output of that node it is.
+    `node` is what made it (None for leaves) and `slot` which output of that node it is. `is_view` says whether a view
+    operation made it: a view keeps its base alive, so that autograd cannot add into it in place.
     """
 
-    __slots__ = ("dtype", "node", "shape", "slot", "storage", "stride")
+    __slots__ = ("dtype", "is_view", "node", "shape", "slot", "storage", "stride")
 
-    def __init__(self, shape: Shape, stride: Shape, dtype: DType, storage: Storage, node: Node | None = None, slot: int = 0) -> None:
+    def __init__(
+        self, shape: Shape, stride: Shape, dtype: DType, storage: Storage,
+        node: Node | None = None, slot: int = 0, is_view: bool = False,
+    ) -> None:  # fmt: skip
         self.shape = shape
+        self.is_view = is_view
         self.stride = stride
         self.dtype = dtype
         self.storage = storage

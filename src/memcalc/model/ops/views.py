@@ -20,7 +20,7 @@ from memcalc.model.tensor import (
 def _alias(x: Tensor, shape: Shape, stride: Shape) -> Tensor:
     """Another tensor on the storage of `x`."""
     x.storage.allocation.aliased = True
-    return Tensor(shape, stride, x.dtype, x.storage)
+    return Tensor(shape, stride, x.dtype, x.storage, is_view=True)
 
 
 def _resolve(shape: Sequence[int], numel: int) -> Shape:
