@@ -1,0 +1,173 @@
+"""The setup's fields as options of the command line: declared once, in `memcalc.setup`, and read here.
+
+Every option takes text and is read here, so that a slip is answered in the same words everywhere.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from memcalc.errors import UsageError, close_matches
+from memcalc.setup import InferenceSetup, TrainingSetup
+
+SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": TrainingSetup, "inference": InferenceSetup}
+"""The setup of each `--mode`."""
+
+_WHOLE = re.compile(r"[+-]?[0-9][0-9_,]{0,30}")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A field of one or more setups, as an option."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    modes: tuple[str, ...]
+
+    @property
+    def option(self) -> str:
+        """The option's name on the command line."""
+        return option_name(self.name)
+
+    def parameter(self) -> Parameter:
+        """The option as a keyword parameter of a command."""
+        heading = "Setup" if len(self.modes) == len(SETUPS) else f"Setup of --mode {self.modes[0]}"
+        if self.kind is bool:
+            names, values = f"{self.option}/--no-{self.option[2:]}", {}
+        else:
+            choices = get_args(self.kind) if get_origin(self.kind) is Literal else ()
+            names = self.option
+            values = {"metavar": "|".join(choices) or _METAVARS[self.kind], "autocompletion": _completing(choices)}
+        info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=heading, **values)
+        kind = bool if self.kind is bool else str
+        return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
+
+    def read(self, given: Any) -> Any:
+        """The value that `given`, text or a flag, stands for. Raises UsageError."""
+        return given if isinstance(given, bool) else read_value(self.option, self.kind, given)
+
+    def _help(self) -> str:
+        if self.default is None or "[default:" in self.help:
+            return self.help
+        shown = str(self.default).lower() if isinstance(self.default, bool) else self.default
+        return self.help if shown == "false" else f"{self.help} [default: {shown}]"
+
+
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+def option_name(field: str) -> str:
+    """The option of a field: `seq_len` is `--seq-len`."""
+    return "--" + field.replace("_", "-")
+
+
+@cache
+def declared() -> Mapping[str, Declared]:
+    """Every option of every setup, by field name, in the order of declaration."""
+    found: dict[str, Declared] = {}
+    for mode, setup in SETUPS.items():
+        for name, field in setup.model_fields.items():
+            modes = (*found[name].modes, mode) if name in found else (mode,)
+            found[name] = Declared(name, _kind(field.annotation), field.default, field.description or "", modes)
+    return found
+
+
+def read_value(option: str, kind: Any, text: str) -> Any:
+    """`text` as a value of `kind`: int, float, str, or one of a Literal's strings.
+
+    Raises:
+        UsageError: it is none; the message names `option` and what would do.
+    """
+    if get_origin(kind) is Literal:
+        choices = [str(choice) for choice in get_args(kind)]
+        if text not in choices:
+            near = close_matches(text, choices) or f": choose from {', '.join(choices)}."
+            raise UsageError(f"{option} cannot be {_quoted(text)}{near}")
+        return text
+    if kind is int:
+        if not _WHOLE.fullmatch(text.strip()):
+            raise UsageError(f"{option} needs a whole number, not {_quoted(text)}.")
+        return int(re.sub("[_,]", "", text))
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise UsageError(f"{option} needs a number, not {_quoted(text)}.") from None
+    if not text.strip():
+        raise UsageError(f"{option} is empty: give a value, or leave the option out.")
+    return text
+
+
+def build_setup(mode: str, given: Mapping[str, Any]) -> TrainingSetup | InferenceSetup:
+    """The setup of `mode` from the options that the user gave (None: not given), checked.
+
+    Raises:
+        UsageError: an option of the other mode, a value that cannot be read, or values that contradict each other.
+    """
+    values = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        option = declared()[name]
+        if mode not in option.modes:
+            raise UsageError(
+                f"{option.option} belongs to --mode {option.modes[0]}, not to {mode}: leave it out, or change --mode."
+            )
+        values[name] = option.read(value)
+    return _checked(SETUPS[mode], values)
+
+
+def _checked(
+    setup: type[TrainingSetup] | type[InferenceSetup], values: Mapping[str, Any]
+) -> TrainingSetup | InferenceSetup:
+    from pydantic import ValidationError
+
+    try:
+        return setup(**values)
+    except ValidationError as problem:
+        raise UsageError(_sentence(problem.errors()[0])) from None
+
+
+def _sentence(error: Mapping[str, Any]) -> str:
+    """The first thing that pydantic finds wrong, in words that name the option."""
+    where, limits = error["loc"], error.get("ctx", {})
+    option = option_name(str(where[0])) if where else "The setup"
+    given = error["input"] if isinstance(error["input"], (int, float)) else _quoted(str(error["input"]))
+    for bound, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
+        if bound in limits:
+            return f"{option} must be {words} {limits[bound]}, not {given}."
+    return f"{option} cannot be {given}: {error['msg'][0].lower()}{error['msg'][1:]}."
+
+
+def _kind(annotation: Any) -> Any:
+    """The type that the option's text is read as: without Optional and without constraints."""
+    while get_origin(annotation) is Annotated or (args := _without_none(annotation)):
+        annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else args[0]
+    return annotation
+
+
+def _without_none(annotation: Any) -> list[Any]:
+    args = get_args(annotation)
+    return [arg for arg in args if arg is not NoneType] if NoneType in args else []
+
+
+def _completing(choices: tuple[str, ...]) -> Any:
+    if not choices:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:40] + "...")

@@ -1,0 +1,103 @@
+"""The program `memcalc`: its commands, which are imported when they run, and its answer to errors."""
+
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command as build
+
+from memcalc.cli.command import PlainCommand, without_coercion
+from memcalc.cli.complaints import plainly, unknown_command
+
+COMMANDS = {
+    "estimate": "Estimate a model that exists only as a parameter count or as shape numbers.",
+    "from-file": "Estimate the model of a config.json, or of a folder that holds one.",
+    "from-hub": "Estimate a model of the Hugging Face Hub; no weights are downloaded.",
+    "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
+    "gpus": "List the GPUs that --gpu knows.",
+    "optimizers": "List the optimizers that --optimizer knows.",
+    "families": "List the model families.",
+    "schema": "Print the JSON Schema of what --json prints.",
+}
+"""Every command and what it does. Its function is `command` in the module of its name in this package."""
+
+
+class Program(TyperGroup):
+    """A group that imports a command when it is wanted, so that start-up costs what the command at hand needs."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """The options before the command."""
+        return without_coercion(super().get_params(ctx))
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names of all commands, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"memcalc.cli.{cmd_name.replace('-', '_')}")
+        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+        single.command(cmd_name, cls=PlainCommand)(module.command)
+        return build(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The commands with their one-line help, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that `args` begins with; an unknown one is a usage error that names the close matches."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise unknown_command(args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the options before the command."""
+        with plainly():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; what goes wrong is told in one sentence on stderr, with the exit code of its kind."""
+        with plainly(ctx):
+            return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=Program,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"memcalc {version('gpu-memcalc')}")
+        raise typer.Exit
+
+
+@app.callback()
+def memcalc(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """How much GPU memory a transformer job needs: the tensors that PyTorch really keeps, without torch or a GPU."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(prog_name="memcalc")
+    except KeyboardInterrupt:  # while a command is being imported
+        sys.exit(130)

@@ -1,0 +1,216 @@
+"""The box: six rows with bars on one scale, the peak in words, whether it fits, and what was assumed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from memcalc.render.paint import Line, Span
+from memcalc.render.text import cells, clip, left, right, visible, wrap
+from memcalc.report import Component, Part, Report
+from memcalc.units import Unit, format_bytes, format_count
+
+LABELS = {
+    "model_weights": ("MODEL WEIGHTS", "blue"),
+    "optimizer_states": ("OPTIMIZER STATES", "magenta"),
+    "gradients": ("GRADIENTS", "cyan"),
+    "activations": ("ACTIVATIONS", "green"),
+    "temporary_tensors": ("TEMPORARY TENSORS", "yellow"),
+    "other_overhead": ("OTHER OVERHEAD", "red"),
+}
+"""Title and colour of each row, by its name in the report."""
+
+NARROWEST = 60
+"""Columns below which the box is not drawn narrower."""
+
+_WIDE = 78  # from here on the notes have a column of their own; below, they go under the row's title
+_LABEL, _SIZE, _NOTE, _HEADING = 18, 12, 17, 9
+_MOST_PARTS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Glyphs:
+    """What lines and bars are drawn with. `eighths` are the last cell of a bar, from empty to full."""
+
+    top: str
+    middle: str
+    bottom: str
+    line: str
+    side: str
+    branch: str
+    last: str
+    eighths: str
+    beyond: str
+    dot: str
+
+
+_UNICODE = _Glyphs("┌┐", "├┤", "└┘", "─", "│", "├── ", "└── ", " ▏▎▍▌▋▊▉█", "░", " · ")
+_ASCII = _Glyphs("++", "++", "++", "-", "|", "|-- ", "`-- ", " #", ".", " - ")
+
+
+def render(report: Report, width: int = 80, unit: Unit = "GiB", unicode: bool = True) -> list[Line]:
+    """The box of `report`: every line of it is `width` columns wide (at least `NARROWEST`); assumptions follow below.
+
+    `unicode` chooses blocks and box-drawing characters, else everything is ASCII.
+    """
+    return _Box(report, max(width, NARROWEST), unit, unicode).lines()
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    report: Report
+    width: int
+    unit: Unit
+    unicode: bool
+
+    @property
+    def glyphs(self) -> _Glyphs:
+        return _UNICODE if self.unicode else _ASCII
+
+    @property
+    def inner(self) -> int:
+        return self.width - 4
+
+    @property
+    def body(self) -> int:
+        """Columns of bars and part names."""
+        return self.inner - _LABEL - _SIZE - (_NOTE if self.width >= _WIDE else 0)
+
+    def lines(self) -> list[Line]:
+        scale = max(1, *(component.max_bytes for _, component in self.report.components.rows()))
+        out = [self._border(self.glyphs.top, "TENSORS", self._subject())]
+        for name, component in self.report.components.rows():
+            out += [self._framed(line) for line in self._row(name, component, scale)]
+        out.append(self._border(self.glyphs.middle))
+        for heading, text, style in self._summary():
+            for index, line in enumerate(wrap(visible(text, self.unicode), self.inner - _HEADING)):
+                out.append(self._framed((Span(left("" if index else heading, _HEADING), "bold"), Span(line, style))))
+        out.append(self._border(self.glyphs.bottom, "", self._legend()))
+        return out + list(self._assumptions())
+
+    # -- frame --------------------------------------------------------------------------------------------------------
+
+    def _border(self, corners: str, title: str = "", note: str = "") -> Line:
+        line = self.glyphs.line
+        start = (Span(corners[0] + line, "dim"), Span(f" {title} " if title else "", "bold"))
+        end = (Span(f" {note} " if note else ""), Span(line + corners[1], "dim"))
+        used = sum(cells(span.text) for span in (*start, *end))
+        return (*start, Span(line * (self.width - used), "dim"), *end)
+
+    def _framed(self, content: Line) -> Line:
+        used = sum(cells(span.text) for span in content)
+        side = self.glyphs.side
+        return (Span(side + " ", "dim"), *content, Span(" " * (self.inner - used)), Span(" " + side, "dim"))
+
+    def _subject(self) -> str:
+        """Which model and micro-batch, as much of it as fits beside the title."""
+        model, setup, room = self.report.model, self.report.setup, self.width - 18
+        count = format_count(model.parameters.total)
+        name = visible(model.name, self.unicode)
+        batch, tokens = setup.get("batch"), setup.get("seq_len")
+        tails = [f", {count} parameters", f", {count}"]
+        if batch and tokens:
+            tails = [
+                f", {count} parameters · batch {batch} × {tokens} tokens",
+                f", {count} · batch {batch} × {tokens} tokens",
+                f", {count} · {batch} × {tokens} tokens",
+                f", {count} · {batch} × {tokens}",
+            ]
+        tails = [visible(tail, self.unicode) for tail in tails]
+        tail = next((tail for tail in tails if cells(name + tail) <= room), tails[-1])
+        return clip(clip(name, max(8, room - cells(tail)), self.unicode) + tail, room, self.unicode)
+
+    def _legend(self) -> str:
+        """What the pale end of a bar means, where there is one."""
+        if not any(c.max_bytes > c.peak_bytes for _, c in self.report.components.rows()):
+            return ""
+        return f"{self.glyphs.eighths[-1]} at the peak  {self.glyphs.beyond} at the row's own maximum"
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def _row(self, name: str, component: Component, scale: int) -> Iterator[Line]:
+        title, colour = LABELS[name]
+        under, beside = self._captions(name), self._notes(name, component)
+        if self.width < _WIDE:
+            under, beside = under + beside, []
+        bodies = [(self._bar(component, scale), format_bytes(component.peak_bytes, self.unit))]
+        bodies += self._parts(component.parts)
+        for index, (head, body, note) in enumerate(zip_longest([title, *under], bodies, beside)):
+            text, size = body or ("", "")
+            yield (
+                Span(left(head or "", _LABEL), "dim" if index else f"bold {colour}"),
+                Span(left(text, self.body, self.unicode), "" if index else colour),
+                Span(right(size, _SIZE), "" if index else "bold"),
+                Span("  " + left(note or "", _NOTE - 2) if self.width >= _WIDE else "", "dim"),
+            )
+
+    def _bar(self, component: Component, scale: int) -> str:
+        eighths = self.glyphs.eighths
+        steps = len(eighths) - 1
+        filled = component.peak_bytes * self.body * steps // scale
+        if component.peak_bytes:
+            filled = max(filled, 1)
+        whole, part = divmod(filled, steps)
+        bar = eighths[-1] * whole + (eighths[part] if part else "")
+        return bar + self.glyphs.beyond * (component.max_bytes * self.body // scale - len(bar))
+
+    def _parts(self, parts: tuple[Part, ...]) -> Iterator[tuple[str, str]]:
+        shown = [(part.name, part.bytes) for part in parts if part.bytes]
+        if len(shown) > _MOST_PARTS:
+            more = shown[_MOST_PARTS - 1 :]
+            shown = [*shown[: _MOST_PARTS - 1], (f"{len(more)} more", sum(nbytes for _, nbytes in more))]
+        for index, (name, nbytes) in enumerate(shown):
+            branch = self.glyphs.last if index == len(shown) - 1 else self.glyphs.branch
+            yield branch + visible(name, self.unicode), format_bytes(nbytes, self.unit)
+
+    def _captions(self, name: str) -> list[str]:
+        """What a row's title stands over: the recipe, dtype or optimizer that decides the row."""
+        setup = self.report.setup
+        key = {"model_weights": "precision" if self.report.training else "dtype", "optimizer_states": "optimizer"}.get(
+            name
+        )
+        value = setup.get(key) if key else None
+        if name == "activations" and setup.get("activation_checkpointing") not in (None, "none"):
+            value = "checkpointed"
+        return [clip(f"({visible(str(value), self.unicode)})", _LABEL - 1, self.unicode)] if value else []
+
+    def _notes(self, name: str, component: Component) -> list[str]:
+        notes = []
+        ratio, setup = component.bytes_per_parameter, self.report.setup
+        if ratio is not None and ratio >= 0.05:
+            notes.append(f"{ratio:.1f}".removesuffix(".0") + " bytes/param")
+        batch, tokens = setup.get("batch"), setup.get("seq_len")
+        if name == "activations" and self.report.training and isinstance(batch, int) and isinstance(tokens, int):
+            notes.append(format_bytes(component.max_bytes // max(batch * tokens, 1), self.unit) + "/token")
+        most = format_bytes(component.max_bytes, self.unit)
+        if most != format_bytes(component.peak_bytes, self.unit):
+            notes.append(f"up to {most}")
+        return notes
+
+    # -- below the rows -----------------------------------------------------------------------------------------------
+
+    def _summary(self) -> Iterator[tuple[str, str, str]]:
+        """Heading, text and style of the lines below the rows."""
+        peak, phases = self.report.peak, self.report.phases
+        yield "PEAK", f"{self._both(peak.allocated_bytes)} allocated: {peak.moment}", ""
+        yield "", f"{self._both(peak.reserved_bytes)} reserved by the allocator", ""
+        yield "", f"{self._both(peak.process_bytes)} process, in nvidia-smi", ""
+        each = {name: getattr(phases, name).peak_bytes for name in phases.__dataclass_fields__}
+        yield "PHASES", " · ".join(f"{name} {format_bytes(nbytes, self.unit)}" for name, nbytes in each.items()), ""
+        if self.report.kv_cache_bytes is not None:
+            yield "KV CACHE", format_bytes(self.report.kv_cache_bytes, self.unit), ""
+        if (gpu := self.report.gpu) is not None:
+            room, total = format_bytes(abs(gpu.free_bytes), self.unit), format_bytes(gpu.total_bytes, self.unit)
+            fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
+            yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
+
+    def _both(self, nbytes: int) -> str:
+        other: Unit = "GB" if self.unit == "GiB" else "GiB"
+        return f"{format_bytes(nbytes, self.unit)} ({format_bytes(nbytes, other)})"
+
+    def _assumptions(self) -> Iterator[Line]:
+        if self.report.assumptions:
+            yield (Span("Assumptions:", "bold"),)
+        bullet = self.glyphs.dot
+        for text in self.report.assumptions:
+            for index, line in enumerate(wrap(visible(text, self.unicode), self.width - 3)):
+                yield (Span("   " if index else bullet, "dim"), Span(line))

@@ -1,0 +1,42 @@
+"""The report as a Markdown table, to paste into an issue or a document."""
+
+import re
+from collections.abc import Iterator
+
+from memcalc.render.text import visible
+from memcalc.report import Report
+from memcalc.units import Unit, format_bytes, format_count
+
+
+def render(report: Report, unit: Unit = "GiB") -> str:
+    """Heading, table of the six rows, the peak, and what was assumed."""
+    return "".join(line + "\n" for line in _lines(report, unit))
+
+
+def _lines(report: Report, unit: Unit) -> Iterator[str]:
+    model, peak, gpu = report.model, report.peak, report.gpu
+    yield f"**{_quoted(model.name)}**, {format_count(model.parameters.total)} parameters"
+    yield ""
+    yield "| row | at the peak | own maximum | bytes per parameter |"
+    yield "|---|--:|--:|--:|"
+    for name, row in report.components.rows():
+        ratio = "" if row.bytes_per_parameter is None else f"{row.bytes_per_parameter:.2f}"
+        sizes = f"{format_bytes(row.peak_bytes, unit)} | {format_bytes(row.max_bytes, unit)}"
+        yield f"| {name.replace('_', ' ')} | {sizes} | {ratio} |"
+    yield f"| **process (nvidia-smi)** | **{format_bytes(peak.process_bytes, unit)}** | | |"
+    yield ""
+    yield f"Peak: {format_bytes(peak.allocated_bytes, unit)} allocated, {_quoted(peak.moment)}."
+    if gpu is not None:
+        room = format_bytes(abs(gpu.free_bytes), unit)
+        yield f"{_quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
+    if report.assumptions:
+        yield ""
+        yield "Assumptions:"
+        yield ""
+    for text in report.assumptions:
+        yield f"- {_quoted(text)}"
+
+
+def _quoted(text: str) -> str:
+    """`text` so that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", visible(text))
