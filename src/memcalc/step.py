@@ -53,8 +53,13 @@ class Step:
 
     @property
     def trained(self) -> list[Weight]:
-        """The trained weights as the optimizer sees them."""
-        return [Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in self.parameters if p.trainable]
+        """The trained weights as the optimizer sees them: those that the loss reaches."""
+        return [Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in self.parameters if p.reached]
+
+    @property
+    def update_order(self) -> list[Weight]:
+        """Every trained weight of the model by itself, in the order in which the optimizer updates them."""
+        return [Weight(p.shape, p.dtype.itemsize) for p in self.network.in_order(set()) if p.reached]
 
 
 def build(spec: ModelSpec) -> Network:

@@ -79,18 +79,20 @@ def record(tape: Tape, out: Tensor, backward: Backward, inputs: Sequence[Tensor 
 class AccumulateGrad(Node):
     """The end of the graph at a trained weight: the first gradient is taken over, later ones are added into it."""
 
-    __slots__ = ("gradient", "name")
+    __slots__ = ("gradient", "name", "reached")
 
     def __init__(self, tape: Tape, name: str, gradient: Tensor | None) -> None:
         super().__init__(tape, _accumulate, (), None)
         self.sequence = _FIRST + tape.sequence
         self.name = name
         self.gradient = gradient
+        self.reached = False
 
 
 def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
     assert isinstance(node, AccumulateGrad)
     new = grads[0]
+    node.reached = node.reached or new is not None
     if new is not None and node.gradient is None:
         node.gradient = new.detach()
         allocation = new.storage.allocation

@@ -34,6 +34,11 @@ class Parameter(Tensor):
         self.slot = 0
         self.is_view = False
 
+    @property
+    def reached(self) -> bool:
+        """Whether backward brought a gradient: a weight that the loss does not use is never updated."""
+        return isinstance(self.node, AccumulateGrad) and self.node.reached
+
 
 class Buffer(Parameter):
     """A tensor that belongs to the model but is no parameter (inverse frequencies of a rotary embedding)."""
@@ -99,6 +104,18 @@ class Module:
     def parameters(self) -> Iterator[tuple[str, Parameter]]:
         """All parameters, in torch's order."""
         return ((name, value) for name, value in self.tensors() if not isinstance(value, Buffer))
+
+    def in_order(self, seen: set[int]) -> Iterator[Parameter]:
+        """The parameters as torch walks them: those of a stack's block come again for every block it stands for.
+
+        `seen` holds the identities of those that came already; a tied weight comes once.
+        """
+        for _, value in self.own():
+            if id(value) not in seen and not isinstance(value, Buffer):
+                seen.add(id(value))
+                yield value
+        for _, child in self.children():
+            yield from child.in_order(seen)
 
     def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> None:
         """Put every weight on `tape` in `dtype`. With `accumulated`, gradients of earlier micro-batches exist."""
@@ -187,6 +204,16 @@ class Stack(Module):
 
     def __iter__(self) -> Iterator[Block]:
         return map(Block, self.blocks, self._traced)
+
+    def in_order(self, seen: set[int]) -> Iterator[Parameter]:
+        """The parameters of all blocks of the model, in the order of their positions."""
+        pairs = zip(self.blocks, self._traced, strict=True)
+        where = {position: block for block, traced in pairs for position in traced.positions}
+        before = set(seen)
+        for position in range(self.depth):
+            mine = set(before)
+            yield from where[position].in_order(mine)
+            seen |= mine
 
 
 def _representatives(kinds: Sequence[Hashable], last_differs: bool) -> list[tuple[int, list[int]]]:

@@ -66,8 +66,6 @@ def _neighbours(weights: Iterable[Weight]) -> Iterable[tuple[Weight | None, Weig
     previous = None
     for weight in weights:
         yield previous, weight
-        if weight.copies > 1:
-            yield weight, weight
         previous = weight
 
 
@@ -102,7 +100,7 @@ def _adafactor_loop(weights: Sequence[Weight]) -> int:
             held["row"] = _row(weight)
             best = max(best, sum(held.values()) + _column(weight))
             held["column"] = _column(weight)
-            best = max(best, sum(held.values()) + weight.nbytes)
+            best = max(best, sum(held.values()) + weight.nbytes + 512)  # and the mean of the row statistics
         else:
             best = max(best, live + weight.nbytes)
             held["squared"] = weight.nbytes
