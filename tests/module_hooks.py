@@ -1,0 +1,70 @@
+"""What PyTorch's trackers themselves keep alive in backward, on top of what a GPU would.
+
+`MemTracker` follows modules with `register_multi_grad_hook`: for a module called with two or more positional tensors
+that need gradients, it holds the gradient of each until the gradients of all of them exist. Encoders in BERT's manner
+call their output modules so (hidden states, residual). Measured rows contain these gradients; memcalc, which answers
+for a GPU, does not. `as_tracked()` adds them, so that tests can compare every byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from memcalc.model import engine
+from memcalc.model.autograd import Node
+from memcalc.model.module import Module
+from memcalc.model.tape import Tape
+from memcalc.model.tensor import Tensor
+
+
+class _Group:
+    """The arguments of one call: gradients seen so far, and how many there will be."""
+
+    def __init__(self, expected: int) -> None:
+        self.expected = expected
+        self.held: list[Tensor | None] = []
+
+    def see(self, gradient: Tensor | None) -> None:
+        self.held.append(gradient)
+        if len(self.held) == self.expected:
+            self.held.clear()
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.node is not None:
+            yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _tensors(item)
+
+
+@contextmanager
+def as_tracked() -> Iterator[None]:
+    """Run the engine with the tracker's hooks on every module call."""
+    hooks: dict[int, list[tuple[int, _Group]]] = {}
+    call, run = Module.__call__, engine._run
+
+    def hooked_call(self: Module, *args: Any, **kwargs: Any) -> Any:
+        if not any(isinstance(arg, Tensor) and arg.tape.phase == "backward" for arg in args):
+            needed = list(_tensors(args))
+            if len(needed) > 1:
+                group = _Group(len(needed))
+                for tensor in needed:
+                    hooks.setdefault(id(tensor.node), []).append((tensor.slot, group))
+                del tensor
+            del needed
+        return call(self, *args, **kwargs)
+
+    def hooked_run(tape: Tape, node: Node) -> Any:
+        for slot, group in hooks.pop(id(node), ()):
+            received = node.received or []
+            group.see(received[slot] if slot < len(received) else None)
+            del received
+        return run(tape, node)
+
+    with patch.object(Module, "__call__", hooked_call), patch.object(engine, "_run", hooked_run):
+        yield
