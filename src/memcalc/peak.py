@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from memcalc.model.tape import NEVER, ROWS, Allocation, Span, Tape, TracedBlock
 
@@ -55,6 +55,7 @@ class Sweep:
         self.size = tape.clock
         self._regions = _find_regions(tape.spans)
         self._in_region = [(region.spans[0].start, region.spans[-1].end) for region in self._regions]
+        self._received = dict(self._handed_on())
         self._drops = list(self._ghost_deaths())
         self._live = self._accumulate()
         self._net = {id(span): self._net_effect(span) for region in self._regions for span in region.spans}
@@ -94,12 +95,30 @@ class Sweep:
         return net
 
     def _changes(self, span: Span) -> Iterator[tuple[Label, int]]:
+        """What is alive after `span` and was not before (positive), and what it released (negative).
+
+        What a block hands to the next counts as what it received itself: of equal blocks, the last traced one may be
+        followed by something that treats its output otherwise.
+        """
+        received = iter(self._received.get(id(span), ()))
         for allocation in self.tape.allocations[: span.end]:
             if allocation.born >= span.start:
                 if allocation.dies > span.end:
+                    if allocation.handed_over:
+                        allocation = next(received, allocation)
                     yield (allocation.row, allocation.name), allocation.nbytes
             elif span.start < allocation.dies <= span.end and not _outlives(allocation, span):
                 yield (allocation.row, allocation.name), -allocation.nbytes
+
+    def _handed_on(self) -> Iterator[tuple[int, list[Allocation]]]:
+        """For each forward span that stands for more than one block: what the span before it handed on to it."""
+        for region in self._regions:
+            for before, span in pairwise(region.spans):
+                if span.block is not None and span.block.copies > 1:
+                    given = [a for a in self.tape.allocations[before.start : before.end] if a.handed_over]
+                    own = [a for a in self.tape.allocations[span.start : span.end] if a.handed_over]
+                    if [a.nbytes for a in given] == [a.nbytes for a in own]:
+                        yield id(span), given
 
     # -- the model as it runs -----------------------------------------------------------------------------------------
 
