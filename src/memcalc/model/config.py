@@ -159,6 +159,26 @@ class Config:
             )
         return heads, kv_heads, self.head_dim()
 
+    def rotary_dim(self, head_dim: int, factor: float = 1.0) -> int:
+        """Elements of a head that are rotated: `head_dim` times `partial_rotary_factor` (by default `factor`).
+
+        The factor stands in `rope_parameters`, in the older `rope_scaling`, or at the top.
+        """
+        for section in ("rope_parameters", "rope_scaling"):
+            if self.section(section).get("partial_rotary_factor") is not None:
+                inner = Config(self.section(section), where=f"{section!r} of {self.where}")
+                factor = inner.number("partial_rotary_factor")
+                break
+        else:
+            factor = self.number("partial_rotary_factor", factor)
+        width = int(head_dim * factor)
+        if not 2 <= width <= head_dim:
+            raise ConfigError(
+                f"{self.where} gives 'partial_rotary_factor' as {factor}, which makes {width} of {head_dim} elements of "
+                f"a head; it must lie between 0 and 1."
+            )
+        return width
+
     def head_dim(self) -> int:
         """`head_dim` where given, else hidden size over heads, which must divide."""
         given = self.optional("head_dim")

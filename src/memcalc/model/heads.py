@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from memcalc.errors import ConfigError
 from memcalc.model import ops
@@ -102,11 +102,12 @@ class QuestionAnswerer(Network):
 
 def decoder(
     c: Config, architecture: str | None, model: Module, hidden: int, embedding: Embedding, *,
-    tied: bool, own_token_loss: bool = False,
+    tied: bool, own_token_loss: bool = False, bend: Sequence[Callable[[Tensor], Tensor]] = (),
 ) -> Network:  # fmt: skip
     """The decoder `model` with the head that `architecture` names; a language-model head where it names none.
 
-    `own_token_loss` is for families whose token classification does not go through Transformers' shared head.
+    `own_token_loss` is for families whose token classification does not go through Transformers' shared head; `bend` is
+    what a language-model head does to its logits.
     """
     name = architecture or ""
     if name.endswith("ForSequenceClassification"):
@@ -116,7 +117,7 @@ def decoder(
     if name.endswith("ForQuestionAnswering"):
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel", "Model")):
-        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None)
+        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None, bend=bend)
     raise unknown_head(
         c, name, ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
     )

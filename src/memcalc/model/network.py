@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,45 +64,58 @@ def positions(tape: Tape, length: int) -> Tensor:
 class DecoderModel(Module):
     """Embedding, rotary embedding, a stack of decoder blocks and a final norm (LlamaModel).
 
-    `windows` are the kinds of mask that the layers ask for by `layer.module.window`: None for full attention, else the
-    sliding window in tokens.
+    `windows` are the kinds of mask that the layers ask for by `layer.module.self_attn.window`: None for full attention,
+    else the sliding window in tokens. A rotary embedding that answers with a dict has a pair for each window. On their
+    way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
+    `norm_first`, by the norm that also stands behind the last block.
     """
 
     def __init__(
-        self,
-        embed_tokens: Module,
-        layers: Stack,
-        norm: Module,
-        rotary_emb: Module,
-        windows: Sequence[int | None] = (None,),
-    ) -> None:
+        self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module,
+        windows: Iterable[int | None] = (None,), *,
+        scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
+    ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
         self.norm = norm
         self.rotary_emb = rotary_emb
         self.windows = tuple(windows)
+        self.scaled, self.dropout, self.norm_first = scaled, dropout, norm_first
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
         inputs_embeds = self.embed_tokens(ids)
+        if self.scaled:
+            inputs_embeds = ops.scale(inputs_embeds)
         position_ids = positions(ids.tape, ids.shape[1])
         masks = {window: causal_mask(inputs_embeds, padding, window) for window in self.windows}
         hidden = inputs_embeds
+        hidden = ops.dropout(hidden, self.dropout)
         rotation = self.rotary_emb(hidden, position_ids)
+        if self.norm_first:
+            hidden = self.norm(hidden)
         for layer in self.layers:
-            mask = masks[layer.module.self_attn.window]
-            hidden = layer(hidden, rotation=rotation, mask=mask, position_ids=position_ids)
+            window = vars(layer.module)["self_attn"].window
+            turn = rotation[window] if isinstance(rotation, dict) else rotation
+            hidden = layer(hidden, rotation=turn, mask=masks[window], position_ids=position_ids)
         return self.norm(hidden)  # type: ignore[no-any-return]
 
 
 class CausalLM(Network):
-    """A decoder with a language-model head. `tied_to` is the embedding whose table the head shares, if it does."""
+    """A decoder with a language-model head. `tied_to` is the embedding whose table the head shares, if it does.
 
-    def __init__(self, model: Module, hidden: int, vocab: int, *, tied_to: Embedding | None) -> None:
+    `bend` is what is done to the logits one after another before the loss: scaling, soft capping.
+    """
+
+    def __init__(
+        self, model: Module, hidden: int, vocab: int, *,
+        tied_to: Embedding | None, bend: Sequence[Callable[[Tensor], Tensor]] = (),
+    ) -> None:  # fmt: skip
         self.model = model
         self.lm_head = Linear(hidden, vocab, group="LM head")
         if tied_to is not None:
             self.lm_head.weight = tied_to.weight
+        self.bend = tuple(bend)
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
@@ -112,5 +125,7 @@ class CausalLM(Network):
             hidden = ops.narrow(hidden, 1, 1)  # generation asks for the logits of the last token only
         with tape.scoped("LM head and loss"):
             logits = self.lm_head(hidden)
+            for function in self.bend:
+                logits = function(logits)
             loss = None if batch.labels is None else causal_lm_loss(logits, batch.labels)
         return Outputs(loss, (logits,))

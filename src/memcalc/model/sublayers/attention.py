@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
 from memcalc.model import ops
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import RMSNorm
-from memcalc.model.sublayers.rotary import apply_rotary
+from memcalc.model.sublayers.rotary import Rotate, Rotation, apply_rotary
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
-
-Rotation = tuple[Tensor, Tensor]
 
 
 def repeat_kv(x: Tensor, repeats: int) -> Tensor:
@@ -23,12 +25,17 @@ def repeat_kv(x: Tensor, repeats: int) -> Tensor:
 
 
 def eager(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats: int, dropout: float = 0.0
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats: int, dropout: float = 0.0,
+    *, softcapped: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Scores, fp32 softmax and probabilities as tensors: [b, s, h, d] and the probabilities [b, h, s, t]."""
     key = repeat_kv(key, repeats)
     value = repeat_kv(value, repeats)
     weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    if softcapped:
+        weights = ops.scale(weights)
+        weights = ops.tanh(weights)
+        weights = ops.scale(weights)
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.to(ops.softmax(weights, FP32), query.dtype)
@@ -47,11 +54,15 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats: int = 1, dropout: float = 0.0
-) -> tuple[Tensor, Tensor | None]:
-    """Attention output [b, s, h, d], and the probabilities where the implementation makes them."""
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats: int = 1, dropout: float = 0.0,
+    *, softcapped: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Attention output [b, s, h, d], and the probabilities where the implementation makes them.
+
+    Only eager attention knows how to cap scores softly; the fused kernels leave it out.
+    """
     if query.tape.attention == "eager":
-        return eager(query, key, value, mask, repeats, dropout)
+        return eager(query, key, value, mask, repeats, dropout, softcapped=softcapped)
     return sdpa(query, key, value, mask, repeats, dropout), None
 
 
@@ -71,46 +82,122 @@ def attend_same_dtype(
     return ops.transpose(out, 1, 2), weights
 
 
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """A norm over queries and keys: `make(heads, head_dim)` makes one, `at` says where it stands.
+
+    projection: over the whole projection; heads: over [b, s, heads, d] as each is projected; later: over the same when
+    all are; transposed: over [b, heads, s, d]; rotated: over the same, after the rotary embedding.
+    """
+
+    make: Callable[[int, int], Module]
+    at: Literal["projection", "heads", "later", "transposed", "rotated"]
+    names: tuple[str, str] = ("q_norm", "k_norm")
+
+
+PER_HEAD: HeadNorm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "heads")
+"""Qwen 3's."""
+
+
 class GroupedQueryAttention(Module):
     """Llama's attention: projections to `heads` queries and `kv_heads` keys and values of `head_dim`, rotary, output.
 
-    `bias` is on the query, key and value projections, `out_bias` on the output's; `head_norm` adds a norm over each
-    head's query and key (Qwen3); a layer with a sliding `window` caches no more than that.
+    `bias` is on the query, key and value projections, `out_bias` on the output's; with `fused` the three are one.
+    `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
+    none). A layer with a sliding `window` caches no more than that. `softcapped` bends the scores of eager attention,
+    `clipped` the projections; `out_dropout` works on the output.
     """
 
     scope = "attention"
 
     def __init__(
         self, hidden: int, heads: int, kv_heads: int, head_dim: int, *,
-        bias: bool = False, out_bias: bool = False, head_norm: bool = False, dropout: float = 0.0,
-        window: int | None = None,
+        bias: bool = False, out_bias: bool = False, fused: bool = False, head_norm: HeadNorm | bool = False,
+        rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
+        window: int | None = None, softcapped: bool = False, clipped: bool = False,
     ) -> None:  # fmt: skip
-        self.head_dim = head_dim
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
-        self.dropout = dropout
+        self.dropout, self.out_dropout = dropout, out_dropout
         self.window = window
-        self.q_proj = Linear(hidden, heads * head_dim, bias=bias, group="attention")
-        self.k_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
-        self.v_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
-        self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
-        self.q_norm = RMSNorm(head_dim) if head_norm else None
-        self.k_norm = RMSNorm(head_dim) if head_norm else None
+        self.rotate = rotate
+        self.softcapped, self.clipped = softcapped, clipped
+        self.fused = fused
+        if fused:
+            self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
+            self.qkv_proj = Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias=bias, group="attention")
+        else:
+            self.q_proj = Linear(hidden, heads * head_dim, bias=bias, group="attention")
+            self.k_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
+            self.v_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
+            self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
+        self.head_norm = PER_HEAD if head_norm is True else head_norm or None
+        if self.head_norm is not None:
+            setattr(self, self.head_norm.names[0], self.head_norm.make(heads, head_dim))
+            setattr(self, self.head_norm.names[1], self.head_norm.make(kv_heads, head_dim))
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _norms(self, *places: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """The norms of query and key, if they stand at one of `places`."""
+        if self.head_norm is None or self.head_norm.at not in places:
+            return _as_it_is, _as_it_is
+        return vars(self)[self.head_norm.names[0]], vars(self)[self.head_norm.names[1]]
+
+    def _split(self, x: Tensor) -> Tensor:
         return ops.view(x, *x.shape[:-1], -1, self.head_dim)
+
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Hidden states [b, s, h] to query, key and value [b, heads, s, d]."""
+        if self.fused:
+            qkv = self.qkv_proj(hidden)
+            counts = (self.heads, self.kv_heads, self.kv_heads)
+            pieces = [ops.narrow(qkv, -1, count * self.head_dim) for count in counts]
+            query, key, value = (ops.transpose(self._split(piece), 1, 2) for piece in pieces)
+            return query, key, value
+        at = None if self.head_norm is None else self.head_norm.at
+        if at == "projection" or self.clipped:
+            q_norm, k_norm = self._norms("projection")
+            query = q_norm(self.q_proj(hidden))
+            key = k_norm(self.k_proj(hidden))
+            value = self.v_proj(hidden)
+            if self.clipped:
+                query, key, value = (ops.clamp_(x, of_view=self.q_proj.bias is not None) for x in (query, key, value))
+            query = ops.transpose(self._split(query), 1, 2)
+            key = ops.transpose(self._split(key), 1, 2)
+            value = ops.transpose(self._split(value), 1, 2)
+            return query, key, value
+        if at == "later":
+            q_norm, k_norm = self._norms("later")
+            query = self._split(self.q_proj(hidden))
+            key = self._split(self.k_proj(hidden))
+            value = self._split(self.v_proj(hidden))
+            query = q_norm(query)
+            key = k_norm(key)
+            return ops.transpose(query, 1, 2), ops.transpose(key, 1, 2), ops.transpose(value, 1, 2)
+        q_norm, k_norm = self._norms("heads")
+        query = ops.transpose(q_norm(self._split(self.q_proj(hidden))), 1, 2)
+        key = ops.transpose(k_norm(self._split(self.k_proj(hidden))), 1, 2)
+        value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
+        return query, key, value
 
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b, s, h] to [b, s, h], and the probabilities where they exist."""
-        if self.q_norm is None or self.k_norm is None:
-            query = ops.transpose(self._heads(self.q_proj(hidden)), 1, 2)
-            key = ops.transpose(self._heads(self.k_proj(hidden)), 1, 2)
-        else:
-            query = ops.transpose(self.q_norm(self._heads(self.q_proj(hidden))), 1, 2)
-            key = ops.transpose(self.k_norm(self._heads(self.k_proj(hidden))), 1, 2)
-        value = ops.transpose(self._heads(self.v_proj(hidden)), 1, 2)
-        query, key = apply_rotary(query, key, *rotation)
+        query, key, value = self._project(hidden)
+        q_norm, k_norm = self._norms("transposed")
+        query = q_norm(query)
+        key = k_norm(key)
+        if self.rotate is not None:
+            query, key, *_held = self.rotate(query, key, *rotation)
+        q_norm, k_norm = self._norms("rotated")
+        query = q_norm(query)
+        key = k_norm(key)
         if query.tape.cache is not None:
             key, value = query.tape.cache.update(self, key, value, self.window)
-        out, weights = attend(query, key, value, mask, self.repeats, self.dropout)
+        out, weights = attend(query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
-        return self.o_proj(out), weights
+        out = self.o_proj(out)
+        out = ops.dropout(out, self.out_dropout)
+        return out, weights
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x

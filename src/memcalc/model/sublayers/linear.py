@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memcalc.model import ops
-from memcalc.model.module import Module, Parameter
+from memcalc.model.autograd import require_gradient
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.tensor import Tensor
 
 
@@ -42,10 +43,27 @@ class Embedding(Module):
     """A table of `count` vectors of `width` (torch.nn.Embedding)."""
 
     scope = "embedding"
+    output_needs_gradient = False
+    """Whether the vectors are made to need a gradient though the table does not (`enable_input_require_grads`)."""
 
     def __init__(self, count: int, width: int, *, group: str = "embedding") -> None:
         self.weight = Parameter(count, width, group=group)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""
-        return ops.embedding(ids, self.weight)
+        out = ops.embedding(ids, self.weight)
+        if self.output_needs_gradient:
+            require_gradient(out)
+        return out
+
+
+class ScaledEmbedding(Embedding):
+    """An embedding times a number that is kept as a buffer (Gemma)."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__(count, width)
+        self.embed_scale = Buffer()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [...] to vectors [..., width]."""
+        return ops.multiply(super().forward(ids), ops.to(self.embed_scale, self.weight.dtype))

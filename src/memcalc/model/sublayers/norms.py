@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from memcalc.model import ops
 from memcalc.model.module import Module, Parameter
 from memcalc.model.tensor import Tensor
@@ -9,12 +11,17 @@ from memcalc.tables.dtypes import FP32
 
 
 class RMSNorm(Module):
-    """Llama's RMSNorm: keeps an fp32 copy of the input, the reciprocal root, and the normalised tensor."""
+    """Llama's RMSNorm: keeps an fp32 copy of the input, the reciprocal root, and the normalised tensor.
+
+    `scale_in` says in which dtype the weight multiplies: cast: the input's, after casting back (Llama); mixed: the
+    weight's own times fp32 (OLMo 2); fp32: a cast copy of the weight (Helium). Without a weight, only the division.
+    """
 
     scope = "norms"
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, scale_in: Literal["cast", "mixed", "fp32"] = "cast") -> None:
         self.weight = Parameter(width, group="norms")
+        self.scale_in = scale_in
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
@@ -22,7 +29,41 @@ class RMSNorm(Module):
         hidden = ops.to(hidden, FP32)
         variance = ops.mean(ops.power(hidden))
         hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
-        return ops.multiply(self.weight, ops.to(hidden, dtype))
+        if self.scale_in == "cast":
+            return ops.multiply(self.weight, ops.to(hidden, dtype))
+        if self.scale_in == "mixed":
+            return ops.to(ops.multiply(self.weight, hidden), dtype)
+        return ops.to(ops.multiply(ops.to(self.weight, FP32), hidden), dtype)
+
+
+class PlainRMSNorm(Module):
+    """RMSNorm without a weight, in fp32 and cast back (nanochat)."""
+
+    scope = "norms"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        return ops.to(_divided(ops.to(x, FP32)), x.dtype)
+
+
+class GemmaRMSNorm(Module):
+    """Gemma's RMSNorm: all in fp32, with a weight that is added to one."""
+
+    scope = "norms"
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width, group="norms")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        out = _divided(ops.to(x, FP32))
+        out = ops.multiply(out, ops.shift(ops.to(self.weight, FP32)))
+        return ops.to(out, x.dtype)
+
+
+def _divided(x: Tensor) -> Tensor:
+    """x over its root mean square, in one expression."""
+    return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x)))))
 
 
 class LayerNorm(Module):
@@ -37,3 +78,67 @@ class LayerNorm(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         return ops.layer_norm(hidden, self.weight, self.bias)
+
+
+class PlainLayerNorm(Module):
+    """LayerNorm without weight and bias, in fp32 and cast back (OLMo)."""
+
+    scope = "norms"
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        return ops.to(ops.layer_norm(ops.to(hidden, FP32), None, None), hidden.dtype)
+
+
+class EagerLayerNorm(Module):
+    """Cohere's LayerNorm without bias, written out in fp32; the weight may have several dimensions."""
+
+    scope = "norms"
+
+    def __init__(self, *shape: int) -> None:
+        self.weight = Parameter(*shape, group="norms")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., *shape] to [..., *shape]."""
+        dtype = hidden.dtype
+        hidden = ops.to(hidden, FP32)
+        mean = ops.mean(hidden)
+        variance = ops.mean(ops.power(ops.subtract(hidden, mean)))
+        hidden = ops.multiply(ops.subtract(hidden, mean), ops.rsqrt(ops.shift(variance)))
+        hidden = ops.multiply(ops.to(self.weight, FP32), hidden)
+        return ops.to(hidden, dtype)
+
+
+class ShiftedLayerNorm(Module):
+    """Nemotron's LayerNorm, whose weight is added to one; under autocast all of it is in the 16-bit dtype."""
+
+    scope = "norms"
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width, group="norms")
+        self.bias = Parameter(width, group="norms")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        tape = hidden.tape
+        weight: Tensor = ops.shift(self.weight)
+        bias: Tensor = self.bias
+        if tape.autocast is not None:
+            dtype = tape.autocast
+            hidden, weight, bias = ops.to(hidden, dtype), ops.to(weight, dtype), ops.to(bias, dtype)
+        with tape.autocasting(None):
+            return ops.layer_norm(hidden, weight, bias)
+
+
+class LayerNormPerHead(Module):
+    """StableLM's: for each head of [b, heads, s, dim] a LayerNorm of its own, without bias."""
+
+    scope = "norms"
+
+    def __init__(self, heads: int, dim: int) -> None:
+        self.norms = [LayerNorm(dim, bias=False) for _ in range(heads)]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, heads, s, dim] to [b, heads, s, dim]."""
+        pieces = ops.split(hidden, [1] * len(self.norms), 1)
+        return ops.cat([norm(piece) for norm, piece in zip(self.norms, pieces, strict=True)], 1)

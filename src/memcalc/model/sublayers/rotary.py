@@ -1,32 +1,67 @@
-"""Rotary position embedding."""
+"""Rotary position embedding: the table of cos and sin, and the ways in which families apply it.
+
+The ways differ in what is cast, sliced and copied on the way, and so in what stays for backward and what is alive
+meanwhile; each is written in the order in which Transformers computes it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin [rows, s, dim]."""
+
+Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""Query and key [b, h, s, d], cos and sin, to rotated query and key; what else it returns stays with its caller."""
+
+
+def spread(x: Tensor) -> Tensor:
+    """Every element of the last dimension twice (torch.repeat_interleave), a copy."""
+    wide = ops.expand(ops.unsqueeze(x, -1), *x.shape, 2)
+    return ops.view(ops.clone(wide, contiguous=True), *x.shape[:-1], -1)
+
 
 class RotaryEmbedding(Module):
-    """cos and sin [rows, s, dim] in the dtype of the hidden states, from positions [rows, s].
+    """cos and sin [rows, s, dim] from positions [rows, s], in the dtype of the hidden states.
 
-    Two buffers of inverse frequencies belong to it (the second is kept to undo dynamic scaling).
+    Two buffers of inverse frequencies belong to it (the second is kept to undo dynamic scaling). With `pairs`,
+    neighbouring elements share an angle, else those half the dimension apart; with `fp32`, the pair stays in fp32.
     """
 
     scope = "rotary embedding"
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, *, pairs: bool = False, fp32: bool = False) -> None:
         self.inv_freq = Buffer(dim // 2)
         self.original_inv_freq = Buffer(dim // 2)
+        self.pairs = pairs
+        self.fp32 = fp32
 
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
         """The pair for `position_ids`; `x` only lends its dtype."""
         freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
-        emb = ops.cat((freqs, freqs), -1)
+        emb = spread(freqs) if self.pairs else ops.cat((freqs, freqs), -1)
         cos = ops.scale(ops.cos(emb))
         sin = ops.scale(ops.sin(emb))
+        if self.fp32:
+            return cos, sin
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)
+
+
+class RotaryByWindow(Module):
+    """A table of its own for the layers of each sliding window (None: full attention)."""
+
+    def __init__(self, windows: Sequence[int | None], table: Callable[[], RotaryEmbedding]) -> None:
+        self.windows = tuple(windows)
+        self.tables = [table() for _ in self.windows]
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> dict[int | None, Rotation]:
+        """The pair of every window."""
+        return {window: table(x, position_ids) for window, table in zip(self.windows, self.tables, strict=True)}
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -37,10 +72,136 @@ def rotate_half(x: Tensor) -> Tensor:
     return ops.cat((ops.negative(second), first), -1)
 
 
+def rotate_pairs(x: Tensor) -> Tensor:
+    """Of every two neighbours in the last dimension the second negated, then the first."""
+    first = ops.step_slice(x, -1, 2)
+    second = ops.step_slice(x, -1, 2)
+    return ops.view(ops.stack((ops.negative(second), first), -1), *x.shape)
+
+
+def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_half(x), sin))
+
+
+def _pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_pairs(x), sin))
+
+
+def _sliced(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The `width` elements of the last dimension that are rotated, and the others."""
+    return ops.narrow(x, -1, width), ops.narrow(x, -1, x.shape[-1] - width)
+
+
 def apply_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Rotate query and key [b, h, s, d]; `dim` is where cos and sin [b, s, d] get their head dimension."""
+    """Llama's: all of each head; `dim` is where cos and sin [b, s, d] get their head dimension."""
     cos = ops.unsqueeze(cos, dim)
     sin = ops.unsqueeze(sin, dim)
-    query_out = ops.add(ops.multiply(query, cos), ops.multiply(rotate_half(query), sin))
-    key_out = ops.add(ops.multiply(key, cos), ops.multiply(rotate_half(key), sin))
+    query_out = _halves(query, cos, sin)
+    key_out = _halves(key, cos, sin)
     return query_out, key_out
+
+
+def rotary_cast_back(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """OLMo's: cos and sin in fp32, and so the rotation; the results are cast back."""
+    query_dtype, key_dtype = query.dtype, key.dtype
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    query_out = _halves(query, cos, sin)
+    key_out = _halves(key, cos, sin)
+    return ops.to(query_out, query_dtype), ops.to(key_out, key_dtype)
+
+
+def rotary_head_of_each(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Phi-3's: the first elements of each head, as many as cos has; the others are put behind them at once."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    width = cos.shape[-1]
+    query_rot, query_pass = _sliced(query, width)
+    key_rot, key_pass = _sliced(key, width)
+    query_out = ops.cat([_halves(query_rot, cos, sin), query_pass], -1)
+    key_out = ops.cat([_halves(key_rot, cos, sin), key_pass], -1)
+    return query_out, key_out
+
+
+def rotary_then_rest(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Nemotron's: the first elements of query and key, then the others put behind both."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    width = cos.shape[-1]
+    query, query_pass = _sliced(query, width)
+    key, key_pass = _sliced(key, width)
+    query_out = _halves(query, cos, sin)
+    key_out = _halves(key, cos, sin)
+    return ops.cat((query_out, query_pass), -1), ops.cat((key_out, key_pass), -1)
+
+
+def rotary_held(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
+    """StableLM's: the rotated part stays bound in the attention that puts the others behind it."""
+    width = cos.shape[-1]
+    query_rot, query_pass = _sliced(query, width)
+    key_rot, key_pass = _sliced(key, width)
+    query_rot, key_rot = apply_rotary(query_rot, key_rot, cos, sin)
+    query = ops.cat((query_rot, query_pass), -1)
+    key = ops.cat((key_rot, key_pass), -1)
+    return query, key, query_rot, key_rot
+
+
+def rotary_pairs_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Cohere's: fp32 copies of query and key, rotated by pairs and cast back."""
+    dtype = query.dtype
+    query = ops.to(query, FP32)
+    key = ops.to(key, FP32)
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    query_out = _pairs(query, cos, sin)
+    key_out = _pairs(key, cos, sin)
+    return ops.to(query_out, dtype), ops.to(key_out, dtype)
+
+
+def _spread_half(table: Tensor) -> Tensor:
+    """cos or sin of halves as that of pairs: a copy that every layer makes and keeps."""
+    return spread(ops.narrow(table, -1, table.shape[-1] // 2))
+
+
+def rotary_pairs(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Helium's: pairs, from a table that was laid out for halves."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    cos = _spread_half(cos)
+    sin = _spread_half(sin)
+    query_out = _pairs(query, cos, sin)
+    key_out = _pairs(key, cos, sin)
+    return query_out, key_out
+
+
+def rotary_pairs_of_part(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """GLM's: pairs among the first elements of each head, from a table that was laid out for halves."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    cos = _spread_half(cos)
+    sin = _spread_half(sin)
+    width = cos.shape[-1]
+    query_rot, query_pass = _sliced(query, width)
+    key_rot, key_pass = _sliced(key, width)
+    query_out = _pairs(query_rot, cos, sin)
+    key_out = _pairs(key_rot, cos, sin)
+    query_out = ops.cat([query_out, query_pass], -1)
+    key_out = ops.cat([key_out, key_pass], -1)
+    return query_out, key_out
+
+
+def rotary_pairs_upcast(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """ERNIE's: pairs in fp32, where each factor is cast by itself."""
+    dtype = query.dtype
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    cos = _spread_half(cos)
+    sin = _spread_half(sin)
+    query_out = _upcast_pairs(query, cos, sin)
+    key_out = _upcast_pairs(key, cos, sin)
+    return ops.to(query_out, dtype), ops.to(key_out, dtype)
+
+
+def _upcast_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    kept = ops.multiply(ops.to(x, FP32), cos)
+    return ops.add(kept, ops.multiply(ops.to(rotate_pairs(x), FP32), sin))

@@ -1,0 +1,88 @@
+"""The dense decoder that most families are: what their recipes say in a few words, put together from a config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from memcalc.model import heads, ops
+from memcalc.model.config import Config
+from memcalc.model.module import Module, Stack
+from memcalc.model.network import DecoderModel, Network
+from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.sublayers.blocks import DecoderBlock
+from memcalc.model.sublayers.linear import Embedding
+from memcalc.model.sublayers.mlp import GatedMLP
+from memcalc.model.sublayers.norms import RMSNorm
+from memcalc.model.sublayers.rotary import RotaryEmbedding
+from memcalc.model.tensor import Tensor
+
+Windows = Sequence[int | None]
+"""The sliding window of each layer; None for full attention."""
+
+SOFT_CAP: tuple[Callable[[Tensor], Tensor], ...] = (ops.scale, ops.tanh, ops.scale)
+"""Logits divided by a number, through tanh, and multiplied by it."""
+
+
+def dense_decoder(
+    c: Config, architecture: str | None, *,
+    windows: Windows | None = None, masks: Windows | None = None, turned: Sequence[bool] | None = None,
+    attention: dict[str, Any] | None = None,
+    mlp: Callable[[], Module] | None = None,
+    norm: Callable[[int], Module] = RMSNorm,
+    block: Callable[[Module, Module, Callable[[], Module]], Module] = DecoderBlock,
+    rotary: Module | None = None,
+    embedding: Callable[[int, int], Embedding] = Embedding,
+    bend: Sequence[Callable[[Tensor], Tensor]] = (),
+    **model: Any,
+) -> Network:  # fmt: skip
+    """A decoder like Llama but for what is given; with nothing given, Llama itself.
+
+    `windows` are those of the layers, `masks` those for which the model makes a mask (by default the layers'), `turned`
+    says which layers apply the rotary embedding. `attention` and `model` go to GroupedQueryAttention and DecoderModel.
+    """
+    hidden, vocab, depth = c.integer("hidden_size"), c.integer("vocab_size"), c.integer("num_hidden_layers")
+    count, kv_heads, head_dim = c.heads()
+    windows = [None] * depth if windows is None else windows
+    turned = [True] * depth if turned is None else turned
+    options: dict[str, Any] = {"dropout": c.probability("attention_dropout", 0.0), **(attention or {})}
+    feed_forward = mlp or gated_mlp(c)
+
+    def build(layer: int) -> Module:
+        own = options if turned[layer] else {**options, "rotate": None}
+        attend = GroupedQueryAttention(hidden, count, kv_heads, head_dim, window=windows[layer], **own)
+        return block(attend, feed_forward(), partial(norm, hidden))
+
+    table = embedding(vocab, hidden)
+    layers = Stack(list(zip(windows, turned, strict=True)), build)
+    if rotary is None:
+        rotary = RotaryEmbedding(head_dim)
+    decoder = DecoderModel(table, layers, norm(hidden), rotary, sorted_windows(masks or windows), **model)
+    return heads.decoder(c, architecture, decoder, hidden, table, tied=c.flag("tie_word_embeddings"), bend=bend)
+
+
+def gated_mlp(c: Config, act: str = "hidden_act", *, bias: bool = False, dropout: float = 0.0) -> Callable[[], Module]:
+    """What makes a gated MLP as the config describes it; `act` is the key that names its activation function."""
+    width, name = c.integer("intermediate_size"), c.text(act)
+    return lambda: GatedMLP(c.integer("hidden_size"), width, name, bias=bias, dropout=dropout)
+
+
+def everywhere(c: Config, key: str = "sliding_window") -> list[int | None]:
+    """The same sliding window in every layer, where the config has one."""
+    return [c.optional(key)] * c.integer("num_hidden_layers")
+
+
+def by_type(c: Config, full_every: int, *, key: str = "sliding_window") -> list[int | None]:
+    """Windows by `layer_types`; where the config has none, every `full_every`-th layer attends to everything."""
+    depth = c.integer("num_hidden_layers")
+    types = c.layer_types(
+        ["full_attention" if (i + 1) % full_every == 0 else "sliding_attention" for i in range(depth)]
+    )
+    window = c.optional(key)
+    return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def sorted_windows(windows: Windows) -> list[int | None]:
+    """The distinct windows, full attention first."""
+    return sorted(set(windows), key=lambda window: -1 if window is None else window)

@@ -1,0 +1,91 @@
+"""Decoder blocks: how attention, MLP, norms and the residual stream are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.model import ops
+from memcalc.model.module import Module
+from memcalc.model.sublayers.rotary import Rotation
+from memcalc.model.tensor import Tensor
+
+NormNames = tuple[str | None, str | None, str | None, str | None]
+"""Names of the norms before and after attention, before and after the MLP; None where there is none."""
+
+PRE_NORM: NormNames = ("input_layernorm", None, "post_attention_layernorm", None)
+POST_NORM: NormNames = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+SANDWICH: NormNames = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
+
+
+class DecoderBlock(Module):
+    """Attention, then MLP, each added to the residual stream, with the norms that `names` lists.
+
+    `dropout` works on what is added; with `scaled` it is multiplied by a number.
+    """
+
+    scope = "residual stream"
+
+    def __init__(
+        self, attention: Module, mlp: Module, norm: Callable[[], Module], names: NormNames = PRE_NORM, *,
+        dropout: float = 0.0, scaled: bool = False,
+    ) -> None:  # fmt: skip
+        self.self_attn = attention
+        self.mlp = mlp
+        self.names = names
+        for name in names:
+            if name is not None:
+                setattr(self, name, norm())
+        self.dropout = dropout
+        self.scaled = scaled
+
+    def _norm(self, index: int) -> Module | None:
+        name = self.names[index]
+        return None if name is None else vars(self)[name]
+
+    def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        before_attention, after_attention, before_mlp, after_mlp = map(self._norm, range(4))
+        residual = hidden
+        if before_attention is not None:
+            hidden = before_attention(hidden)
+        hidden, _weights = self.self_attn(hidden, rotation, mask)
+        if after_attention is not None:
+            hidden = after_attention(hidden)
+        hidden = ops.add(residual, self._branch(hidden))
+        residual = hidden
+        if before_mlp is not None:
+            hidden = before_mlp(hidden)
+        hidden = self.mlp(hidden)
+        if after_mlp is not None:
+            hidden = after_mlp(hidden)
+        return ops.add(residual, self._branch(hidden))
+
+    def _branch(self, x: Tensor) -> Tensor:
+        x = ops.dropout(x, self.dropout)
+        return ops.scale(x) if self.scaled else x
+
+
+PreNormBlock = DecoderBlock
+
+
+class ParallelBlock(Module):
+    """One norm, attention and MLP both from it, and both added to the residual stream (Cohere, StableLM)."""
+
+    scope = "residual stream"
+
+    def __init__(self, attention: Module, mlp: Module, norm: Callable[[], Module], *, dropout: float = 0.0) -> None:
+        self.self_attn = attention
+        self.mlp = mlp
+        self.input_layernorm = norm()
+        self.dropout = dropout
+
+    def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        residual = hidden
+        hidden = self.input_layernorm(hidden)
+        attended, _weights = self.self_attn(hidden, rotation, mask)
+        fed = self.mlp(hidden)
+        fed = ops.dropout(fed, self.dropout)
+        return ops.add(ops.add(residual, attended), fed)
