@@ -7,6 +7,7 @@ A module is built from numbers alone; `Module.bind` puts its weights on a tape. 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from memcalc.model.autograd import AccumulateGrad, CheckpointFrame
@@ -105,15 +106,15 @@ class Module:
         """All parameters, in torch's order."""
         return ((name, value) for name, value in self.tensors() if not isinstance(value, Buffer))
 
-    def in_order(self, seen: set[int]) -> Iterator[Parameter]:
-        """The parameters as torch walks them: those of a stack's block come again for every block it stands for.
+    def in_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
+        """The parameters as torch walks them, each with how many of it this place stands for.
 
         `seen` holds the identities of those that came already; a tied weight comes once.
         """
         for _, value in self.own():
             if id(value) not in seen and not isinstance(value, Buffer):
                 seen.add(id(value))
-                yield value
+                yield value, 1
         for _, child in self.children():
             yield from child.in_order(seen)
 
@@ -205,14 +206,22 @@ class Stack(Module):
     def __iter__(self) -> Iterator[Block]:
         return map(Block, self.blocks, self._traced)
 
-    def in_order(self, seen: set[int]) -> Iterator[Parameter]:
-        """The parameters of all blocks of the model, in the order of their positions."""
+    def in_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
+        """The parameters of all blocks in the order of their positions.
+
+        A run of equal blocks comes twice, the second time for all but the first: so every neighbour that a weight has
+        is there, and the counts are right.
+        """
         pairs = zip(self.blocks, self._traced, strict=True)
-        where = {position: block for block, traced in pairs for position in traced.positions}
+        where = [(position, block) for block, traced in pairs for position in traced.positions]
         before = set(seen)
-        for position in range(self.depth):
+        for _, run in groupby(sorted(where, key=lambda pair: pair[0]), key=lambda pair: id(pair[1])):
+            blocks = list(run)
             mine = set(before)
-            yield from where[position].in_order(mine)
+            walked = list(blocks[0][1].in_order(mine))
+            yield from walked
+            if len(blocks) > 1:
+                yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
             seen |= mine
 
 
