@@ -33,8 +33,19 @@ class Family:
 
 _FILES: dict[str, tuple[str, ...]] = {
     "llama": ("llama", "mistral", "qwen2", "qwen3"),
+    "llama_kin": (
+        "arcee", "ernie4_5", "exaone4", "granite", "helium", "hunyuan_v1_dense", "nanochat", "seed_oss", "smollm3",
+    ),  # fmt: skip
+    "gemma": ("gemma", "gemma2", "gemma3_text"),
+    "phi3": ("phi3",),
+    "olmo": ("olmo", "olmo2", "olmo3"),
+    "cohere": ("cohere", "cohere2"),
+    "glm": ("glm", "glm4"),
+    "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
     "gpt2": ("gpt2",),
     "bert": ("bert",),
+    "moe": ("mixtral", "qwen3_moe"),
+    "deepseek": ("deepseek_v3",),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""
 

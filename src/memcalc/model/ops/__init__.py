@@ -16,6 +16,7 @@ from memcalc.model.ops.elementwise import (
     like,
     log,
     masked_fill,
+    minimum,
     multiply,
     negative,
     power,
@@ -33,7 +34,10 @@ from memcalc.model.ops.elementwise import (
     to,
     where,
 )
-from memcalc.model.ops.matmul import addmm, baddbmm, bmm, linear, lower, matmul, mm
+from memcalc.model.ops.indexing import gather, max_over, sort, take, topk
+from memcalc.model.ops.inplace import copy_into, divide_
+from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm
+from memcalc.model.ops.piecewise import clamp, clamp_
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
     cross_entropy,
@@ -69,11 +73,12 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "baddbmm", "binary_cross_entropy", "bmm", "cat", "chunk", "clone", "compare",
-    "contiguous", "cos", "cross_entropy", "divide", "dropout", "embedding", "exp", "expand", "gelu", "layer_norm",
-    "like", "linear", "log", "log_softmax", "lower", "masked_fill", "matmul", "mean", "mm", "mse_loss", "multiply",
-    "narrow", "negative", "nll_loss", "permute", "pick", "power", "relu", "reshape", "rms_norm_fused", "rsqrt",
-    "scale", "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus",
-    "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "tanh", "to", "transpose", "unbind",
-    "unsqueeze", "view", "where",
+    "add", "add_", "addmm", "baddbmm", "binary_cross_entropy", "bmm", "cat", "chunk", "clamp", "clamp_", "clone",
+    "compare", "contiguous", "copy_into", "cos", "cross_entropy", "divide", "divide_", "dropout", "embedding",
+    "exp", "expand", "gather", "gelu", "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "lower",
+    "masked_fill", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative",
+    "nll_loss", "permute", "pick", "power", "relu", "reshape", "rms_norm_fused", "rsqrt", "scale",
+    "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "sort",
+    "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "tanh", "to", "topk",
+    "transpose", "unbind", "unsqueeze", "view", "where",
 ]  # fmt: skip

@@ -91,7 +91,7 @@ def _product_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b: keeps b, and a if b needs a gradient."""
     out = _empty(a, b, promote(a.dtype, b.dtype))
-    node = record(a.tape, out, _divide_backward, (a, b))
+    node = record(a.tape, out, divide_gradients, (a, b))
     if node is not None:
         if node.edges[1] is not None:
             node.save(a.storage)
@@ -99,16 +99,16 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _divide_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def divide_gradients(node: Node, grads: Grads) -> list[Tensor | None]:
+    """The backward of a quotient: b's gradient first, -grad * ((a / b) / b), whose temporaries all live to its end."""
     (grad,) = grads
     if grad is None:
         return [None, None]
     second = None
-    if node.needs(1):  # -grad * ((a / b) / b)
-        negative, ratio = like(grad), like(grad)
-        ratio = like(ratio)
-        second = like(negative)
-        del negative, ratio
+    if node.needs(1):
+        temporaries = [like(grad) for _ in range(3)]
+        second = like(grad)
+        temporaries.clear()
     first = like(grad) if node.needs(0) else None
     return [first, second]
 
@@ -279,12 +279,29 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def where(mask: Tensor, a: Tensor) -> Tensor:
-    """a where `mask` holds, else a number: keeps the mask."""
+    """a where `mask` holds, else a number, which is a tensor for a moment: keeps the mask."""
+    fill = a.tape.new((), a.dtype)
     out = _empty(a, mask, a.dtype)
-    node = record(a.tape, out, _one, (a,))
+    del fill
+    node = record(a.tape, out, _where_backward, (a,))
     if node is not None:
         node.save(mask.storage)
     return out
+
+
+def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    fill = node.tape.new((), grad.dtype)
+    out = like(grad)
+    del fill
+    return [out]
+
+
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of two tensors that need no gradient."""
+    return _empty(a.detach(), b.detach(), promote(a.dtype, b.dtype))
 
 
 def compare(a: Tensor, b: Tensor | None = None) -> Tensor:

@@ -154,6 +154,32 @@ def _bmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [first, second]
 
 
+def grouped_mm(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
+    """Rows [n, in], sorted by group, each times its group's matrix of [groups, in, out]; `offsets` are the groups' ends.
+
+    Autocast leaves it alone. Keeps rows, weight and offsets; the weight's gradient comes first.
+    """
+    out = rows.tape.new((rows.shape[0], weight.shape[2]), rows.dtype)
+    node = record(rows.tape, out, _grouped_mm_backward, (rows, weight), (rows.shape, weight.shape, weight.stride))
+    if node is not None:
+        if node.edges[1] is not None:
+            node.save(rows.storage)
+        if node.edges[0] is not None:
+            node.save(weight.storage)
+        node.save(offsets.storage)
+    return out
+
+
+def _grouped_mm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    rows, shape, stride = node.context
+    second = node.tape.new(shape, grad.dtype, stride) if node.needs(1) else None
+    first = node.tape.new(rows, grad.dtype) if node.needs(0) else None
+    return [first, second]
+
+
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tensor:
     """bias + batched a @ b (bloom's score with alibi): like `bmm`, but a's gradient comes first.
 

@@ -1,0 +1,67 @@
+"""Operations that choose elements: top-k, sorting, rows by index, and what mixtures of experts do with them.
+
+Their gradients are written into a zero-filled tensor of the input's size: in place on a GPU, into a second tensor where
+PyTorch's trackers look on. Source: torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.14 (`areAnyTensorSubclassLike`).
+"""
+
+from __future__ import annotations
+
+from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.ops.elementwise import like
+from memcalc.model.tensor import Shape, Tensor
+from memcalc.tables.dtypes import INT64
+
+
+def _filled(node: Node, shape: Shape, grad: Tensor) -> Tensor:
+    """Zeros of `shape` with `grad` written into them."""
+    zeros = node.tape.new(shape, grad.dtype)
+    return node.tape.new(shape, grad.dtype) if node.tape.sum_out_of_place else zeros
+
+
+def _scattered(node: Node, grads: Grads) -> list[Tensor | None]:
+    """The gradient of what was chosen, put where it was chosen from."""
+    grad = grads[0]
+    return [None if grad is None else _filled(node, node.context, grad)]
+
+
+def _chosen(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Values of `shape` out of x, and their indices, which are kept."""
+    values, indices = x.tape.new(shape, x.dtype), x.tape.new(shape, INT64)
+    node = record(x.tape, values, _scattered, (x,), x.shape)
+    if node is not None:
+        node.save(indices.storage)
+    return values, indices
+
+
+def topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest `count` elements along the last dimension, and their indices, which are kept."""
+    return _chosen(x, (*x.shape[:-1], count))
+
+
+def max_over(x: Tensor, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The largest element along the last dimension, and its index, which is kept."""
+    return _chosen(x, (*x.shape[:-1], 1) if keepdim else x.shape[:-1])
+
+
+def sort(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers in order, and where each came from."""
+    return like(ids.detach()), like(ids.detach())
+
+
+def take(x: Tensor, indices: Tensor) -> Tensor:
+    """x[indices]: rows of x, a copy; keeps the indices."""
+    out = x.tape.new((*indices.shape, *x.shape[1:]), x.dtype)
+    node = record(x.tape, out, _scattered, (x,), x.shape)
+    if node is not None:
+        node.save(indices.storage)
+    return out
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """The elements of x at `indices` along one dimension: keeps the indices, and x."""
+    out = x.tape.new(indices.shape, x.dtype)
+    node = record(x.tape, out, _scattered, (x,), x.shape)
+    if node is not None:
+        node.save(x.storage)
+        node.save(indices.storage)
+    return out

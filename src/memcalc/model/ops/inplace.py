@@ -1,0 +1,51 @@
+"""In-place operations: no new tensor, but what autograd has to keep of the old values.
+
+Source: torch/csrc/autograd/{VariableTypeManual,functions/tensor}.cpp of PyTorch 2.14.
+"""
+
+from __future__ import annotations
+
+from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.ops.elementwise import divide_gradients, like
+from memcalc.model.ops.views import clone
+from memcalc.model.tensor import Tensor
+
+
+def rebased(x: Tensor) -> Tensor:
+    """The storage of x under a new node to come."""
+    return Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
+
+
+def divide_(a: Tensor, b: Tensor) -> Tensor:
+    """a /= b: keeps b, and a copy of a as it was if b needs a gradient."""
+    before = clone(a.detach()) if a.tape.grad_enabled and b.requires_grad else None
+    out = rebased(a)
+    node = record(a.tape, out, divide_gradients, (a, b))
+    if node is not None:
+        if before is not None:
+            node.save(before.storage)
+        node.save(b.storage)
+    return out
+
+
+def copy_into(x: Tensor, piece: Tensor) -> Tensor:
+    """x with `piece` copied into some slice of it, in place: x as it is afterwards.
+
+    Backward copies the whole gradient, and then the slice of it; where x itself needs one, the slice is zeroed.
+    """
+    out = rebased(x)
+    record(x.tape, out, _copy_into_backward, (x, piece), piece.shape)
+    return out
+
+
+def _copy_into_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    whole = like(grad)
+    of_piece = node.tape.new(node.context, grad.dtype)
+    if not node.needs(0):
+        return [None, of_piece]
+    zeros = node.tape.new(node.context, grad.dtype)
+    del zeros
+    return [whole, of_piece if node.needs(1) else None]

@@ -1,0 +1,138 @@
+"""Mixtures of experts: the experts of a layer as grouped matrix multiplications, and the block around them.
+
+Source: `grouped_mm`, the default of transformers.integrations.moe 5.24. Every pair of a token and one of its experts is
+a row, rows are sorted by expert, and one kernel multiplies them all: how evenly tokens are spread changes no size as
+long as one GPU holds every expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.model import ops
+from memcalc.model.module import Module, Parameter
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import INT32
+
+Gate = Callable[[Tensor], Tensor]
+"""What stands between an expert's two projections."""
+
+
+def swiglu(act: Callable[[Tensor], Tensor]) -> Gate:
+    """The first half of the up projection, activated, times the second half."""
+
+    def gate(up: Tensor) -> Tensor:
+        first, second = ops.chunk(up, 2, -1)
+        return ops.multiply(act(first), second)
+
+    return gate
+
+
+def clamped_swiglu(up: Tensor) -> Tensor:
+    """gpt-oss's: interleaved halves, clamped; (up + 1) · gate · sigmoid(alpha · gate)."""
+    gate, linear = ops.step_slice(up, -1, 2), ops.step_slice(up, -1, 2)
+    gate = ops.clamp(gate, 1)
+    linear = ops.clamp(linear)
+    glu = ops.multiply(gate, ops.sigmoid(ops.scale(gate)))
+    return ops.multiply(ops.shift(linear), glu)
+
+
+class Experts(Module):
+    """`count` experts of inner size `width`, of which each token meets `per_token`.
+
+    `gated`: the up projection is twice as wide. `transposed`: weights lie as [in, out].
+    """
+
+    scope = "experts"
+
+    def __init__(
+        self, hidden: int, width: int, count: int, per_token: int, gate: Gate, *,
+        gated: bool = True, bias: bool = False, transposed: bool = False,
+    ) -> None:  # fmt: skip
+        self.count = count
+        self.per_token = per_token
+        self.gate = gate
+        self.transposed = transposed
+        wide = 2 * width if gated else width
+        self.up_proj = Parameter(count, *(hidden, wide) if transposed else (wide, hidden), group="experts")
+        self.up_proj_bias = Parameter(count, wide, group="experts") if bias else None
+        self.down_proj = Parameter(count, *(width, hidden) if transposed else (hidden, width), group="experts")
+        self.down_proj_bias = Parameter(count, hidden, group="experts") if bias else None
+
+    def _grouped(self, rows: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+        if not self.transposed:
+            weight = ops.transpose(weight, 1, 2)
+        out = ops.grouped_mm(ops.to(rows, weight.dtype), weight, offsets)
+        return out if bias is None else ops.add_(out, bias)
+
+    def forward(self, hidden: Tensor, top_k_weights: Tensor, top_k_index: Tensor) -> Tensor:
+        """Tokens [n, h], weights and indices of their experts [n, k], to [n, h]."""
+        tape, (tokens, width) = hidden.tape, hidden.shape
+        sample_weights = ops.reshape(top_k_weights, -1)
+        expert_ids = ops.reshape(top_k_index, -1)
+        expert_ids, order = ops.sort(expert_ids)
+        rows = ops.take(hidden, ops.like(order))
+        row_weights = ops.take(sample_weights, order)
+        counted, counts = ops.like(expert_ids, INT32), tape.new((self.count,), INT32)
+        offsets = tape.new((self.count,), INT32)
+        bias = None if self.up_proj_bias is None else ops.take(self.up_proj_bias, expert_ids)
+        out = self._grouped(rows, self.up_proj, offsets, bias)
+        out = self.gate(out)
+        bias = None if self.down_proj_bias is None else ops.take(self.down_proj_bias, expert_ids)
+        out = self._grouped(out, self.down_proj, offsets, bias)
+        weighted = ops.multiply(out, ops.unsqueeze(row_weights, -1))
+        back = ops.like(order)
+        arranged = ops.like(order)
+        del arranged
+        weighted = ops.take(weighted, back)
+        summed = ops.sum_over(ops.view(weighted, tokens, self.per_token, width), 1)
+        return ops.to(summed, hidden.dtype)
+
+
+class MixtureOfExperts(Module):
+    """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate`.
+
+    `gate_first` says which of router and experts is registered first.
+    """
+
+    scope = "experts"
+
+    def __init__(
+        self, gate: Module, experts: Module, shared: Module | None = None, shared_gate: Module | None = None, *,
+        gate_first: bool = True,
+    ) -> None:  # fmt: skip
+        if gate_first:
+            self.gate = gate
+        self.experts = experts
+        self.gate = gate
+        self.shared_expert = shared
+        self.shared_expert_gate = shared_gate
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        flat = ops.view(hidden, -1, hidden.shape[-1])
+        shared = None if self.shared_expert is None else self.shared_expert(flat)
+        _logits, weights, indices = self.gate(flat)
+        out = self.experts(flat, weights, indices)
+        if shared is not None and self.shared_expert_gate is not None:
+            shared = ops.multiply(ops.sigmoid(self.shared_expert_gate(flat)), shared)
+            out = ops.add(out, shared)
+        return ops.reshape(out, *hidden.shape)
+
+
+class SharedAndRoutedExperts(Module):
+    """A router, experts, and behind them an MLP of shared experts that every token meets (DeepSeek)."""
+
+    scope = "experts"
+
+    def __init__(self, experts: Module, gate: Module, shared: Module) -> None:
+        self.experts = experts
+        self.gate = gate
+        self.shared_experts = shared
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        _logits, weights, indices = self.gate(hidden)
+        flat = ops.view(hidden, -1, hidden.shape[-1])
+        out = ops.view(self.experts(flat, weights, indices), *hidden.shape)
+        return ops.add(out, self.shared_experts(hidden))

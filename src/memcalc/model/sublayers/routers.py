@@ -1,0 +1,100 @@
+"""Routers: which experts a token meets, and with which weights.
+
+Each gives logits, weights and indices. The logits stay with the caller, as in Transformers.
+"""
+
+from __future__ import annotations
+
+from memcalc.model import ops
+from memcalc.model.module import Buffer, Module, Parameter
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import BOOL, FP32
+
+Routing = tuple[Tensor, Tensor, Tensor]
+"""Logits [n, experts], weights [n, k] and indices [n, k]."""
+
+
+class TopKRouter(Module):
+    """Softmax in fp32 over all experts, then the best `per_token` (Mixtral, Qwen).
+
+    `normalise`: their weights are made to sum to one, in place; `cast`: and go back to the logits' dtype.
+    """
+
+    def __init__(self, hidden: int, count: int, per_token: int, *, normalise: bool = True, cast: bool = True) -> None:
+        self.weight = Parameter(count, hidden, group="experts")
+        self.per_token = per_token
+        self.normalise = normalise
+        self.cast = cast
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        hidden = ops.reshape(hidden, -1, hidden.shape[-1])
+        logits = ops.linear(hidden, self.weight)
+        probs = ops.softmax(logits, FP32) if self.cast else ops.softmax(ops.to(logits, FP32))
+        weights, indices = ops.topk(probs, self.per_token)
+        if self.normalise:
+            weights = ops.divide_(weights, ops.sum_over(weights, keepdim=True))
+        if self.cast:
+            weights = ops.to(weights, logits.dtype)
+        return logits, weights, indices
+
+
+class TopKFirstRouter(Module):
+    """The best `per_token` experts by their logits, then a softmax over those (gpt-oss; in fp32: Granite)."""
+
+    def __init__(self, hidden: int, count: int, per_token: int, *, bias: bool = False, fp32: bool = False) -> None:
+        self.weight = Parameter(count, hidden, group="experts")
+        self.bias = Parameter(count, group="experts") if bias else None
+        self.per_token = per_token
+        self.fp32 = fp32
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        logits = ops.linear(hidden, self.weight, self.bias)
+        if self.fp32:
+            logits = ops.to(logits, FP32)
+        values, indices = ops.topk(logits, self.per_token)
+        weights = ops.softmax(values, values.dtype)
+        return logits, ops.to(weights, hidden.dtype) if self.fp32 else weights, indices
+
+
+class GroupLimitedRouter(Module):
+    """DeepSeek-V3's: sigmoid scores with a correction per expert; only experts of the best `top_groups` groups count.
+
+    Weight and correction are kept in fp32, whatever the model's dtype.
+    """
+
+    def __init__(
+        self, hidden: int, count: int, per_token: int, *, groups: int, top_groups: int, normalise: bool = True
+    ) -> None:
+        self.weight = Parameter(count, hidden, dtype=FP32, group="experts")
+        self.correction = Buffer(count, group="experts")
+        self.per_token = per_token
+        self.groups = groups
+        self.top_groups = top_groups
+        self.normalise = normalise
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        hidden = ops.view(hidden, -1, hidden.shape[-1])
+        logits = ops.linear(ops.to(hidden, FP32), self.weight)
+        scores = ops.sigmoid(logits)
+        choice = ops.add(scores, self.correction)
+        group_scores = ops.sum_over(ops.topk(ops.view(choice, -1, self.groups, choice.shape[-1] // self.groups), 2)[0])
+        group_mask, score_mask, group_index = group_limit(group_scores, self.top_groups, choice)
+        choice = ops.masked_fill(choice, ops.like(ops.like(score_mask, BOOL)))
+        indices = ops.topk(choice, self.per_token)[1]
+        weights = ops.gather(scores, indices)
+        if self.normalise:
+            total = ops.shift(ops.sum_over(weights, keepdim=True))
+            weights = ops.divide_(weights, total)
+        return logits, ops.scale(weights), indices
+
+
+def group_limit(group_scores: Tensor, top_groups: int, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Masks of the groups that count [n, groups] and of their experts [n, experts], and the groups' indices."""
+    index = ops.topk(group_scores, top_groups)[1]
+    mask = ops.like(group_scores)
+    tokens, groups = mask.shape
+    wide = ops.expand(ops.unsqueeze(mask, -1), tokens, groups, scores.shape[-1] // groups)
+    return mask, ops.reshape(wide, tokens, scores.shape[-1]), index
