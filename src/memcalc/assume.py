@@ -11,20 +11,27 @@ from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
 
 
+_DEFAULTS = {
+    "batch": "micro-batch size", "precision": "precision", "dtype": "weights in", "optimizer": "optimizer",
+    "optimizer_impl": "optimizer implementation", "attention": "attention",
+}  # fmt: skip
+"""Fields of a setup whose defaults are worth a word."""
+
+
 def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """Lines for the defaults that were taken and for what the answer rests on."""
     said = setup.model_fields_set
     if setup.seq_len is None:
         yield f"sequence length {step.seq_len} (default; --seq-len)"
+    used = step.resolved()
     taken = [
-        f"{name.replace('_', ' ')} {getattr(setup, name)}"
-        for name in ("batch", "precision", "dtype", "optimizer", "optimizer_impl", "attention")
-        if hasattr(setup, name) and name not in said
+        f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said
     ]
     if taken:
         yield f"defaults: {', '.join(taken)}"
     if not setup.padding_mask:
         yield "no sequence is padded, so attention needs no mask (--padding-mask)"
+    yield from step.notes
     kin = family(spec.model_type)
     limit = Config(spec.config, kin.defaults, kin.aliases).get("max_position_embeddings")
     if isinstance(limit, int) and step.seq_len > limit:

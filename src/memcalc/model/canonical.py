@@ -76,5 +76,4 @@ def canonical_spec(
         f"shape: Llama-like, hidden size {hidden}, {depth} blocks, {heads} heads ({kv_heads} key-value) of {dim}, "
         f"MLP {width}, vocabulary {vocab}{', tied' if tied else ''}: {exact:,} parameters"
     ]
-    name = f"Llama-like, {exact / 10**9:.2f}B parameters" if exact >= 10**9 else f"Llama-like, {exact / 10**6:.0f}M parameters"
-    return ModelSpec.from_config(config, name), lines
+    return ModelSpec.from_config(config, "Llama-like"), lines
