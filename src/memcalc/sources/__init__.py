@@ -1,1 +1,6 @@
+"""Models outside: on disk and on the Hub. `load` is the door; nothing here runs or unpickles anything."""
 
+from memcalc.sources.loaded import Component, LoadedModel, Traffic
+from memcalc.sources.loading import load
+
+__all__ = ["Component", "LoadedModel", "Traffic", "load"]

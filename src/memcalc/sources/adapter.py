@@ -1,0 +1,48 @@
+"""PEFT adapters: small weights that need a base model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc.sources.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What adapter_config.json and the adapter's weights say; `rank` is None for kinds without one.
+
+    `weights` is None when only a pickle holds them. Their size is never the model's.
+    """
+
+    base_model: str | None
+    kind: str
+    rank: int | None
+    targets: tuple[str, ...]
+    modules_to_save: tuple[str, ...]
+    weights: Checkpoint | None
+
+    @property
+    def parameters(self) -> int | None:
+        """Parameters of the adapter, saved copies of whole modules included."""
+        return self.weights.parameters if self.weights else None
+
+
+def adapter_from(config: Mapping[str, Any], weights: Checkpoint | None) -> Adapter:
+    """The adapter that the object of an adapter_config.json describes."""
+    base = config.get("base_model_name_or_path")
+    rank = config.get("r")
+    return Adapter(
+        base if isinstance(base, str) and base.strip() else None,
+        str(config.get("peft_type") or "unknown"),
+        rank if type(rank) is int and rank > 0 else None,
+        _names(config.get("target_modules")),
+        _names(config.get("modules_to_save")),
+        weights,
+    )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    """A list of module names, or one pattern such as "all-linear"."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(str(item) for item in value) if isinstance(value, list | tuple) else ()
