@@ -58,22 +58,38 @@ def _argmax(x: Tensor) -> Tensor:
     return x.tape.new(x.shape[:-1], INT64)
 
 
-class TokenClassifier(Network):
-    """A class per token, behind dropout. The loss is in fp32 where the shared head of Transformers computes it."""
+def _hidden(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The hidden states of a backbone that gives them alone, or first of several outputs."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs
 
-    def __init__(self, c: Config, model: Module, hidden: int, *, own_loss: bool) -> None:
+
+class TokenClassifier(Network):
+    """A class per token, behind dropout. The loss is in fp32 where the shared head of Transformers computes it.
+
+    `front` is a module in front of the dropout; `dropout` is given where the config's common keys do not decide it.
+    """
+
+    def __init__(
+        self, c: Config, model: Module, hidden: int, *,
+        own_loss: bool, front: Module | None = None, dropout: float | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
-        default = c.probability("hidden_dropout", 0.1)
-        self.dropout = c.probability("classifier_dropout", default)
+        self.front = front
+        if dropout is None:
+            dropout = c.probability("classifier_dropout", c.probability("hidden_dropout", 0.1))
+        self.dropout = dropout
         self.score = Linear(hidden, c.num_labels(), bias=True, group="head")
         self.own_loss = own_loss
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, s, classes]."""
-        hidden = self.model(batch.ids, batch.padding)
+        outputs = self.model(batch.ids, batch.padding)  # kept until the end, as the model's output object is
+        hidden = _hidden(outputs)
         with hidden.tape.scoped("head and loss"):
-            dropped = ops.dropout(hidden, self.dropout)  # the model's output object keeps what went in
-            logits = self.score(dropped)
+            if self.front is not None:
+                hidden = self.front(hidden)
+            hidden = ops.dropout(hidden, self.dropout)
+            logits = self.score(hidden)
             loss = None
             if batch.labels is not None:
                 loss = token_loss(logits if self.own_loss else ops.to(logits, FP32), batch.token_labels())
@@ -81,17 +97,23 @@ class TokenClassifier(Network):
 
 
 class QuestionAnswerer(Network):
-    """Start and end of an answer: two scores per token."""
+    """Start and end of an answer: two scores per token, behind `front` and dropout where a family has them."""
 
-    def __init__(self, model: Module, hidden: int) -> None:
+    def __init__(self, model: Module, hidden: int, *, front: Module | None = None, dropout: float = 0.0) -> None:
         self.model = model
+        self.front = front
+        self.dropout = dropout
         self.qa_outputs = Linear(hidden, 2, bias=True, group="head")
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and both logits [b, s]."""
-        hidden = self.model(batch.ids, batch.padding)
+        outputs = self.model(batch.ids, batch.padding)
+        hidden = _hidden(outputs)
         tape = hidden.tape
         with tape.scoped("head and loss"):
+            if self.front is not None:
+                hidden = self.front(hidden)
+            hidden = ops.dropout(hidden, self.dropout)
             logits = self.qa_outputs(hidden)
             starts, ends = (ops.contiguous(ops.squeeze(piece, -1)) for piece in ops.split(logits, [1, 1], -1))
             if batch.labels is None:

@@ -30,6 +30,15 @@ class Family:
     attention: str = "eager, sdpa, flash"
     verified: str = ""
 
+    def runs(self, attention: str) -> str:
+        """The implementation that is used where `attention` is asked for: that, or the first that the family has."""
+        have = self.attention.split(", ")
+        return attention if attention in have else have[0]
+
+    def attention_used(self, asked: str) -> str:
+        """The attention implementation that runs when `asked` is asked for: eager where the family does not have it."""
+        return asked if asked in self.attention.split(", ") else "eager"
+
 
 _FILES: dict[str, tuple[str, ...]] = {
     "llama": ("llama", "mistral", "qwen2", "qwen3"),
@@ -43,7 +52,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "glm": ("glm", "glm4"),
     "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
     "gpt2": ("gpt2",),
-    "bert": ("bert",),
+    "t5": ("t5", "mt5", "umt5"),
+    "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "moe": ("mixtral", "qwen3_moe"),
     "deepseek": ("deepseek_v3",),
 }
