@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.model.cache import Cache
+from memcalc.model.families import family
 from memcalc.model.network import Batch
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import OVERHEAD, Tape
@@ -20,7 +21,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
-    tape.attention = setup.attention
+    tape.attention = family(spec.model_type).attention_used(setup.attention)
     tape.cache = Cache()
     network.bind(tape, ALIASES[setup.dtype])
     prompt = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids")

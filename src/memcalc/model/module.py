@@ -42,9 +42,15 @@ class Parameter(Tensor):
 
 
 class Buffer(Parameter):
-    """A tensor that belongs to the model but is no parameter (inverse frequencies of a rotary embedding)."""
+    """A tensor that belongs to the model but is no parameter (inverse frequencies of a rotary embedding).
+
+    It is in fp32 unless `dtype` says otherwise; None is the dtype of the weights.
+    """
 
     __slots__ = ()
+
+    def __init__(self, *shape: int, dtype: DType | None = FP32) -> None:
+        super().__init__(*shape, dtype=dtype)
 
 
 class Module:
@@ -122,7 +128,7 @@ class Module:
         """Put every weight on `tape` in `dtype`. With `accumulated`, gradients of earlier micro-batches exist."""
         for _, parameter in self.tensors():
             is_buffer = isinstance(parameter, Buffer)
-            parameter.dtype = parameter.fixed_dtype or (FP32 if is_buffer else dtype)
+            parameter.dtype = parameter.fixed_dtype or dtype
             parameter.storage = tape.untracked(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
             if is_buffer:
                 tape.buffers.append((parameter.storage.allocation, parameter.copies))

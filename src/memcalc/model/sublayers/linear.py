@@ -62,7 +62,7 @@ class ScaledEmbedding(Embedding):
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__(count, width)
-        self.embed_scale = Buffer()
+        self.embed_scale = Buffer(dtype=None)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""

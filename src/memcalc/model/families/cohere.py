@@ -1,0 +1,56 @@
+"""Cohere's Command: attention and MLP side by side, LayerNorm written out in fp32, rotation by pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.decoders import by_type, dense_decoder
+from memcalc.model.families import Family
+from memcalc.model.network import Network
+from memcalc.model.sublayers.attention import HeadNorm
+from memcalc.model.sublayers.blocks import ParallelBlock
+from memcalc.model.sublayers.norms import EagerLayerNorm
+from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_pairs_fp32
+
+
+def _command(c: Config, architecture: str | None, attention: dict[str, Any], **rest: Any) -> Network:
+    bias = c.flag("attention_bias")
+    return dense_decoder(
+        c, architecture,
+        attention={"bias": bias, "out_bias": bias, "rotate": rotary_pairs_fp32, **attention},
+        norm=EagerLayerNorm,
+        block=ParallelBlock,
+        rotary=RotaryEmbedding(c.head_dim(), pairs=True),
+        bend=(ops.scale,),
+        **rest,
+    )  # fmt: skip
+
+
+def cohere(c: Config, architecture: str | None) -> Network:
+    """Command R and R+, Aya 23: R+ has a norm on query and key with a weight for each head."""
+    return _command(c, architecture, {"head_norm": HeadNorm(EagerLayerNorm, "later") if c.flag("use_qk_norm") else None})
+
+
+def cohere2(c: Config, architecture: str | None) -> Network:
+    """Command R7B and A: three layers with sliding window and rotation, then one with neither."""
+    c = c.replaced(head_dim=None)  # the class takes hidden size over heads, whatever the file says
+    windows = by_type(c, c.integer("sliding_window_pattern"))
+    turned = [window is not None for window in windows]
+    return _command(c, architecture, {}, windows=windows, masks=[None, c.optional("sliding_window")], turned=turned)
+
+
+_ROWS = "measured rows, exact counts"
+FAMILIES = {
+    "cohere": Family("cohere", cohere, {
+        "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+        "num_attention_heads": 64, "hidden_act": "silu", "max_position_embeddings": 8192, "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }, verified=_ROWS),
+    "cohere2": Family("cohere2", cohere2, {
+        "vocab_size": 256000, "hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40,
+        "num_attention_heads": 64, "hidden_act": "silu", "max_position_embeddings": 8192,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "pad_token_id": 0, "tie_word_embeddings": True,
+    }, verified=_ROWS),
+}  # fmt: skip

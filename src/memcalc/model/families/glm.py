@@ -1,0 +1,60 @@
+"""GLM: part of each head rotated by pairs, one projection for gate and up; GLM-4-0414 has norms around every sublayer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from memcalc.model.config import Config
+from memcalc.model.decoders import dense_decoder
+from memcalc.model.families import Family
+from memcalc.model.network import Network
+from memcalc.model.sublayers.blocks import PRE_NORM, DecoderBlock, NormNames
+from memcalc.model.sublayers.mlp import FusedGatedMLP
+from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_pairs_of_part
+
+_AROUND: NormNames = (
+    "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm",
+)  # fmt: skip
+
+
+def _glm(c: Config, architecture: str | None, names: NormNames) -> Network:
+    return dense_decoder(
+        c, architecture,
+        attention={"bias": c.flag("attention_bias"), "rotate": rotary_pairs_of_part},
+        mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
+        block=partial(DecoderBlock, names=names),
+        rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
+    )  # fmt: skip
+
+
+def glm(c: Config, architecture: str | None) -> Network:
+    """GLM-4-9B (2024)."""
+    return _glm(c, architecture, PRE_NORM)
+
+
+def glm4(c: Config, architecture: str | None) -> Network:
+    """GLM-4-0414."""
+    return _glm(c, architecture, _AROUND)
+
+
+def chatglm(c: Config, architecture: str | None) -> Network:
+    """GLM-4-9B and ChatGLM as their own code writes the config, computed as Transformers' GLM does."""
+    head = None if architecture is None or architecture.startswith("ChatGLMModel") else architecture
+    return _glm(c, head, PRE_NORM)
+
+
+_ROWS = "measured rows, exact counts"
+FAMILIES = {
+    "glm": Family("glm", glm, {
+        "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
+        "attention_bias": True, "max_position_embeddings": 131072, "pad_token_id": 151329,
+        "tie_word_embeddings": False,
+    }, verified=_ROWS),
+    "glm4": Family("glm4", glm4, {
+        "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 40,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
+        "attention_bias": True, "max_position_embeddings": 131072, "pad_token_id": 151329,
+        "tie_word_embeddings": False,
+    }, verified=_ROWS),
+}  # fmt: skip
