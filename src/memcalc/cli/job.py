@@ -49,7 +49,7 @@ class Job:
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[str] = ()) -> None:
         """Estimate, print the report, and exit with 3 when it was to be checked and does not fit."""
-        from memcalc.pipeline import estimate
+        from memcalc import estimate
 
         report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions))
         output.write(render(report, self.shown))

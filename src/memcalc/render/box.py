@@ -84,7 +84,7 @@ class _Box:
         for heading, text, style in self._summary():
             for index, line in enumerate(wrap(visible(text, self.unicode), self.inner - _HEADING)):
                 out.append(self._framed((Span(left("" if index else heading, _HEADING), "bold"), Span(line, style))))
-        out.append(self._border(self.glyphs.bottom, "", self._legend()))
+        out.append(self._border(self.glyphs.bottom, "", self._legend(scale)))
         return out + list(self._assumptions())
 
     # -- frame --------------------------------------------------------------------------------------------------------
@@ -104,24 +104,20 @@ class _Box:
     def _subject(self) -> str:
         """Which model and micro-batch, as much of it as fits beside the title."""
         model, setup, room = self.report.model, self.report.setup, self.width - 18
-        count = format_count(model.parameters.total)
-        name = visible(model.name, self.unicode)
+        name, count = visible(model.name, self.unicode), format_count(model.parameters.total)
         batch, tokens = setup.get("batch"), setup.get("seq_len")
-        tails = [f", {count} parameters", f", {count}"]
+        long, short = ("", "") if count in name else (f", {count} parameters", f", {count}")
+        tails = [long, short]
         if batch and tokens:
-            tails = [
-                f", {count} parameters · batch {batch} × {tokens} tokens",
-                f", {count} · batch {batch} × {tokens} tokens",
-                f", {count} · {batch} × {tokens} tokens",
-                f", {count} · {batch} × {tokens}",
-            ]
+            job = f" · batch {batch} × {tokens} tokens"
+            tails = [long + job, short + job, f"{short} · {batch} × {tokens}"]
         tails = [visible(tail, self.unicode) for tail in tails]
         tail = next((tail for tail in tails if cells(name + tail) <= room), tails[-1])
         return clip(clip(name, max(8, room - cells(tail)), self.unicode) + tail, room, self.unicode)
 
-    def _legend(self) -> str:
+    def _legend(self, scale: int) -> str:
         """What the pale end of a bar means, where there is one."""
-        if not any(c.max_bytes > c.peak_bytes for _, c in self.report.components.rows()):
+        if not any(self.glyphs.beyond in self._bar(component, scale) for _, component in self.report.components.rows()):
             return ""
         return f"{self.glyphs.eighths[-1]} at the peak  {self.glyphs.beyond} at the row's own maximum"
 

@@ -1,0 +1,79 @@
+"""Data flows one way: what each room may import, read off the source."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "memcalc"
+OUTER = {"sources", "render", "cli"}
+CORE_MUST_NOT = {"typer", "rich", "huggingface_hub", "safetensors", "click", "os", "pathlib", "logging", "sys", "time"}
+NOWHERE = {"click", "torch", "transformers"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def is_core(path: Path) -> bool:
+    return path.relative_to(SOURCE).parts[0] not in OUTER
+
+
+def imported(path: Path) -> Iterator[tuple[str, bool]]:
+    """Every module that `path` imports, and whether at module level (so at start-up)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, id(node) in top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or "", id(node) in top
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if is_core(path)], ids=str)
+def test_the_core_is_pure(path: Path) -> None:
+    for name, _ in imported(path):
+        first, *rest = name.split(".")
+        assert first not in CORE_MUST_NOT, f"{path} imports {name}"
+        assert not (first == "memcalc" and rest and rest[0] in OUTER), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=str)
+def test_imports_that_are_nowhere_allowed(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0]
+    for name, at_start in imported(path):
+        first = name.split(".")[0]
+        assert first not in NOWHERE, f"{path} imports {name}"
+        assert not (first == "huggingface_hub" and at_start), f"{path} imports {name} at start-up"
+        assert not (first == "rich" and at_start), f"{path} imports {name} at start-up"
+        assert not (first == "typer" and room != "cli"), f"{path} imports {name}"
+        assert not (name.startswith("memcalc.cli") and room != "cli"), f"{path} imports {name}"
+
+
+def loaded_by(arguments: list[str]) -> set[str]:
+    """Modules that are loaded after the command line `arguments` ran."""
+    program = (
+        "import sys, atexit; from memcalc.cli import app\n"
+        "atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
+        f"app({arguments!r})"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(run.stderr.split())
+
+
+@pytest.mark.parametrize("arguments", [["gpus"], ["--help"], ["--version"]])
+def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
+    loaded = loaded_by(arguments)
+    assert not {name for name in loaded if name.split(".")[0] in {"huggingface_hub", "safetensors", "rich", "yaml"}}
+    assert "pydantic.main" not in loaded
+    assert "memcalc.setup" not in loaded
+
+
+def test_an_estimate_does_not_load_the_hub() -> None:
+    loaded = loaded_by(["estimate", "--params", "4B"])
+    assert not {name for name in loaded if name.split(".")[0] in {"huggingface_hub", "safetensors", "rich"}}
+    assert "memcalc.render.json_report" not in loaded
