@@ -38,7 +38,7 @@ class Encoder(Module):
 
 
 class EncoderModel(Module):
-    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); with `causal` tokens see no later ones."""
+    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens."""
 
     def __init__(
         self, embeddings: Module, encoder: Module, *,
@@ -154,9 +154,11 @@ class EncoderLM(Network):
         with tape.scoped("LM head and loss"):
             if batch.labels is None:
                 return Outputs(None, (logits, related))
-            loss = (causal_lm_loss if self.causal else token_loss)(logits, batch.labels)
             if related is not None:
+                loss = token_loss(logits, batch.token_labels())
                 loss = ops.add(loss, class_loss(related, batch.class_labels()))
+            else:
+                loss = (causal_lm_loss if self.causal else token_loss)(logits, batch.labels)
         return Outputs(loss, (logits, related))
 
 

@@ -67,16 +67,20 @@ def attend(
 
 
 def attend_same_dtype(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, cast_back: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """`attend` as GPT-2 and BERT write it: eager softmax in the scores' own dtype, heads never repeated."""
+    """`attend` as GPT-2 and BERT write it: eager softmax in the scores' own dtype, heads never repeated.
+
+    Under autocast softmax gives fp32; with `cast_back` dropout works on probabilities in the values' dtype (GPT-2).
+    """
     if query.tape.attention != "eager":
         return sdpa(query, key, value, mask, 1, dropout), None
     weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.softmax(weights)
-    weights = ops.to(weights, value.dtype)
+    if cast_back:
+        weights = ops.to(weights, value.dtype)
     weights = ops.dropout(weights, dropout)
     out = ops.matmul(weights, value)
     return ops.transpose(out, 1, 2), weights

@@ -80,7 +80,8 @@ class SelfAttention(Module):
         hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
         if hidden % heads:
             raise ConfigError(
-                f"{c.where} has 'hidden_size' {hidden}, which 'num_attention_heads' {heads} does not divide; correct one."
+                f"{c.where} has 'hidden_size' {hidden}, which 'num_attention_heads' {heads} does not divide; "
+                f"correct one."
             )
         self.head_dim = hidden // heads
         self.names = tuple(names)
@@ -102,7 +103,7 @@ class SelfAttention(Module):
         value = self._heads(of_value(hidden))
         if query.tape.cache is not None:
             key, value = query.tape.cache.update(self, key, value)
-        out, weights = attend_same_dtype(query, key, value, mask, self.dropout)
+        out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         if self.out is not None:
             out = vars(self)[self.out](out)
