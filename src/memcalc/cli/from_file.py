@@ -1,23 +1,27 @@
-"""`memcalc from-file`: the model of a config.json."""
+"""`memcalc from-file`: a model on disk."""
 
 from typing import Annotated
 
 import typer
 
 from memcalc.cli.job import Job, with_job
-from memcalc.sources.config import read_config
+from memcalc.cli.outside import BASE, WEIGHTS, answer, short_name
 
 
 @with_job
 def command(
     path: Annotated[
-        str, typer.Argument(help="A config.json, or a folder that holds one.", metavar="PATH", show_default=False)
+        str,
+        typer.Argument(
+            metavar="PATH", help="A config.json, a model's folder, a .safetensors or .gguf file.", show_default=False
+        ),
     ],
     *,
     job: Job,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    base: Annotated[str | None, BASE] = None,
 ) -> None:
-    """Estimate the model of a config.json, or of a folder that holds one."""
-    from memcalc.model.spec import ModelSpec
+    """Estimate the model of a config.json, of a folder that holds one, or of a checkpoint. Weights are not read."""
+    from memcalc.sources import load
 
-    config, name = read_config(path)
-    job.answer(ModelSpec.from_config(config, name))
+    answer(job, load(path, kind="file", weights=weights, base=base), short_name(path))

@@ -1,6 +1,5 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -117,7 +116,7 @@ def _shown(
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
-    return [gpu.name for gpu in GPUS if gpu.name.lower().startswith(incomplete.lower())]
+    return [gpu.name for gpu in GPUS if gpu.name.startswith(incomplete)]
 
 
 def _complete_mode(incomplete: str) -> list[str]:
@@ -125,7 +124,7 @@ def _complete_mode(incomplete: str) -> list[str]:
 
 
 def _complete_unit(incomplete: str) -> list[str]:
-    return [unit for unit in ("GiB", "GB") if re.match(re.escape(incomplete), unit, re.IGNORECASE)]
+    return [unit for unit in ("GiB", "GB") if unit.startswith(incomplete)]
 
 
 def _job_options() -> list[Parameter]:

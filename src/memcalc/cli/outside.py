@@ -1,0 +1,62 @@
+"""What the commands for models outside share: options of `from-file`, `from-hub` and `inspect`, and their answer."""
+
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from memcalc.cli.declared import read_value
+from memcalc.cli.job import Job
+from memcalc.errors import UsageError
+
+if TYPE_CHECKING:
+    from memcalc.sources import LoadedModel
+
+_HEADING = "Model"
+LONGEST_TIMEOUT = 3600.0
+
+WEIGHTS = typer.Option(
+    "--weights", metavar="NAME", help="One weight file or GGUF type, where there are several.", show_default=False,
+    rich_help_panel=_HEADING,
+)  # fmt: skip
+BASE = typer.Option(
+    "--base", metavar="MODEL", help="The base model of an adapter, in place of the one that it names.",
+    show_default=False, rich_help_panel=_HEADING,
+)  # fmt: skip
+REVISION = typer.Option(
+    "--revision", metavar="REVISION", help="Branch, tag or commit. [default: the main branch]", show_default=False,
+    rich_help_panel=_HEADING,
+)  # fmt: skip
+TOKEN = typer.Option(
+    "--token", metavar="TOKEN", help="Access token for gated and private models. [default: the login's]",
+    show_default=False, rich_help_panel=_HEADING,
+)  # fmt: skip
+TIMEOUT = typer.Option(
+    "--timeout", metavar="SECONDS", help="Longest wait for an answer of the Hub. [default: 10]", show_default=False,
+    rich_help_panel=_HEADING,
+)  # fmt: skip
+
+
+def read_timeout(text: str | None) -> float:
+    """Seconds of --timeout. Raises UsageError."""
+    if text is None:
+        return 10.0
+    seconds: float = read_value("--timeout", float, text)
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise UsageError(f"--timeout must lie between 0 and {LONGEST_TIMEOUT:.0f} seconds, not {text.strip()}.")
+    return seconds
+
+
+def answer(job: Job, model: "LoadedModel", name: str) -> None:
+    """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
+    from memcalc.model.spec import ModelSpec
+
+    job.answer(ModelSpec.from_config(model.require_config(), name), model.notes)
+
+
+def short_name(path: str) -> str:
+    """What to call the model at `path`: its folder's name, or the file's own where it is not called config.json."""
+    whole = os.path.abspath(path)
+    if os.path.basename(whole) == "config.json":
+        whole = os.path.dirname(whole)
+    return os.path.basename(whole) or "model"

@@ -1,0 +1,27 @@
+"""Running the command line in this process, and what holds for every refusal."""
+
+from typing import Any
+
+from typer.testing import CliRunner
+
+from memcalc.cli import app
+
+
+def run(*arguments: str, code: int = 0, **options: Any) -> Any:
+    """The result of `memcalc ARGUMENTS`, which must exit with `code`."""
+    result = CliRunner().invoke(app, list(arguments), **options)
+    assert result.exit_code == code, (arguments, result.exit_code, result.stdout, result.stderr)
+    return result
+
+
+def refused(code: int, *arguments: str) -> str:
+    """What stderr says when `memcalc ARGUMENTS` is refused: one harmless line, and nothing on stdout."""
+    result = run(*arguments, code=code)
+    assert result.stdout == ""
+    assert result.stderr.startswith("memcalc: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.rstrip("\n").isprintable()
+    assert "Traceback" not in result.stderr
+    assert "fault of its own" not in result.stderr
+    assert len(result.stderr) < 600
+    return str(result.stderr)
