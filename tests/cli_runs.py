@@ -22,6 +22,6 @@ def refused(code: int, *arguments: str) -> str:
     assert result.stderr.count("\n") == 1
     assert result.stderr.rstrip("\n").isprintable()
     assert "Traceback" not in result.stderr
-    assert "fault of its own" not in result.stderr
+    assert "fault in memcalc" not in result.stderr
     assert len(result.stderr) < 600
     return str(result.stderr)

@@ -36,7 +36,7 @@ def plainly(context: Any = None) -> Iterator[None]:
             raise
         kind = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
         raise _told(
-            f"memcalc met a fault of its own ({kind}): please report it with the command that you ran; "
+            f"This is a fault in memcalc itself ({kind}): please report it with the command that you ran; "
             "MEMCALC_DEBUG=1 shows where it happened.",
             1,
         ) from None
