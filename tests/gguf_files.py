@@ -63,21 +63,25 @@ class _Packer:
             return self.number("I", 6) + self.number("f", value)
         if isinstance(value, str):
             return self.number("I", 8) + self.text(value)
-        kind, items = (
-            (8, map(self.text, value)) if isinstance(value[0], str) else (4, (self.number("I", v) for v in value))
-        )
+        kind = 8 if isinstance(value[0], str) else 4
+        items = [self.text(item) if kind == 8 else self.number("I", item) for item in value]
         return self.number("I", 9) + self.number("I", kind) + self.number("Q", len(value)) + b"".join(items)
 
 
 Shapes = dict[str, tuple[str, tuple[int, ...]]]
 
 
+_MATRICES = {
+    "attn_q": (512, 512), "attn_k": (128, 512), "attn_v": (128, 512), "attn_output": (512, 512),
+    "ffn_gate": (1024, 512), "ffn_up": (1024, 512), "ffn_down": (512, 1024),
+}  # fmt: skip
+
+
 def llama_gguf(depth: int = 2, tied: bool = False, **more: Any) -> tuple[Shapes, dict[str, Any]]:
     """Tensors and metadata of a small model: Q4_K matrices, Q6_K head, F32 norms."""
     tensors: Shapes = {"token_embd.weight": ("Q4_K", (1000, 512))}
     for i in range(depth):
-        for name, shape in (("attn_q", (512, 512)), ("attn_k", (128, 512)), ("attn_v", (128, 512)), ("attn_output", (512, 512)),
-                            ("ffn_gate", (1024, 512)), ("ffn_up", (1024, 512)), ("ffn_down", (512, 1024))):  # fmt: skip
+        for name, shape in _MATRICES.items():
             tensors[f"blk.{i}.{name}.weight"] = ("Q4_K", shape)
         tensors[f"blk.{i}.attn_norm.weight"] = ("F32", (512,))
         tensors[f"blk.{i}.ffn_norm.weight"] = ("F32", (512,))

@@ -142,16 +142,14 @@ def test_a_pipeline_is_the_sum_of_its_components(tmp_path: Path) -> None:
     write_json(
         tmp_path / "model_index.json",
         {"_class_name": "P", "transformer": ["diffusers", "T"], "text_encoder": ["transformers", "E"],
-         "vae": ["diffusers", "V"], "scheduler": ["diffusers", "S"], "safety_checker": [None, None], "tokenizer": ["transformers", "K"]},
+         "vae": ["diffusers", "V"], "scheduler": ["diffusers", "S"], "safety_checker": [None, None],
+         "tokenizer": ["transformers", "K"]},
     )  # fmt: skip
     shards = [f"diffusion_pytorch_model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     write(tmp_path / "transformer" / shards[0], {"a": ("BF16", (100,))})
     write(tmp_path / "transformer" / shards[1], {"b": ("BF16", (50,))})
-    files = {
-        "a": "diffusion_pytorch_model-00001-of-00002.safetensors",
-        "b": "diffusion_pytorch_model-00002-of-00002.safetensors",
-    }
-    write_json(tmp_path / "transformer" / "diffusion_pytorch_model.safetensors.index.json", {"weight_map": files})
+    index = "diffusion_pytorch_model.safetensors.index.json"
+    write_json(tmp_path / "transformer" / index, {"weight_map": dict(zip("ab", shards, strict=True))})
     write_json(tmp_path / "transformer" / "config.json", {"_class_name": "T"})
     write(tmp_path / "text_encoder" / "model.safetensors", {"c": ("F16", (30,))})
     write(tmp_path / "text_encoder" / "model.fp16.safetensors", {"c": ("F16", (30,))})
@@ -205,9 +203,9 @@ def test_custom_code_is_seen_and_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "empty"), (b"[1]", "list"), (b"{", "not valid JSON"), (b'{"a": 1, "a": 2}', "twice"), (b"\xff\xfe{}", "UTF-8"),
-     (b"<html>", "web page"), (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
-     (b"[" * 10**5, "nested too deeply")],
+    [(b"", "empty"), (b"[1]", "list"), (b"{", "not valid JSON"), (b'{"a": 1, "a": 2}', "twice"),
+     (b"\xff\xfe{}", "UTF-8"), (b"<html>", "web page"),
+     (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"), (b"[" * 10**5, "nested too deeply")],
 )  # fmt: skip
 def test_configs_that_are_none(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "config.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from memcalc.errors import CheckpointError, HubError, MemcalcError
+from memcalc.errors import CheckpointError, ConfigError, HubError, MemcalcError
 from memcalc.sources.disk import DiskFolder, load_folder
 from memcalc.sources.file_choice import RepoFile
 from memcalc.sources.hub_cache import HubCache, snapshot_folder
@@ -102,7 +102,7 @@ def _online(
     folder = HubFolder(listing.repo_id, listing.commit, listing.files, client, cache, progress)
     try:
         model = _read(folder, "hub", wanted)
-    except CheckpointError:
+    except (CheckpointError, ConfigError):
         if not folder.from_cache:
             raise
         folder = HubFolder(listing.repo_id, listing.commit, listing.files, client, None, progress)  # a spoilt cache

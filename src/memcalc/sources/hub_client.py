@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from memcalc.errors import HubError
 from memcalc.sources.hub_errors import Busy, refusal
@@ -78,11 +78,14 @@ class HubClient:
         """
         return self._tried(lambda: self._once(url, None, cap))
 
-    def ranged(self, url: str, offset: int, length: int) -> Piece:
-        """`length` bytes from `offset`, and not one more: from a server that ignores ranges, reading stops there."""
+    def ranged(self, url: str, offset: int, length: int, *, follow: bool = True) -> Piece:
+        """`length` bytes from `offset`, and not one more: from a server that ignores ranges, reading stops there.
+
+        Without `follow`, a redirect gives an empty piece whose `url` says where it leads.
+        """
         if length <= 0:
             return Piece(b"", None, url, None)
-        return self._tried(lambda: self._once(url, offset, length))
+        return self._tried(lambda: self._once(url, offset, length, follow))
 
     def _tried(self, once: Callable[[], Piece]) -> Piece:
         """Try again after a break, a 5xx, or a 429 that asks for no longer than the timeout."""
@@ -99,19 +102,22 @@ class HubClient:
                 time.sleep(pause)
         return once()
 
-    def _once(self, url: str, offset: int | None, length: int) -> Piece:
+    def _once(self, url: str, offset: int | None, length: int, follow: bool = True) -> Piece:
         headers = {"user-agent": self._agent, "accept-encoding": "identity"}
         if self._token and _origin(url) == _origin(self.endpoint):
             headers["authorization"] = f"Bearer {self._token}"
         if offset is not None:
             headers["range"] = f"bytes={offset}-{offset + length - 1}"
-        with get(self._session(), url, headers, self.timeout) as reply:
+        with get(self._session(), url, headers, self.timeout, follow=follow) as reply:
             with self._lock:
                 self._requests += 1 + reply.hops
             if reply.status == 416 and offset is not None:  # the file ends before the range begins
                 return Piece(b"", _total(reply.headers), reply.url, None)
             if reply.status >= 400:
                 raise refusal(reply.status, reply.headers, self.repo_id, self.page, token=self.has_token)
+            if reply.status >= 300:
+                self._drain(reply, 1 << 16, exact=True)  # what a redirect says besides its address
+                return Piece(b"", None, urljoin(url, reply.headers.get("location", url)), None)
             return self._read(reply, offset, length)
 
     def _read(self, reply: Reply, offset: int | None, length: int) -> Piece:

@@ -33,20 +33,26 @@ class Unreachable(HubError):
 
 
 @contextmanager
-def get(session: Any, url: str, headers: Mapping[str, str], timeout: float) -> Iterator[Reply]:
+def get(session: Any, url: str, headers: Mapping[str, str], timeout: float, *, follow: bool = True) -> Iterator[Reply]:
     """Send the request and hand out the answer; leaving the block early drops the connection.
+
+    Args:
+        session: huggingface_hub's.
+        url, headers: what is asked; the token is in the headers and stays with the first host when redirected.
+        timeout: the longest wait for a connection or for the next bytes, seconds.
+        follow: whether to go where a redirect leads, or to hand it out.
 
     Raises:
         Unreachable: for whatever the HTTP library raises, on sending and while the body is read.
     """
     try:
         if hasattr(session, "stream"):
-            with session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as answer:
+            with session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=follow) as answer:
                 yield Reply(
                     answer.status_code, answer.headers, str(answer.url), len(answer.history), answer.iter_bytes()
                 )
         else:
-            with session.get(url, headers=headers, timeout=timeout, stream=True, allow_redirects=True) as answer:
+            with session.get(url, headers=headers, timeout=timeout, stream=True, allow_redirects=follow) as answer:
                 chunks = answer.iter_content(1 << 16)
                 yield Reply(answer.status_code, answer.headers, answer.url, len(answer.history), chunks)
     except MemcalcError:

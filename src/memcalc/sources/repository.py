@@ -57,7 +57,7 @@ def read_model(folder: Folder, origin: str, wanted: str | None = None) -> Loaded
     if ADAPTER_CONFIG in texts and not choice.format:
         return _adapter(folder, origin, config, texts)
     found = read_weights(folder, files, choice, texts)
-    config = config or found.config
+    config = found.config if config is None else config
     if config is None and found.checkpoint is None:
         raise ConfigError(
             f"{shown(folder.name)} has neither a config.json nor weights that memcalc reads; is it a model's folder?"
