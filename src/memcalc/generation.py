@@ -3,41 +3,96 @@
 from __future__ import annotations
 
 from memcalc.model.cache import Cache
+from memcalc.model.config import Config
 from memcalc.model.families import family
-from memcalc.model.network import Batch
+from memcalc.model.network import Batch, Network
+from memcalc.model.serving_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup
+from memcalc.sharding import tensor_parallel
 from memcalc.step import Step, build
 from memcalc.tables.dtypes import ALIASES, INT64
+from memcalc.tables.engines import ENGINES, CacheFormat, Engine
 
 
 def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
-    The cache grows by concatenation, as Transformers' dynamic cache does; the logits are those of the last token.
+    With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
+    logits are those of the last token, unless all are asked for.
     """
-    network = build(spec)
+    kin = family(spec.model_type)
+    engine = ENGINES[setup.engine]
+    form = engine.format(setup.kv_dtype)
+    config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), setup.tensor_parallel)
+    network = build(spec.model_copy(update={"config": config}))
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
-    tape.attention = family(spec.model_type).attention_used(setup.attention)
-    tape.cache = Cache()
+    tape.attention = kin.attention_used(setup.attention)
+    tape.all_logits = setup.logits == "all"
+    tape.cache = _cache(engine, form)
     network.bind(tape, ALIASES[setup.dtype])
-    prompt = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids")
-    outputs = network(Batch(prompt, None, setup.padding_mask))
-    del outputs
-    tape.cache.length = length
-    cached = tape.cache.nbytes()
-    copies = {id(module): module.copies for _, module in network.modules()}
-    cache_bytes = sum(nbytes * copies[layer] for layer, nbytes in cached.items())
+    sequences = setup.batch * setup.num_beams
+    _prefill(tape, network, setup, sequences, length)
+    cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences, length + setup.new_tokens - 1)
     tape.enter("decode", None)
-    token = tape.untracked((setup.batch, 1), INT64, OVERHEAD, "token ids")
-    token.storage.allocation.aliased = prompt.storage.allocation.aliased
-    tape.inputs.pop()
+    tape.cache.length += setup.new_tokens - 1
+    token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
+    token.storage.allocation.aliased = tape.inputs[0].aliased
+    del tape.inputs[1:]
     outputs = network(Batch(token, None, setup.padding_mask))
     del outputs
+    if setup.num_beams > 1:
+        _reorder(tape)
     tape.finish()
     return Step(
-        tape, network, tuple(network.tensors()), setup, None, 0, length, ("prefill", "decode"), cache_bytes
+        tape, network, tuple(network.tensors()), setup, None, 0, length, phases=("prefill", "decode"),
+        cache_bytes=cache_bytes, standing_cache=standing, notes=(*notes, *engine.notes),
+    )  # fmt: skip
+
+
+def _cache(engine: Engine, form: CacheFormat | None) -> Cache:
+    if engine.cache != "dynamic":
+        return PooledCache()
+    return Cache() if form is None else QuantizedCache(form)
+
+
+def _prefill(tape: Tape, network: Network, setup: InferenceSetup, sequences: int, length: int) -> None:
+    """Run the prompt. In chunks, only the last one counts: the cache is longest then."""
+    assert tape.cache is not None
+    chunk = min(setup.prefill_chunk or length, length)
+    earlier = length - chunk
+    if earlier:
+        tape.enter("earlier chunks", None)
+        network(Batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup.padding_mask))
+        tape.cache.length = earlier
+        tape.inputs.clear()
+        tape.enter("prefill", None)
+    prompt = tape.untracked((sequences, chunk), INT64, OVERHEAD, "token ids")
+    network(Batch(prompt, None, setup.padding_mask))
+    tape.cache.length = length
+
+
+def _cache_bytes(
+    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None, sequences: int, tokens: int
+) -> tuple[int, int]:
+    """Bytes in the cache after prefill (for a pool: at the last token), and how many of them stand outside the tape."""
+    copies = {id(module): module.copies for _, module in network.modules()}
+    grown = sum(nbytes * copies[layer] for layer, nbytes in cache.nbytes().items())
+    if not isinstance(cache, PooledCache):
+        return grown, 0
+    pool = sum(
+        pool_bytes(width, engine, form, sequences, tokens) * copies[layer] for layer, width in cache.widths.items()
     )
+    return grown + pool, pool
+
+
+def _reorder(tape: Tape) -> None:
+    """Beam search picks the surviving beams' keys and values: a copy of one tensor at a time."""
+    assert tape.cache is not None
+    largest = max((tensor for kept in tape.cache.kept() for tensor in kept), key=lambda t: t.numel, default=None)
+    if largest is not None:
+        with tape.scoped("reordered beams"):
+            tape.new(largest.shape, largest.dtype)

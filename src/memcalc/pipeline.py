@@ -46,8 +46,8 @@ def estimate(
     found, highest = sweep.peaks()
     phases = {phase: _standing(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
-    for phase, (nbytes, _) in found.items():
-        totals[phase] += nbytes
+    for phase in totals.keys() & found.keys():
+        totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
     outside = Outside.of(step, setup, gpu, totals[top])

@@ -1,4 +1,4 @@
-"""OTHER OVERHEAD: the inputs of the step. What lies outside PyTorch's tensors is added by the report."""
+"""OTHER OVERHEAD: the inputs of the step, and the caches of engines that allocate them at the start. What lies outside PyTorch's tensors is added by the report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
-    """Inputs that PyTorch's trackers see, because a view of them was made."""
+    """Inputs that PyTorch's trackers see, because a view of them was made; caches that stand before the first token."""
     for allocation in step.tape.inputs:
         if allocation.aliased:
             yield allocation.name, allocation.nbytes
+    if step.standing_cache:
+        yield "KV cache", step.standing_cache

@@ -6,6 +6,8 @@ alive together for a moment; a sliding-window layer keeps window - 1 tokens; a s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memcalc.model import ops
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Shape, Tensor
@@ -17,6 +19,10 @@ class Cache:
 
     def __init__(self) -> None:
         self.length = 0
+        self.states: Tensor | None = None
+        """What the encoder of an encoder-decoder made of the source."""
+        self.past = 0
+        """How many tokens the decoder of an encoder-decoder has seen."""
         self._layers: dict[int, list[Tensor]] = {}
 
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
@@ -40,6 +46,11 @@ class Cache:
             held[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
         return full
 
+    def held(self, layer: object) -> tuple[Tensor, Tensor] | None:
+        """Key and value of `layer` if it has them already (cross-attention computes them once)."""
+        slots = self._layers.get(id(layer))
+        return None if slots is None else (slots[0], slots[1])
+
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
         """A state of `layer`, made at its first use and kept. `like` lends the tape."""
         slots = self._layers.setdefault(id(layer), [])
@@ -48,6 +59,10 @@ class Cache:
                 return slot
         slots.append(_named(like.tape.new(shape, dtype), name))
         return slots[-1]
+
+    def kept(self) -> Iterator[list[Tensor]]:
+        """The tensors kept, layer by layer."""
+        return iter(self._layers.values())
 
     def nbytes(self) -> dict[int, int]:
         """Bytes of the tensors kept, by layer (identity of the module)."""
