@@ -32,7 +32,13 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if not setup.padding_mask:
         yield "no sequence is padded, so attention needs no mask (--padding-mask)"
     yield from step.notes
+    limit = positions(spec)
+    if limit is not None and step.seq_len > limit:
+        yield f"{step.seq_len} tokens exceed the {limit} positions that the model was made for (max_position_embeddings)"
+
+
+def positions(spec: ModelSpec) -> int | None:
+    """How many positions the config says that the model was made for."""
     kin = family(spec.model_type)
     limit = Config(spec.config, kin.defaults, kin.aliases).get("max_position_embeddings")
-    if isinstance(limit, int) and step.seq_len > limit:
-        yield f"{step.seq_len} tokens exceed the {limit} positions that the model was trained on (max_position_embeddings)"
+    return limit if isinstance(limit, int) else None

@@ -35,7 +35,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.cache = _cache(engine, form)
     network.bind(tape, ALIASES[setup.dtype])
     sequences = setup.batch * setup.num_beams
-    _prefill(tape, network, setup, sequences, length)
+    _prefill(tape, network, setup, engine, sequences, length)
     cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences, length + setup.new_tokens - 1)
     tape.enter("decode", None)
     tape.cache.length += setup.new_tokens - 1
@@ -49,8 +49,19 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.finish()
     return Step(
         tape, network, tuple(network.tensors()), setup, None, 0, length, phases=("prefill", "decode"),
-        cache_bytes=cache_bytes, standing_cache=standing, notes=(*notes, *engine.notes),
+        cache_bytes=cache_bytes, standing_cache=standing, notes=(*notes, *_said(setup, engine)),
     )  # fmt: skip
+
+
+def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
+    """What the engine takes for granted."""
+    lines = list(engine.notes)
+    share = setup.utilization or engine.utilization
+    if share is not None:
+        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--utilization)")
+    if engine.batched_tokens is not None and setup.prefill_chunk is None:
+        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk)")
+    return lines
 
 
 def _cache(engine: Engine, form: CacheFormat | None) -> Cache:
@@ -59,10 +70,15 @@ def _cache(engine: Engine, form: CacheFormat | None) -> Cache:
     return Cache() if form is None else QuantizedCache(form)
 
 
-def _prefill(tape: Tape, network: Network, setup: InferenceSetup, sequences: int, length: int) -> None:
-    """Run the prompt. In chunks, only the last one counts: the cache is longest then."""
+def _prefill(tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int) -> None:
+    """Run the prompt. In chunks, only the last one counts: the cache is longest then.
+
+    A serving engine batches no more tokens than it has configured, so its sequences may be prefilled one after another.
+    """
     assert tape.cache is not None
-    chunk = min(setup.prefill_chunk or length, length)
+    chunk = min(setup.prefill_chunk or engine.batched_tokens or length, length)
+    if engine.batched_tokens is not None:
+        sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
         tape.enter("earlier chunks", None)

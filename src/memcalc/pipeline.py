@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from memcalc.assume import assumed
+from memcalc.assume import assumed, positions
 from memcalc.breakdown import BREAKDOWN
+from memcalc.capacity import capacity
 from memcalc.generation import generate
 from memcalc.model.counting import active_parameters
 from memcalc.model.spec import ModelSpec
@@ -23,10 +24,12 @@ from memcalc.report import (
     Peak,
     Phase,
     Report,
+    Serving,
     TrainingPhases,
 )
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step, trace
+from memcalc.tables.engines import ENGINES
 from memcalc.tables.gpus import Gpu
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
@@ -77,10 +80,32 @@ def estimate(
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
         gpu=None if gpu is None else GpuFit(
-            name=gpu.name, total_bytes=gpu.total_bytes, fits=outside.process <= gpu.total_bytes,
-            free_bytes=gpu.total_bytes - outside.process,
+            name=gpu.name, total_bytes=gpu.total_bytes, fits=outside.process <= _usable(setup, gpu),
+            free_bytes=_usable(setup, gpu) - outside.process,
         ),
+        serving=_serving(spec, setup, gpu, step) if gpu is not None and isinstance(setup, InferenceSetup) else None,
     )  # fmt: skip
+
+
+def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take: all, or the share that a serving engine is told to fill."""
+    if isinstance(setup, TrainingSetup):
+        return gpu.total_bytes
+    share = setup.utilization or ENGINES[setup.engine].utilization
+    return gpu.total_bytes if share is None else int(gpu.total_bytes * share)
+
+
+def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Serving:
+    """The most sequences at once and the longest context that the GPU has room for."""
+
+    def fits(candidate: InferenceSetup) -> bool:
+        run = generate(spec, candidate)
+        found, _ = Sweep(run.tape).peaks()
+        peak = max(found[phase][0] + sum(map(sum_parts, _standing(run, phase).values())) for phase in run.phases)
+        return Outside.of(run, candidate, gpu, peak).process <= _usable(candidate, gpu)
+
+    found = capacity(setup, step.seq_len, fits, positions(spec))
+    return Serving(largest_batch=found.batch, longest_context=found.context)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:

@@ -156,6 +156,14 @@ class GpuFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How much of this job the GPU can serve. 0 where not even one sequence or token fits."""
+
+    largest_batch: int = field(metadata=_says("The most sequences of setup.seq_len tokens at once.", ge=0))
+    longest_context: int = field(metadata=_says("The most tokens of a single sequence.", ge=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The memory of one job on its most loaded GPU. All sizes are integer bytes."""
 
@@ -176,6 +184,9 @@ class Report:
     peak: Peak = field(metadata=_says("The peak of the whole job."))
     kv_cache_bytes: int | None = field(metadata=_says("Bytes of the key-value cache after prefill; null in training."))
     gpu: GpuFit | None = field(metadata=_says("The GPU that was asked about; null where none was."))
+    serving: Serving | None = field(
+        default=None, metadata=_says("What the GPU can serve; absent in training and where no GPU was asked about.")
+    )
 
     def __post_init__(self) -> None:
         overhead = {part.name: part.bytes for part in self.components.other_overhead.parts}
@@ -194,7 +205,10 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The contract as plain objects: what `--json` prints."""
-        return asdict(self)
+        contract = asdict(self)
+        if self.serving is None:
+            del contract["serving"]
+        return contract
 
 
 def json_schema() -> dict[str, Any]:
@@ -202,7 +216,7 @@ def json_schema() -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     schema = TypeAdapter(Report).json_schema(mode="serialization")
-    schema["required"] = list(schema["properties"])
+    schema["required"] = [name for name in schema["properties"] if name != "serving"]
     for definition in (schema, *schema["$defs"].values()):
         definition["additionalProperties"] = False
     return schema

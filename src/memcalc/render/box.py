@@ -198,6 +198,9 @@ class _Box:
             room, total = format_bytes(abs(gpu.free_bytes), self.unit), format_bytes(gpu.total_bytes, self.unit)
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
+        if (serving := self.report.serving) is not None:
+            tokens = self.report.setup["seq_len"]
+            yield "SERVES", f"{serving.largest_batch:,} sequences of {tokens:,} tokens, or one of {serving.longest_context:,}", ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

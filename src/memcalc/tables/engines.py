@@ -44,7 +44,7 @@ class Engine:
     `cache` is how it keeps keys and values: growing by concatenation, allocated once for the longest sequence, or in pages of
     `page` tokens taken from a pool. `caps_windows` says whether layers with a sliding window keep no more than it.
     `utilization` is the share of the GPU that the engine fills with weights, activations and pool; None where it takes
-    only what it needs.
+    only what it needs. `batched_tokens` is the most tokens that one forward pass of prefill takes; None for the whole prompt.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Engine:
     utilization: float | None
     formats: Mapping[str, CacheFormat]
     source: str
+    batched_tokens: int | None = None
     notes: tuple[str, ...] = field(default=())
 
     def format(self, kv_dtype: str) -> CacheFormat | None:
@@ -83,25 +84,23 @@ ENGINES: dict[str, Engine] = {
         Engine(
             "vllm", "paged", 16, True, 0.9, _FP8,
             "vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype auto or fp8; "
-            "hybrid KV cache manager for sliding windows",
+            "hybrid KV cache manager for sliding windows; max_num_batched_tokens 8192 when serving", 8192,
             (_KERNELS,),
         ),
         Engine(
             "sglang", "paged", 1, True, 0.9, _FP8,
-            "SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype fp8_e5m2 or fp8_e4m3",
-            (_KERNELS,),
+            "SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype fp8_e5m2 or fp8_e4m3; "
+            "chunked_prefill_size 8192", 8192, (_KERNELS,),
         ),
         Engine(
             "tgi", "paged", 1, False, 1.0, _FP8,
             "Text Generation Inference documentation, launcher arguments: cuda_memory_fraction 1.0, kv_cache_dtype fp8; every "
-            "layer is paged in full",
-            (_KERNELS,),
+            "layer is paged in full; max_batch_prefill_tokens 4096", 4096, (_KERNELS,),
         ),
         Engine(
             "llama.cpp", "static", 1, True, None, _PLAIN | _GGML,
             "llama.cpp documentation of the server: --cache-type-k/v f32, f16, bf16, q8_0 (int8), q4_0 (int4); the cache is "
-            "allocated for the whole context; --swa-full keeps window layers in full",
-            (_KERNELS,),
+            "allocated for the whole context; --swa-full keeps window layers in full; --ubatch-size 512", 512, (_KERNELS,),
         ),
     )
 }  # fmt: skip
