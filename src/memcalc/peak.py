@@ -56,6 +56,7 @@ class Sweep:
         self._regions = _find_regions(tape.spans)
         self._in_region = [(region.spans[0].start, region.spans[-1].end) for region in self._regions]
         self._received = dict(self._handed_on())
+        self._shared = dict(self._shared_deaths())
         self._drops = list(self._ghost_deaths())
         self._live = self._accumulate()
         self._net = {id(span): self._net_effect(span) for region in self._regions for span in region.spans}
@@ -101,13 +102,18 @@ class Sweep:
         followed by something that treats its output otherwise.
         """
         received = iter(self._received.get(id(span), ()))
+        shared = self._shared.get(id(span), ())
         for allocation in self.tape.allocations[: span.end]:
             if allocation.born >= span.start:
                 if allocation.dies > span.end:
                     if allocation.handed_over:
                         allocation = next(received, allocation)
                     yield (allocation.row, allocation.name), allocation.nbytes
-            elif span.start < allocation.dies <= span.end and not _outlives(allocation, span):
+            elif (
+                span.start < allocation.dies <= span.end
+                and allocation not in shared
+                and not _outlives(allocation, span)
+            ):
                 yield (allocation.row, allocation.name), -allocation.nbytes
 
     def _handed_on(self) -> Iterator[tuple[int, list[Allocation]]]:
@@ -119,6 +125,26 @@ class Sweep:
                     own = [a for a in self.tape.allocations[span.start : span.end] if a.handed_over]
                     if [a.nbytes for a in given] == [a.nbytes for a in own]:
                         yield id(span), given
+
+    def _shared_deaths(self) -> Iterator[tuple[int, list[Allocation]]]:
+        """For each backward span that stands for more than one block: what those blocks share and it released.
+
+        A mask or a rotary table of one kind of layer was made before the blocks. It dies once, with the last of them to
+        run backward, which is the one that was traced.
+        """
+        first_block = min((start for start, _ in self._in_region), default=0)
+        made_before = [a for a in self.tape.allocations[:first_block] if not a.handed_over]
+        for region in self._regions:
+            for span in region.spans:
+                if span.phase == "backward" and _copies(span) > 1:
+                    shared = [a for a in made_before if span.start < a.dies <= span.end]
+                    if shared:
+                        yield id(span), shared
+
+    def _still_shared(self, moment: Moment, span: Span) -> list[Allocation]:
+        """What the traced block released in `span`, but the block of `moment` leaves for others of its kind."""
+        traced = moment.block is None or moment.position == moment.block.position
+        return [] if traced else self._shared.get(id(span), [])
 
     # -- the model as it runs -----------------------------------------------------------------------------------------
 
@@ -177,6 +203,9 @@ class Sweep:
             if span.end == span.start:
                 continue
             lives = [self.row_live(row, span) for row in range(len(ROWS))]
+            for allocation in self._still_shared(moment, span):
+                row, ahead = lives[_INDEX[allocation.row]], allocation.dies - span.start
+                row[ahead:] = [live + allocation.nbytes for live in row[ahead:]]
             totals = [sum(values) for values in zip(*lives, strict=True)]
             highest = max(totals)
             total = highest + sum(ghosts)
@@ -199,6 +228,12 @@ class Sweep:
             if count:
                 for label, nbytes in self._changes(span):
                     out[label] = out.get(label, 0) + count * nbytes
+        for span in self.tape.spans:
+            if span.block is moment.block and span.start <= moment.tick < span.end:
+                for allocation in self._still_shared(moment, span):
+                    if allocation.dies <= moment.tick:
+                        label = (allocation.row, allocation.name)
+                        out[label] = out.get(label, 0) + allocation.nbytes
         for allocation, count in self._drops:
             if allocation.dies <= moment.tick:
                 label = (allocation.row, allocation.name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from memcalc.errors import ConfigError
+from memcalc.model.adapters import adapt
 from memcalc.model.config import Config
 from memcalc.model.engine import backward
 from memcalc.model.families import family
@@ -19,7 +21,7 @@ from memcalc.tables.optimizers import Optimizer, Weight, optimizer
 from memcalc.tables.precisions import PRECISIONS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """A traced step of training, or of generation."""
 
@@ -36,6 +38,10 @@ class Step:
     phases: tuple[str, ...] = ("forward", "backward", "step")
     cache_bytes: int = 0
     """Bytes of keys, values and states after prefill."""
+    standing_cache: int = 0
+    """Bytes of a cache that stands before the first token (a pool of pages), which the tape does not hold."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted when the model was adapted, for the Assumptions."""
 
     @property
     def training(self) -> bool:
@@ -44,22 +50,32 @@ class Step:
 
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
-        return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), "seq_len": self.seq_len}
+        used = {"seq_len": self.seq_len, "attention": self.tape.attention}
+        if self.training:
+            used["optimizer_impl"] = self.implementation
+        return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
 
     @property
+    def implementation(self) -> str:
+        """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
+        assert isinstance(self.setup, TrainingSetup)
+        assert self.optimizer is not None
+        return self.setup.optimizer_impl or next(iter(self.optimizer.step))
+
+    @cached_property
     def parameters(self) -> list[tuple[str, Parameter]]:
         """Parameters without buffers."""
         return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
 
-    @property
+    @cached_property
     def trained(self) -> list[Weight]:
         """The trained weights as the optimizer sees them: those that the loss reaches."""
         return [Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in self.parameters if p.reached]
 
-    @property
+    @cached_property
     def update_order(self) -> list[Weight]:
-        """Every trained weight of the model by itself, in the order in which the optimizer updates them."""
-        return [Weight(p.shape, p.dtype.itemsize) for p in self.network.in_order(set()) if p.reached]
+        """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
+        return [Weight(p.shape, p.dtype.itemsize, count) for p, count in self.network.in_order(set()) if p.reached]
 
 
 def build(spec: ModelSpec) -> Network:
@@ -75,9 +91,10 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     do; on a GPU the engine adds in place.
     """
     network = build(spec)
+    notes = adapt(network, spec.model_type, setup)
     recipe = PRECISIONS[setup.precision]
     tape = Tape(sum_out_of_place=like_tracker)
-    tape.attention = setup.attention
+    tape.attention = family(spec.model_type).attention_used(setup.attention)
     tape.checkpointing = setup.activation_checkpointing == "full"
     network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     length = setup.seq_len or DEFAULT_SEQ_LEN
@@ -92,5 +109,7 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     backward(tape, loss)
     del loss, held
     tape.finish()
-    return Step(tape, network, tuple(network.tensors()), setup, optimizer(setup.optimizer), forward_end, length)
+    return Step(
+        tape, network, tuple(network.tensors()), setup, optimizer(setup.optimizer), forward_end, length, notes=tuple(notes)
+    )
 

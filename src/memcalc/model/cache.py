@@ -24,6 +24,16 @@ class Cache:
         self.past = 0
         """How many tokens the decoder of an encoder-decoder has seen."""
         self._layers: dict[int, list[Tensor]] = {}
+        self._scalars: dict[int, list[Tensor]] = {}
+
+    def announce(self, layer: object, window: int | None, copies: int, like: Tensor) -> None:
+        """Say before the first layer runs that `layer`, which stands for `copies`, has this window.
+
+        The scalars that sliding layers keep are made together with the cache. `like` lends the tape.
+        """
+        if window is not None and id(layer) not in self._scalars:
+            tape = like.tape
+            self._scalars[id(layer)] = [_named(tape.new((), INT64), "KV cache") for _ in range(copies)]
 
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Append key and value [b, kv, s, d] to those of `layer`; returns all that attention has to see.
@@ -40,7 +50,8 @@ class Cache:
             held[1] = _append(held[1], value)
             return held[0], held[1]
         if first:
-            held.append(_named(key.tape.new((), INT64), "KV cache"))
+            self.announce(layer, window, 1, key)
+            held.append(self._scalars[id(layer)][0])
         full = _append(held[0], key), _append(held[1], value)
         for index, tensor in enumerate(full):
             held[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))

@@ -36,6 +36,10 @@ class Config:
             return None
         return self.defaults.get(key)
 
+    def replaced(self, **values: object) -> Config:
+        """The same config with other values for some keys; None stands for what the class makes of null."""
+        return Config({**self.values, **values}, self.defaults, self.aliases, self.where)
+
     def has(self, key: str) -> bool:
         """Whether `key` has a value, given or by default."""
         return self.get(key) is not None
@@ -174,8 +178,8 @@ class Config:
         width = int(head_dim * factor)
         if not 2 <= width <= head_dim:
             raise ConfigError(
-                f"{self.where} gives 'partial_rotary_factor' as {factor}, which makes {width} of {head_dim} elements of "
-                f"a head; it must lie between 0 and 1."
+                f"{self.where} gives 'partial_rotary_factor' as {factor}, which makes {width} of {head_dim} elements "
+                f"of a head; it must lie between 0 and 1."
             )
         return width
 

@@ -29,7 +29,8 @@ def dense_decoder(
     c: Config, architecture: str | None, *,
     windows: Windows | None = None, masks: Windows | None = None, turned: Sequence[bool] | None = None,
     attention: dict[str, Any] | None = None,
-    mlp: Callable[[], Module] | None = None,
+    attend: Callable[[int], Module] | None = None,
+    mlp: Callable[[], Module] | Sequence[Callable[[], Module]] | None = None,
     norm: Callable[[int], Module] = RMSNorm,
     block: Callable[[Module, Module, Callable[[], Module]], Module] = DecoderBlock,
     rotary: Module | None = None,
@@ -40,24 +41,26 @@ def dense_decoder(
     """A decoder like Llama but for what is given; with nothing given, Llama itself.
 
     `windows` are those of the layers, `masks` those for which the model makes a mask (by default the layers'), `turned`
-    says which layers apply the rotary embedding. `attention` and `model` go to GroupedQueryAttention and DecoderModel.
+    says which layers apply the rotary embedding. `attention` and `model` go to GroupedQueryAttention and DecoderModel;
+    `attend` makes another attention for layer i. `mlp` makes every layer's, or there is one for each.
     """
     hidden, vocab, depth = c.integer("hidden_size"), c.integer("vocab_size"), c.integer("num_hidden_layers")
-    count, kv_heads, head_dim = c.heads()
     windows = [None] * depth if windows is None else windows
     turned = [True] * depth if turned is None else turned
     options: dict[str, Any] = {"dropout": c.probability("attention_dropout", 0.0), **(attention or {})}
-    feed_forward = mlp or gated_mlp(c)
+    feed_forward = [mlp or gated_mlp(c)] * depth if mlp is None or callable(mlp) else mlp
+
+    def grouped_query(layer: int) -> Module:
+        own = options if turned[layer] else {**options, "rotate": None}
+        return GroupedQueryAttention(hidden, *c.heads(), window=windows[layer], **own)
 
     def build(layer: int) -> Module:
-        own = options if turned[layer] else {**options, "rotate": None}
-        attend = GroupedQueryAttention(hidden, count, kv_heads, head_dim, window=windows[layer], **own)
-        return block(attend, feed_forward(), partial(norm, hidden))
+        return block((attend or grouped_query)(layer), feed_forward[layer](), partial(norm, hidden))
 
     table = embedding(vocab, hidden)
-    layers = Stack(list(zip(windows, turned, strict=True)), build)
+    layers = Stack(list(zip(windows, turned, feed_forward, strict=True)), build)
     if rotary is None:
-        rotary = RotaryEmbedding(head_dim)
+        rotary = RotaryEmbedding(c.head_dim())
     decoder = DecoderModel(table, layers, norm(hidden), rotary, sorted_windows(masks or windows), **model)
     return heads.decoder(c, architecture, decoder, hidden, table, tied=c.flag("tie_word_embeddings"), bend=bend)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
+from memcalc.errors import UsageError
 from memcalc.model.autograd import AccumulateGrad, CheckpointFrame
 from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, WEIGHTS, Tape, TracedBlock
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
@@ -49,8 +50,8 @@ class Buffer(Parameter):
 
     __slots__ = ()
 
-    def __init__(self, *shape: int, dtype: DType | None = FP32) -> None:
-        super().__init__(*shape, dtype=dtype)
+    def __init__(self, *shape: int, dtype: DType | None = FP32, group: str = "other") -> None:
+        super().__init__(*shape, dtype=dtype, group=group)
 
 
 class Module:
@@ -60,6 +61,8 @@ class Module:
     """How many modules of the model this one stands for."""
     scope: str | None = None
     """The part of the box that the memory of this module is shown under; None leaves the caller's."""
+    checkpoints: bool = True
+    """Whether Transformers can checkpoint this module, where it is a block of a stack."""
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`. The arguments live until it returns, as in torch."""
@@ -91,7 +94,7 @@ class Module:
         """This module and all below it, with dotted names, parents first."""
         yield prefix, self
         for name, child in self.children():
-            yield from child.modules(f"{prefix}.{name}" if prefix else name)
+            yield from child.modules(f"{prefix}.{name}" if prefix and name else prefix or name)
 
     def own(self) -> Iterator[tuple[str, Parameter]]:
         """Parameters and buffers that hang on this module itself."""
@@ -150,6 +153,8 @@ class Block:
         tape.traced_blocks += 1
         tape.enter(tape.phase, self.traced)
         if tape.checkpointing and tape.grad_enabled:
+            if not self.module.checkpoints:
+                raise UsageError("Transformers cannot checkpoint activations in this family; use none.")
             out = checkpointed(tape, self.module, x, *args, **kwargs)
         else:
             out = self.module(x, *args, **kwargs)
@@ -189,13 +194,16 @@ class Stack(Module):
 
     `kinds[i]` tells blocks apart: blocks of equal kind have equal shapes and do the same. The first is traced by
     itself because the model still holds its input; `last_differs` is for stacks whose blocks share a tensor that
-    needs a gradient (encoder states, a position bias): the last block is the first to send one.
+    needs a gradient (encoder states, a position bias): the last block is the first to send one. With `shared`, all
+    blocks of a kind are one module, whose weights exist once (ALBERT).
     """
 
     def __init__(
-        self, kinds: Sequence[Hashable], build: Callable[[int], Module], *, name: str = "block", last_differs: bool = False
-    ) -> None:
-        positions = _representatives(kinds, last_differs)
+        self, kinds: Sequence[Hashable], build: Callable[[int], Module], *,
+        name: str = "block", last_differs: bool = False, shared: bool = False,
+    ) -> None:  # fmt: skip
+        positions = _representatives(kinds, last_differs or shared)
+        self.shared = shared
         self.name = name
         self.depth = len(kinds)
         self.blocks: list[Module] = []
@@ -204,6 +212,8 @@ class Stack(Module):
             block = build(position)
             self.blocks.append(block)
             self._traced.append(TracedBlock(name, len(kinds), kinds[position], position, answers_for))
+            if shared:
+                continue
             for _, module in block.modules():
                 module.copies = len(answers_for)
             for _, parameter in block.tensors():
@@ -220,6 +230,9 @@ class Stack(Module):
         """
         pairs = zip(self.blocks, self._traced, strict=True)
         where = [(position, block) for block, traced in pairs for position in traced.positions]
+        if self.shared:
+            yield from super().in_order(seen)
+            return
         before = set(seen)
         for _, run in groupby(sorted(where, key=lambda pair: pair[0]), key=lambda pair: id(pair[1])):
             blocks = list(run)

@@ -30,6 +30,11 @@ class Batch:
         tape = self.ids.tape
         return tape.untracked((self.ids.shape[0],), INT64, OVERHEAD, "labels")
 
+    def target(self) -> Tensor:
+        """Labels of an encoder-decoder [b, t], an input of the step: as long as the source unless `target_len` says."""
+        shape = (self.ids.shape[0], self.target_len or self.ids.shape[1])
+        return self.ids.tape.untracked(shape, INT64, OVERHEAD, "labels")
+
     def token_labels(self) -> Tensor:
         """One label per token [b, s] that is not the token itself, an input of the step."""
         return self.ids.tape.untracked(self.ids.shape, INT64, OVERHEAD, "labels")
@@ -87,6 +92,10 @@ class DecoderModel(Module):
         inputs_embeds = self.embed_tokens(ids)
         if self.scaled:
             inputs_embeds = ops.scale(inputs_embeds)
+        if ids.tape.cache is not None:
+            for block in self.layers.blocks:
+                attention = vars(block)["self_attn"]
+                ids.tape.cache.announce(attention, attention.window, block.copies, inputs_embeds)
         position_ids = positions(ids.tape, ids.shape[1])
         masks = {window: causal_mask(inputs_embeds, padding, window) for window in self.windows}
         hidden = inputs_embeds
@@ -121,8 +130,8 @@ class CausalLM(Network):
         """Loss and logits."""
         hidden = self.model(batch.ids, batch.padding)
         tape = batch.ids.tape
-        if tape.cache is not None:
-            hidden = ops.narrow(hidden, 1, 1)  # generation asks for the logits of the last token only
+        if tape.cache is not None and not tape.all_logits:
+            hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
             logits = self.lm_head(hidden)
             for function in self.bend:

@@ -54,7 +54,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "gpt2": ("gpt2",),
     "t5": ("t5", "mt5", "umt5"),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
-    "moe": ("mixtral", "qwen3_moe"),
+    "compact": ("distilbert", "albert", "mpnet"),
+    "moe": ("mixtral", "qwen3_moe", "gpt_oss"),
     "deepseek": ("deepseek_v3",),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""

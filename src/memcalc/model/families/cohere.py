@@ -30,12 +30,12 @@ def _command(c: Config, architecture: str | None, attention: dict[str, Any], **r
 
 def cohere(c: Config, architecture: str | None) -> Network:
     """Command R and R+, Aya 23: R+ has a norm on query and key with a weight for each head."""
-    return _command(c, architecture, {"head_norm": HeadNorm(EagerLayerNorm, "later") if c.flag("use_qk_norm") else None})
+    norm = HeadNorm(EagerLayerNorm, "later") if c.flag("use_qk_norm") else None
+    return _command(c, architecture, {"head_norm": norm})
 
 
 def cohere2(c: Config, architecture: str | None) -> Network:
     """Command R7B and A: three layers with sliding window and rotation, then one with neither."""
-    c = c.replaced(head_dim=None)  # the class takes hidden size over heads, whatever the file says
     windows = by_type(c, c.integer("sliding_window_pattern"))
     turned = [window is not None for window in windows]
     return _command(c, architecture, {}, windows=windows, masks=[None, c.optional("sliding_window")], turned=turned)

@@ -75,7 +75,7 @@ FAMILIES = {
     "gemma3_text": Family("gemma3_text", gemma3_text, {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072, "sliding_window": 4096, "sliding_window_pattern": 6,
-        "pad_token_id": 0, "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131072,
+        "sliding_window": 4096, "sliding_window_pattern": 6, "pad_token_id": 0, "tie_word_embeddings": True,
     }, verified=_ROWS),
 }  # fmt: skip

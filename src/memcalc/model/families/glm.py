@@ -1,4 +1,4 @@
-"""GLM: part of each head rotated by pairs, one projection for gate and up; GLM-4-0414 has norms around every sublayer."""
+"""GLM: part of each head rotated by pairs, gate and up in one projection; in GLM-4-0414 norms around every sublayer."""
 
 from __future__ import annotations
 

@@ -39,14 +39,16 @@ def starcoder2(c: Config, architecture: str | None) -> Network:
 class StableLmBlock(DecoderBlock):
     """A block that keeps what it gave to attention bound until its end."""
 
+    input_layernorm: Module
+    post_attention_layernorm: Module
+
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        before_attention, _, before_mlp, _ = (vars(self).get(name or "") for name in self.names)
         residual = hidden
-        hidden = before_attention(hidden)
+        hidden = self.input_layernorm(hidden)
         attended, _weights = self.self_attn(hidden, rotation, mask)
         residual = ops.add(residual, attended)
-        fed = self.mlp(before_mlp(residual))
+        fed = self.mlp(self.post_attention_layernorm(residual))
         fed = ops.dropout(fed, self.dropout)
         return ops.add(residual, fed)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.matmul import lower
+from memcalc.model.ops.views import expand, narrow
+from memcalc.model.tape import Tape
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride, dense_stride
-from memcalc.tables.dtypes import BOOL, FP32, INT64
+from memcalc.tables.dtypes import BOOL, FP32, INT64, DType
 
 
 def scaled_dot_product_attention(
@@ -17,7 +19,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """Attention of query [b, h, s, d] over key [b, kv, t, d] and value [b, kv, t, dv]: [b, h, s, dv].
 
-    Keeps query, key, value, output, mask, the log-sum-exp in fp32, and two scalars of the random state.
+    Keeps query, key, value, output, mask, the log-sum-exp in fp32, and two scalars of the random state. A mask that
+    needs a gradient (a position bias) gets one of the full size [b, h, s, t].
     """
     tape = query.tape
     if tape.autocast is not None:
@@ -29,15 +32,19 @@ def scaled_dot_product_attention(
     if kernel == "flash" and dim % 8:
         return _padded_flash(query, key, value, dropout)
     mask = _additive(mask, query, aligned=kernel == "efficient")
-    stride = _heads_inside(shape) if kernel != "cudnn" else _matching(shape, query)
+    bias = None
+    if mask is not None and mask.requires_grad:
+        bias = mask = expand(mask, batch, heads, length, key.shape[-2])
+    stride = _heads_inside(shape) if kernel == "efficient" else _matching(shape, query)
     out = tape.new(shape, query.dtype, stride)
     if kernel == "efficient":
         length = -(-length // 32) * 32 if _asks_for_gradient(query, key, value) else 0
     lse = tape.new((batch, heads, length, 1), FP32)
     seed, offset = _random_state(tape_of=query, kernel=kernel)
-    node = record(tape, out, _attention_backward, (query, key, value), (kernel, *_layouts(query, key, value)))
+    inputs = (query, key, value) if bias is None else (query, key, value, bias)
+    node = record(tape, out, _attention_backward, inputs, (kernel, *_layouts(query, key, value)))
     if node is not None:
-        for tensor in (query, key, value, out, lse, seed, offset, *(() if mask is None else (mask,))):
+        for tensor in (query, key, value, *(() if mask is None else (mask,)), out, lse, seed, offset):
             node.save(tensor.storage)
     return out
 
@@ -57,8 +64,7 @@ def _additive(mask: Tensor | None, query: Tensor, *, aligned: bool) -> Tensor | 
         del fill
     length = mask.shape[-1]
     if aligned and length % 8:
-        wide = tape.new((*mask.shape[:-1], -(-length // 8) * 8), query.dtype)
-        mask = Tensor(mask.shape, wide.stride, query.dtype, wide.storage)
+        mask = narrow(pad_last(mask, -length % 8), -1, length)
     return mask
 
 
@@ -67,9 +73,9 @@ def _asks_for_gradient(*tensors: Tensor) -> bool:
 
 
 def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> str:
-    """cudnn, flash or efficient."""
+    """cudnn, flash or efficient. Only the memory-efficient kernel gives a gradient for a mask."""
     dim, length = query.shape[-1], query.shape[-2]
-    if query.dtype is FP32 or dim > 256:
+    if query.dtype is FP32 or dim > 256 or (mask is not None and mask.requires_grad):
         return "efficient"
     if dropout == 0.0 and dim % 8 == 0 and value.shape[-1] % 8 == 0 and length > 1:
         return "cudnn"
@@ -91,7 +97,7 @@ def _heads_inside(shape: Shape) -> Shape:
 
 
 def _matching(shape: Shape, query: Tensor) -> Shape:
-    """Strides of the output that cuDNN lays out as the query is laid out."""
+    """Strides of the output that cuDNN and flash lay out as the query is laid out."""
     return dense_stride(shape, query.stride) if shape == query.shape else _reordered(shape, query)
 
 
@@ -111,18 +117,24 @@ def _layouts(*tensors: Tensor) -> tuple[tuple[Shape, Shape], ...]:
 def _attention_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
-        return [None, None, None]
+        return [None] * len(node.edges)
     kernel, *layouts = node.context
-    return [
+    out: list[Tensor | None] = [
         node.tape.new(shape, grad.dtype, _heads_inside(shape) if kernel == "efficient" else dense_stride(shape, stride))
         for shape, stride in layouts
     ]
+    out.extend(_bias_gradient(node.tape, edge[2], grad.dtype) for edge in node.edges[3:] if edge is not None)
+    return out
+
+
+def _bias_gradient(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
+    """The gradient of a bias, whose rows the memory-efficient kernel writes at a multiple of sixteen."""
+    wide = tape.new((*shape[:-1], -(-shape[-1] // 16) * 16), dtype)
+    return Tensor(shape, wide.stride, dtype, wide.storage)
 
 
 def _padded_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
     """Flash attention pads a head dimension to a multiple of eight, and slices its output back."""
-    from memcalc.model.ops.views import narrow
-
     dim = query.shape[-1]
     padded = [pad_last(tensor, -dim % 8) for tensor in (query, key, value)]
     out = scaled_dot_product_attention(padded[0], padded[1], padded[2], None, dropout or 1e-9)
@@ -139,4 +151,4 @@ def pad_last(x: Tensor, extra: int) -> Tensor:
 
 def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else Tensor(node.context, grad.stride, grad.dtype, grad.storage)]
+    return [None if grad is None else node.tape.new(node.context, grad.dtype, dense_stride(node.context, grad.stride))]

@@ -77,7 +77,7 @@ def _softmax_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized: int = 1) -> Tensor:
-    """The fused LayerNorm keeps its input, and mean and reciprocal deviation in fp32."""
+    """The fused LayerNorm keeps its operands, and mean and reciprocal deviation in fp32."""
     x = fp32_under_autocast(x)
     weight = None if weight is None else fp32_under_autocast(weight)
     bias = None if bias is None else fp32_under_autocast(bias)
@@ -87,10 +87,9 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized
     mean_, rstd = tape.new(rows, FP32), tape.new(rows, FP32)
     node = record(tape, out, _layer_norm_backward, (x, weight, bias), x.shape)
     if node is not None:
-        for tensor in (x, mean_, rstd):
-            node.save(tensor.storage)
-        if weight is not None:
-            node.save(weight.storage)
+        for tensor in (bias, x, weight, mean_, rstd):
+            if tensor is not None:
+                node.save(tensor.storage)
     return out
 
 
@@ -113,9 +112,9 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None) -> Tensor:
     node = record(tape, out, _layer_norm_backward, (x, weight, None), x.shape)
     if node is not None:
         node.save(x.storage)
-        node.save(rstd.storage)
         if weight is not None:
             node.save(weight.storage)
+        node.save(rstd.storage)
     return out
 
 

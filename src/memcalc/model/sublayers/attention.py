@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memcalc.model import ops
-from memcalc.model.module import Module
+from memcalc.model.module import Module, Parameter
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import Rotate, Rotation, apply_rotary
@@ -44,23 +44,51 @@ def eager(
     return ops.contiguous(ops.transpose(out, 1, 2)), weights
 
 
+def eager_with_sinks(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor, repeats: int, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Eager attention in which each head has one more score, that no value belongs to (gpt-oss); no fp32 softmax."""
+    key = repeat_kv(key, repeats)
+    value = repeat_kv(value, repeats)
+    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    if mask is not None:
+        weights = ops.add(weights, mask)
+    sinks = ops.expand(ops.reshape(sinks, 1, -1, 1, 1), query.shape[0], -1, query.shape[-2], -1)
+    scores = ops.cat([weights, sinks], -1)
+    scores = ops.subtract(scores, ops.max_over(scores, keepdim=True)[0])
+    probs = ops.softmax(scores, scores.dtype)
+    weights = ops.to(ops.dropout(ops.narrow(probs, -1, probs.shape[-1] - 1), dropout), value.dtype)
+    out = ops.matmul(weights, value)
+    return ops.contiguous(ops.transpose(out, 1, 2)), weights
+
+
 def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats: int, dropout: float = 0.0) -> Tensor:
-    """Fused attention: grouped heads are native without a mask, repeated with one."""
+    """Fused attention: grouped heads are native without a mask, repeated with one.
+
+    The queries of a single token are seen as several of fewer heads instead.
+    """
+    batch, _, length, dim = query.shape
     if repeats > 1 and not (mask is None and key.shape[-1] == value.shape[-1] <= 256):
-        key = repeat_kv(key, repeats)
-        value = repeat_kv(value, repeats)
+        if length == 1:
+            query = ops.reshape(query, batch, -1, repeats, dim)
+        else:
+            key = repeat_kv(key, repeats)
+            value = repeat_kv(value, repeats)
     out = ops.scaled_dot_product_attention(query, key, value, mask, dropout)
+    out = ops.reshape(out, batch, -1, length, value.shape[-1])
     return ops.contiguous(ops.transpose(out, 1, 2))
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats: int = 1, dropout: float = 0.0,
-    *, softcapped: bool = False,
+    *, softcapped: bool = False, sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Attention output [b, s, h, d], and the probabilities where the implementation makes them.
 
-    Only eager attention knows how to cap scores softly; the fused kernels leave it out.
+    Only eager attention knows how to cap scores softly; the fused kernels leave it out. `sinks` are a score per head.
     """
+    if query.tape.attention == "eager" and sinks is not None:
+        return eager_with_sinks(query, key, value, mask, sinks, repeats, dropout)
     if query.tape.attention == "eager":
         return eager(query, key, value, mask, repeats, dropout, softcapped=softcapped)
     return sdpa(query, key, value, mask, repeats, dropout), None
@@ -109,7 +137,7 @@ class GroupedQueryAttention(Module):
     `bias` is on the query, key and value projections, `out_bias` on the output's; with `fused` the three are one.
     `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
     none). A layer with a sliding `window` caches no more than that. `softcapped` bends the scores of eager attention,
-    `clipped` the projections; `out_dropout` works on the output.
+    `clipped` the projections; `out_dropout` works on the output. `sinks` gives each head a score of its own.
     """
 
     scope = "attention"
@@ -118,7 +146,7 @@ class GroupedQueryAttention(Module):
         self, hidden: int, heads: int, kv_heads: int, head_dim: int, *,
         bias: bool = False, out_bias: bool = False, fused: bool = False, head_norm: HeadNorm | bool = False,
         rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
-        window: int | None = None, softcapped: bool = False, clipped: bool = False,
+        window: int | None = None, softcapped: bool = False, clipped: bool = False, sinks: bool = False,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
@@ -127,6 +155,7 @@ class GroupedQueryAttention(Module):
         self.rotate = rotate
         self.softcapped, self.clipped = softcapped, clipped
         self.fused = fused
+        self.sinks = Parameter(heads, group="attention") if sinks else None
         if fused:
             self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
             self.qkv_proj = Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias=bias, group="attention")
@@ -196,7 +225,9 @@ class GroupedQueryAttention(Module):
         key = k_norm(key)
         if query.tape.cache is not None:
             key, value = query.tape.cache.update(self, key, value, self.window)
-        out, weights = attend(query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped)
+        out, weights = attend(
+            query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped, sinks=self.sinks
+        )
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         out = self.o_proj(out)
         out = ops.dropout(out, self.out_dropout)

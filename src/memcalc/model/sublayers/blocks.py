@@ -57,7 +57,9 @@ class DecoderBlock(Module):
         residual = hidden
         if before_mlp is not None:
             hidden = before_mlp(hidden)
-        hidden = self.mlp(hidden)
+        fed = self.mlp(hidden)
+        hidden, _weights = fed if isinstance(fed, tuple) else (fed, _weights)
+        del fed
         if after_mlp is not None:
             hidden = after_mlp(hidden)
         return ops.add(residual, self._branch(hidden))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc.model import ops
 from memcalc.model.autograd import require_gradient
 from memcalc.model.module import Buffer, Module, Parameter
@@ -49,12 +51,16 @@ class Embedding(Module):
     def __init__(self, count: int, width: int, *, group: str = "embedding") -> None:
         self.weight = Parameter(count, width, group=group)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Ids [...] to vectors [..., width]."""
-        out = ops.embedding(ids, self.weight)
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`; its result needs a gradient where that was asked for."""
+        out = super().__call__(x, *args, **kwargs)
         if self.output_needs_gradient:
             require_gradient(out)
         return out
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [...] to vectors [..., width]."""
+        return ops.embedding(ids, self.weight)
 
 
 class ScaledEmbedding(Embedding):

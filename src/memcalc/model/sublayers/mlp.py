@@ -20,8 +20,8 @@ def gelu_new(x: Tensor) -> Tensor:
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x) squared: keeps relu(x) for both."""
-    x = ops.relu(x)
-    return ops.power(x)
+    positive = ops.relu(x)
+    return ops.power(positive)
 
 
 ACTIVATIONS: dict[str, Activation] = {

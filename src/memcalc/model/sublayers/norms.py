@@ -14,17 +14,23 @@ class RMSNorm(Module):
     """Llama's RMSNorm: keeps an fp32 copy of the input, the reciprocal root, and the normalised tensor.
 
     `scale_in` says in which dtype the weight multiplies: cast: the input's, after casting back (Llama); mixed: the
-    weight's own times fp32 (OLMo 2); fp32: a cast copy of the weight (Helium). Without a weight, only the division.
+    weight's own times fp32 (OLMo 2); fp32: a cast copy of the weight (Helium); input: as cast, but the input itself is
+    divided and not its fp32 copy, and cast to the weight's dtype (T5). Without a weight, only the division.
     """
 
     scope = "norms"
 
-    def __init__(self, width: int, *, scale_in: Literal["cast", "mixed", "fp32"] = "cast") -> None:
+    def __init__(self, width: int, *, scale_in: Literal["cast", "mixed", "fp32", "input"] = "cast") -> None:
         self.weight = Parameter(width, group="norms")
         self.scale_in = scale_in
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
+        if self.scale_in == "input":
+            variance = ops.mean(ops.power(ops.to(hidden, FP32)))
+            hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
+            hidden = ops.to(hidden, self.weight.dtype)
+            return ops.multiply(self.weight, hidden)
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
         variance = ops.mean(ops.power(hidden))

@@ -30,21 +30,23 @@ class RotaryEmbedding(Module):
     """cos and sin [rows, s, dim] from positions [rows, s], in the dtype of the hidden states.
 
     Two buffers of inverse frequencies belong to it (the second is kept to undo dynamic scaling). With `pairs`,
-    neighbouring elements share an angle, else those half the dimension apart; with `fp32`, the pair stays in fp32.
+    neighbouring elements share an angle, else those half the dimension apart; with `once`, each angle comes once and
+    dim is half the heads'. With `fp32`, the pair stays in fp32.
     """
 
     scope = "rotary embedding"
 
-    def __init__(self, dim: int, *, pairs: bool = False, fp32: bool = False) -> None:
+    def __init__(self, dim: int, *, pairs: bool = False, once: bool = False, fp32: bool = False) -> None:
         self.inv_freq = Buffer(dim // 2)
         self.original_inv_freq = Buffer(dim // 2)
         self.pairs = pairs
+        self.once = once
         self.fp32 = fp32
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
         """The pair for `position_ids`; `x` only lends its dtype."""
         freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
-        emb = spread(freqs) if self.pairs else ops.cat((freqs, freqs), -1)
+        emb = freqs if self.once else spread(freqs) if self.pairs else ops.cat((freqs, freqs), -1)
         cos = ops.scale(ops.cos(emb))
         sin = ops.scale(ops.sin(emb))
         if self.fp32:
@@ -101,6 +103,22 @@ def apply_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dim: int 
     return query_out, key_out
 
 
+def rotary_of_halves(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """gpt-oss's: both halves of each head rotated by a table of half the width, and put together."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    query_out = _rotated_halves(query, cos, sin)
+    key_out = _rotated_halves(key, cos, sin)
+    return query_out, key_out
+
+
+def _rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = ops.chunk(x, 2, -1)
+    first_out = ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin))
+    second_out = ops.add(ops.multiply(second, cos), ops.multiply(first, sin))
+    return ops.cat((first_out, second_out), -1)
+
+
 def rotary_cast_back(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """OLMo's: cos and sin in fp32, and so the rotation; the results are cast back."""
     query_dtype, key_dtype = query.dtype, key.dtype
@@ -136,14 +154,14 @@ def rotary_then_rest(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
 
 
 def rotary_held(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-    """StableLM's: the rotated part stays bound in the attention that puts the others behind it."""
+    """StableLM's: both parts stay bound in the attention that puts them together."""
     width = cos.shape[-1]
     query_rot, query_pass = _sliced(query, width)
     key_rot, key_pass = _sliced(key, width)
     query_rot, key_rot = apply_rotary(query_rot, key_rot, cos, sin)
     query = ops.cat((query_rot, query_pass), -1)
     key = ops.cat((key_rot, key_pass), -1)
-    return query, key, query_rot, key_rot
+    return query, key, query_rot, query_pass, key_rot, key_pass
 
 
 def rotary_pairs_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
