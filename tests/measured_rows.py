@@ -7,8 +7,11 @@ counted in the second optimizer step, or in prefill and decode.
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+from module_hooks import as_tracked, kept_leaves
 
 from memcalc.breakdown import BREAKDOWN
 from memcalc.generation import generate
@@ -48,12 +51,22 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
         "hold_outputs": case.get("hold_outputs", False),
     }
     if lora := case.get("lora"):
-        targets = lora["target_modules"]
-        options["lora_rank"] = lora["r"]
-        options["lora_targets"] = targets if isinstance(targets, str) else ",".join(targets)
-        if lora.get("modules_to_save"):
-            options["modules_to_save"] = ",".join(lora["modules_to_save"])
-    return TrainingSetup(**options)
+        options |= lora_options(lora)
+    return TrainingSetup(**options, **case.get("options", {}))
+
+
+def lora_options(lora: dict[str, Any]) -> dict[str, Any]:
+    """PEFT's LoraConfig as options."""
+    targets = lora["target_modules"]
+    saved = lora.get("modules_to_save") or (["classifier", "score"] if lora.get("task_type") == "SEQ_CLS" else [])
+    return {
+        "lora_rank": lora["r"],
+        "lora_targets": targets if isinstance(targets, str) else ",".join(targets),
+        "lora_dropout": lora.get("lora_dropout", 0.0),
+        "lora_bias": "adapter" if lora.get("lora_bias") else lora.get("bias", "none").replace("_", "-"),
+        "dora": lora.get("use_dora", False),
+        "modules_to_save": ",".join(saved) or None,
+    }
 
 
 def standing(step: Step, phase: str) -> int:
@@ -81,11 +94,15 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
             "params": parameters(step), "kv_cache": step.cache_bytes,
             "prefill_peak": peaks["prefill"], "decode_peak": peaks["decode"],
         }  # fmt: skip
-    step = trace(spec, training_setup(case), like_tracker=like_tracker)
+    with as_tracked() if like_tracker else nullcontext():
+        step = trace(spec, training_setup(case), like_tracker=like_tracker)
     sweep = Sweep(step.tape)
     found, _ = sweep.peaks()
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}
     peaks["step"] = standing(step, "step")
+    if like_tracker:
+        for phase, nbytes in kept_leaves(step).items():
+            peaks[phase] += nbytes
     return {
         "params": parameters(step),
         "trainable": sum(p.numel * p.copies for _, p in step.parameters if p.trainable),

@@ -13,11 +13,15 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from memcalc.model import engine
+from memcalc.model import engine, ops
+from memcalc.model.adapters.saved_modules import TrainedCopy
 from memcalc.model.autograd import Node
 from memcalc.model.module import Module
+from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.tape import Tape
-from memcalc.model.tensor import Tensor
+from memcalc.model.tensor import Tensor, rounded
+from memcalc.setup import TrainingSetup
+from memcalc.step import Step
 
 
 class _Group:
@@ -66,5 +70,46 @@ def as_tracked() -> Iterator[None]:
             del received
         return run(tape, node)
 
-    with patch.object(Module, "__call__", hooked_call), patch.object(engine, "_run", hooked_run):
+    with (
+        patch.object(Module, "__call__", hooked_call),
+        patch.object(engine, "_run", hooked_run),
+        patch.object(TrainedCopy, "__call__", copied_module),
+        patch.object(Linear, "forward", copied_linear),
+    ):
         yield
+
+
+def kept_leaves(step: Step) -> dict[str, int]:
+    """Token embeddings that need a gradient, and that gradient, of every micro-batch that the instrument ran before.
+
+    Its hook on such a leaf keeps both alive for good. Without it they go with the loss (seen with weak references).
+    """
+    setup, leaves = step.setup, 0
+    assert isinstance(setup, TrainingSetup)
+    for _, module in step.network.modules():
+        if isinstance(module, Embedding) and module.output_needs_gradient:
+            weight = module.weight
+            leaves += 2 * rounded(setup.batch * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
+    runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
+    return {"forward": leaves * (runs - 1), "backward": leaves * (runs - 1), "step": leaves * runs}
+
+
+def copied_linear(layer: Linear, x: Tensor) -> Tensor:
+    """A linear layer in a `modules_to_save` copy: its transposed weight is a new tensor to the instrument.
+
+    Not under autocast, which casts the weight first.
+    """
+    weight = layer.weight
+    if not hasattr(layer, "copied") or x.tape.autocast is not None:
+        return ops.linear(x, weight, layer.bias)
+    seen = x.tape.new(weight.shape, weight.dtype)
+    seen.node = weight.node
+    return ops.linear(x, seen, layer.bias)
+
+
+def copied_module(copy: TrainedCopy, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Run a `modules_to_save` copy with `copied_linear` in it."""
+    for _, module in copy.trained.modules():
+        if isinstance(module, Linear):
+            module.copied = True  # type: ignore[attr-defined]
+    return copy.trained(x, *args, **kwargs)

@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """The most that the optimizer's step has alive at once."""
     if phase == "step" and step.trained and step.optimizer is not None and isinstance(step.setup, TrainingSetup):
-        name = f"{step.setup.optimizer} step ({step.setup.optimizer_impl})"
-        yield name, step.optimizer.step[step.setup.optimizer_impl](step.update_order)
+        name = f"{step.setup.optimizer} step ({step.implementation})"
+        yield name, step.optimizer.step[step.implementation](step.update_order)

@@ -11,7 +11,7 @@ from typing import Any
 from weakref import ref
 
 from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Tape, TracedBlock
-from memcalc.model.tensor import Shape, Storage, Tensor
+from memcalc.model.tensor import Shape, Storage, Tensor, is_contiguous
 from memcalc.tables.dtypes import DType
 
 Grads = Sequence[Tensor | None]
@@ -77,27 +77,45 @@ def record(tape: Tape, out: Tensor, backward: Backward, inputs: Sequence[Tensor 
 
 
 class AccumulateGrad(Node):
-    """The end of the graph at a trained weight: the first gradient is taken over, later ones are added into it."""
+    """The end of the graph at a leaf: the first gradient is taken over, later ones are added into it.
 
-    __slots__ = ("gradient", "name", "reached")
+    `row` of the box is where the gradient shows: that of a trained weight is a gradient, that of another leaf temporary.
+    """
 
-    def __init__(self, tape: Tape, name: str, gradient: Tensor | None) -> None:
+    __slots__ = ("gradient", "name", "reached", "row")
+
+    def __init__(self, tape: Tape, name: str, gradient: Tensor | None, row: str = GRADIENTS) -> None:
         super().__init__(tape, _accumulate, (), None)
         self.sequence = _FIRST + tape.sequence
         self.name = name
         self.gradient = gradient
         self.reached = False
+        self.row = row
 
 
 def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
+    """Take a gradient over; one that does not lie in memory as its weight does is copied."""
     assert isinstance(node, AccumulateGrad)
     new = grads[0]
     node.reached = node.reached or new is not None
     if new is not None and node.gradient is None:
+        if not is_contiguous(new.shape, new.stride):
+            new = node.tape.new(new.shape, new.dtype)
         node.gradient = new.detach()
         allocation = new.storage.allocation
-        allocation.row, allocation.name = GRADIENTS, node.name
+        allocation.row, allocation.name = node.row, node.name
     return []
+
+
+def require_gradient(x: Tensor) -> None:
+    """Make `x` a leaf that needs a gradient (`requires_grad_()`), unless the graph leads to it already.
+
+    The leaf's end of the graph keeps both `x` and its gradient.
+    """
+    tape = x.tape
+    if x.node is None and tape.grad_enabled:
+        x.node = AccumulateGrad(tape, tape.scope, None, TEMPORARY)
+        x.node.context = x.storage
 
 
 # -- non-reentrant checkpointing --------------------------------------------------------------------------------------
@@ -132,7 +150,10 @@ class CheckpointFrame:
         self.recomputed = False
 
     def pack(self, node: Node, storage: Storage) -> None:
-        """In the first run: leave a slot in `node`. When run again: fill the next slot, and stop after the last."""
+        """In the first run: leave a slot in `node`. When run again: fill the next slot, and stop after the last.
+
+        An operation packs its inputs before it runs, so where the last is one of those, its result is never made.
+        """
         if not self.recomputed:
             slot = CheckpointSlot(self)
             node.saved.append(slot)
@@ -147,6 +168,8 @@ class CheckpointFrame:
             waiting.storage = storage
         node.saved.append(storage)
         if self.count == len(self.slots):
+            if storage.allocation is not node.tape.allocations[-1]:
+                node.tape.unmake()
             raise _StopRecomputation
 
     def recompute(self, tape: Tape) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from memcalc.model import ops
@@ -38,20 +38,27 @@ class Encoder(Module):
 
 
 class EncoderModel(Module):
-    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens."""
+    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens.
+
+    `attention` is the only implementation that the family has, if there is but one.
+    """
 
     def __init__(
         self, embeddings: Module, encoder: Module, *,
         pooler: Module | None = None, project: Module | None = None, causal: bool = False,
+        attention: str | None = None,
     ) -> None:  # fmt: skip
         self.embeddings = embeddings
         self.embeddings_project = project
         self.encoder = encoder
         self.pooler = pooler
         self.causal = causal
+        self.attention = attention
 
     def forward(self, ids: Tensor, padding: bool) -> Encoded:
         """Ids [b, s] to hidden states and pooled first token."""
+        if self.attention is not None:
+            ids.tape.attention = self.attention
         embedded = self.embeddings(ids)
         if self.embeddings_project is not None:
             embedded = self.embeddings_project(embedded)
@@ -126,6 +133,10 @@ class DroppedLinear(Module):
         self.dense = Linear(hidden, classes, bias=True, group="head")
         self.dropout = dropout
 
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """The linear layer goes by this module's own name, as it does in a checkpoint."""
+        yield "", self.dense
+
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., h] to logits [..., classes]."""
         hidden = ops.dropout(hidden, self.dropout)
@@ -148,7 +159,7 @@ class EncoderLM(Network):
         """Loss and logits."""
         hidden, pooled = self.model(batch.ids, batch.padding)
         tape = batch.ids.tape
-        last = hidden if tape.cache is None else ops.narrow(hidden, 1, 1)
+        last = hidden if tape.cache is None or tape.all_logits else ops.narrow(hidden, 1, 1)
         logits = self.head(last)
         related = self.pair(pooled) if self.pair is not None else None
         with tape.scoped("LM head and loss"):

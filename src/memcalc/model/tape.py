@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Final
 
-from memcalc.model.tensor import Shape, Storage, Tensor, contiguous_stride, rounded
+from memcalc.model.tensor import ALIGNMENT, Shape, Storage, Tensor, contiguous_stride
 from memcalc.tables.dtypes import DType
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Allocation:
     def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
         self.row = row
         self.name = name
-        self.nbytes = rounded(raw_nbytes)
+        self.nbytes = -(-raw_nbytes // ALIGNMENT) * ALIGNMENT
         self.raw_nbytes = raw_nbytes
         self.born = born
         self.dies = NEVER
@@ -112,10 +113,14 @@ class Tape:
         """The attention implementation: eager, sdpa or flash."""
         self.cache: Cache | None = None
         """Keys, values and states that generation keeps; None in training."""
+        self.all_logits = False
+        """Whether generation computes the logits of every token, not of the last alone."""
         self.checkpointing = False
         """Whether blocks of a stack are checkpointed."""
         self.traced_blocks = 0
         """How many blocks have been run forward; it does not grow with the depth of a model."""
+        self.leaves: list[Tensor] = []
+        """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.sum_out_of_place = sum_out_of_place
         """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
         self._mark()
@@ -129,19 +134,19 @@ class Tape:
         self.clock += 1
         return Storage(self, allocation)
 
+    def unmake(self) -> None:
+        """Take back the last allocation: the operation that it was made for does not run."""
+        self.allocations.pop()
+        self.clock -= 1
+
     def new(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
         """A new tensor outside the graph, contiguous unless `stride` says otherwise."""
-        count = dtype.itemsize
-        for size in shape:
-            count *= size
-        return Tensor(shape, stride or contiguous_stride(shape), dtype, self.allocate(count))
+        storage = self.allocate(prod(shape) * dtype.itemsize)
+        return Tensor(shape, stride or contiguous_stride(shape), dtype, storage)
 
     def untracked(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
         """A tensor that exists before the tape starts (a weight, an input of the step): it is counted outside the tape."""
-        count = dtype.itemsize
-        for size in shape:
-            count *= size
-        allocation = Allocation(row, name, count, BEFORE)
+        allocation = Allocation(row, name, prod(shape) * dtype.itemsize, BEFORE)
         if row is OVERHEAD:
             self.inputs.append(allocation)
         return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))

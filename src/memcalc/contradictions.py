@@ -1,0 +1,112 @@
+"""Options that contradict each other, each told in one sentence: what, why, and what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memcalc.tables.optimizers import optimizer
+
+if TYPE_CHECKING:
+    from memcalc.setup import TrainingSetup
+
+DEFAULT_SEQ_LEN = 256
+"""Tokens per sequence when the user names none (the example of the documentation page)."""
+
+DORA_BASES = ("none", "nf4", "nf4-double", "fp4", "int8")
+"""Bases whose adapters PEFT lets have a magnitude vector (peft/tuners/lora: layer.py and bnb.py)."""
+
+_OF_LORA = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "modules_to_save")
+
+
+def contradictions(setup: TrainingSetup) -> Iterator[str]:
+    """What is wrong with the options of a training job, each by itself being fine.
+
+    Raises UsageError where the optimizer is unknown.
+    """
+    yield from _optimizer(setup)
+    yield from _adapters(setup)
+    yield from _checkpointing(setup)
+    yield from _objective(setup)
+    yield from _lengths(setup)
+
+
+def _optimizer(setup: TrainingSetup) -> Iterator[str]:
+    implementations = tuple(optimizer(setup.optimizer).step)
+    if setup.optimizer_impl is not None and setup.optimizer_impl not in implementations:
+        yield (
+            f"{setup.optimizer} has no {setup.optimizer_impl} implementation; use --optimizer-impl "
+            f"{' or '.join(implementations)}, or leave it out."
+        )
+    if setup.optimizer_in_backward and setup.grad_accum > 1:
+        yield (
+            "--optimizer-in-backward frees each gradient at once, so --grad-accum has nothing to add to; "
+            "use one of them."
+        )
+
+
+def _adapters(setup: TrainingSetup) -> Iterator[str]:
+    lora = setup.lora_rank is not None
+    for name in _OF_LORA:
+        if not lora and name in setup.model_fields_set and getattr(setup, name) not in (None, False):
+            yield (
+                f"--{name.replace('_', '-')} says how LoRA trains, but there is no --lora-rank; "
+                "give one, such as --lora-rank 16."
+            )
+    if lora and setup.train != "all":
+        yield (
+            "--train chooses weights of the model itself, but with --lora-rank only adapters are trained; "
+            "leave one of them out, or name whole modules with --modules-to-save."
+        )
+    if setup.quantization != "none" and not lora:
+        yield (
+            f"a model quantized to {setup.quantization} cannot be trained itself, as its weights have no gradients; "
+            "add adapters with --lora-rank, or leave out --quantization."
+        )
+    if setup.dora and setup.quantization not in DORA_BASES:
+        yield (
+            f"PEFT has no DoRA on a {setup.quantization} base; use --quantization nf4, nf4-double, fp4 or int8, "
+            "or leave out --dora."
+        )
+
+
+def _checkpointing(setup: TrainingSetup) -> Iterator[str]:
+    if setup.checkpoint_every > 1 and setup.activation_checkpointing != "full":
+        yield ("--checkpoint-every chooses blocks to checkpoint, but no block is; add --activation-checkpointing full.")
+    if setup.checkpoint_reentrant and setup.activation_checkpointing == "none":
+        yield "--checkpoint-reentrant says how to checkpoint, but nothing is; add --activation-checkpointing full."
+
+
+def _objective(setup: TrainingSetup) -> Iterator[str]:
+    if setup.reference is not None and setup.objective not in ("dpo", "grpo", "ppo"):
+        yield (
+            f"--reference names the reference model of dpo, grpo and ppo, but --objective is {setup.objective}; "
+            "leave it out."
+        )
+    if setup.reference == "adapter" and setup.lora_rank is None:
+        yield (
+            "--reference adapter gets the reference by switching adapters off, but there are none; "
+            "add --lora-rank, or use --reference copy."
+        )
+    if setup.generations > 1 and setup.objective not in ("grpo", "ppo"):
+        yield (
+            f"--generations counts completions per prompt of grpo and ppo, but --objective is {setup.objective}; "
+            "leave it out."
+        )
+    shaped = setup.loss != "eager" or setup.label_smoothing or setup.z_loss or setup.logits_to_keep is not None
+    if shaped and setup.objective != "sft":
+        yield (
+            "--loss, --logits-to-keep, --label-smoothing and --z-loss shape the loss of --objective sft, but it is "
+            f"{setup.objective}; leave them out."
+        )
+
+
+def _lengths(setup: TrainingSetup) -> Iterator[str]:
+    length = setup.seq_len or DEFAULT_SEQ_LEN
+    for name in ("completion_len", "logits_to_keep"):
+        value = getattr(setup, name)
+        if value is not None and value > length:
+            yield (
+                f"--{name.replace('_', '-')} {value} exceeds the sequence length of {length}; "
+                "lower it, or raise --seq-len."
+            )

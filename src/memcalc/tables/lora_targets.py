@@ -1,0 +1,39 @@
+"""Which modules PEFT adapts when nothing is named. One row a `model_type`.
+
+Source: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING in peft/utils/constants.py of PEFT 0.21.
+"""
+
+from memcalc.errors import UsageError
+
+_QUERY_VALUE = ("q_proj", "v_proj")
+
+LORA_TARGETS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("bart", "gemma", "gemma2", "gemma3_text", "gpt_neo", "gptj", "llama", "llama4", "mistral", "mixtral", "opt",
+         "qwen2", "qwen3", "stablelm"),
+        _QUERY_VALUE,
+    ),
+    **dict.fromkeys(("bert", "electra", "layoutlm", "roberta", "xlm-roberta"), ("query", "value")),
+    **dict.fromkeys(("bloom", "chatglm", "falcon", "gpt_neox"), ("query_key_value",)),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    **dict.fromkeys(("mt5", "t5"), ("q", "v")),
+    "blip-2": ("q", "v", *_QUERY_VALUE),
+    "codegen": ("qkv_proj",),
+    "deberta": ("in_proj",),
+    "deberta-v2": ("query_proj", "value_proj"),
+    "mpt": ("Wqkv",),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "phi": (*_QUERY_VALUE, "fc1", "fc2"),
+    "rwkv": ("key", "value", "receptance", "output"),
+}  # fmt: skip
+
+
+def default_targets(model_type: str, linear_modules: str) -> tuple[str, ...]:
+    """The default targets of a family. Raises UsageError where PEFT has none; `linear_modules` is for its message."""
+    try:
+        return LORA_TARGETS[model_type]
+    except KeyError:
+        raise UsageError(
+            f"PEFT has no default LoRA targets for {model_type}; give --lora-targets all-linear or names "
+            f"(linear modules: {linear_modules})."
+        ) from None
