@@ -199,8 +199,8 @@ class _Box:
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
         if (serving := self.report.serving) is not None:
-            tokens = self.report.setup["seq_len"]
-            yield "SERVES", f"{serving.largest_batch:,} sequences of {tokens:,} tokens, or one of {serving.longest_context:,}", ""
+            most = f"{serving.largest_batch:,} sequences of {self.report.setup['seq_len']:,} tokens"
+            yield "SERVES", f"{most}, or one of {serving.longest_context:,}", ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"
