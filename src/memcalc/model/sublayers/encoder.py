@@ -71,12 +71,15 @@ def count_tokens(ids: Tensor) -> Tensor:
 class SelfAttention(Module):
     """Query, key and value projections with biases (`names`), and dropout on the probabilities.
 
-    With `out` the output projection of that name follows at once (DistilBERT).
+    With `out` the output projection of that name follows at once (DistilBERT), with `norm` also dropout, the residual
+    and a LayerNorm (ALBERT).
     """
 
     scope = "attention"
 
-    def __init__(self, c: Config, names: Sequence[str] = ("query", "key", "value"), out: str | None = None) -> None:
+    def __init__(
+        self, c: Config, names: Sequence[str] = ("query", "key", "value"), out: str | None = None, *, norm: bool = False
+    ) -> None:
         hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
         if hidden % heads:
             raise ConfigError(
@@ -90,6 +93,8 @@ class SelfAttention(Module):
         self.out = out
         if out is not None:
             setattr(self, out, Linear(hidden, hidden, bias=True, group="attention"))
+        self.LayerNorm = LayerNorm(hidden) if norm else None
+        self.out_dropout = c.probability("hidden_dropout_prob") if norm else 0.0
         self.dropout = c.probability("attention_probs_dropout_prob")
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -107,6 +112,9 @@ class SelfAttention(Module):
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         if self.out is not None:
             out = vars(self)[self.out](out)
+        if self.LayerNorm is not None:
+            out = ops.dropout(out, self.out_dropout)
+            out = self.LayerNorm(ops.add(hidden, out))
         return out, weights
 
 
@@ -136,6 +144,28 @@ class Activated(Module):
         """[..., inputs] to [..., outputs]."""
         hidden = self.dense(hidden)
         return self.act(hidden)
+
+
+class FeedForward(Module):
+    """second(act(first(x))) with dropout behind it; `names` are those of the two projections."""
+
+    scope = "MLP"
+
+    def __init__(self, c: Config, names: tuple[str, str], *, dropout: float = 0.0) -> None:
+        hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
+        self.names = names
+        setattr(self, names[0], Linear(hidden, width, bias=True, group="MLP"))
+        setattr(self, names[1], Linear(width, hidden, bias=True, group="MLP"))
+        self.act = activation(c.text("hidden_act"))
+        self.dropout = dropout
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        first, second = (vars(self)[name] for name in self.names)
+        x = first(hidden)
+        x = self.act(x)
+        x = second(x)
+        return ops.dropout(x, self.dropout)
 
 
 class Pooler(Module):
