@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from memcalc.model.config import Config
+from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
-from memcalc.model.sublayers.blocks import DecoderBlock
-from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Stack
-from memcalc.model.network import DecoderModel, Network
+from memcalc.model.module import Module
+from memcalc.model.network import Network
 from memcalc.model.sublayers.experts import Experts, SharedAndRoutedExperts, swiglu
 from memcalc.model.sublayers.latent_attention import LatentAttention, rotate_interleaved
-from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.mlp import GatedMLP, activation
-from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding, apply_rotary
 from memcalc.model.sublayers.routers import GroupLimitedRouter
 
@@ -42,20 +42,17 @@ def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
 
 def deepseek_v3(c: Config, architecture: str | None) -> Network:
     """DeepSeek V3 and R1, Kimi K2, Moonlight: latent attention, dense first layers, then experts."""
-    hidden = c.integer("hidden_size")
-    dense = c.integer("first_k_dense_replace", minimum=0)
+    return dense_decoder(
+        c, architecture, attend=lambda _: latent_attention(c), mlp=_mlps(c),
+        rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
+    )  # fmt: skip
 
-    def block(layer: int) -> Module:
-        mlp: Module = shared_and_routed(c) if layer >= dense else GatedMLP(
-            hidden, c.integer("intermediate_size"), c.text("hidden_act")
-        )
-        return DecoderBlock(latent_attention(c), mlp, lambda: RMSNorm(hidden))
 
-    kinds = ["dense" if layer < dense else "experts" for layer in range(c.integer("num_hidden_layers"))]
-    embedding = Embedding(c.integer("vocab_size"), hidden)
-    rotary = RotaryEmbedding(c.integer("qk_rope_head_dim"))
-    model = DecoderModel(embedding, Stack(kinds, block), RMSNorm(hidden), rotary)
-    return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"))
+def _mlps(c: Config) -> list[Callable[[], Module]]:
+    """A dense MLP in the first layers, shared and routed experts in the others."""
+    dense, mlp = c.integer("first_k_dense_replace", minimum=0), gated_mlp(c)
+    mixture = partial(shared_and_routed, c)
+    return [mlp if layer < dense else mixture for layer in range(c.integer("num_hidden_layers"))]
 
 
 FAMILIES = {

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 from memcalc.model.config import Config
+from memcalc.model.decoders import by_type, dense_decoder, everywhere, gated_mlp
 from memcalc.model.families import Family
-from memcalc.model.sublayers.blocks import DecoderBlock
-from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Stack
-from memcalc.model.network import DecoderModel, Network
-from memcalc.model.sublayers.attention import PER_HEAD, GroupedQueryAttention
-from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, swiglu
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.module import Module
+from memcalc.model.network import Network
+from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
+from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import GatedMLP, activation
 from memcalc.model.sublayers.norms import RMSNorm
-from memcalc.model.sublayers.rotary import RotaryEmbedding
-from memcalc.model.sublayers.routers import TopKRouter
-
-
-def _decoder(
-    c: Config, architecture: str | None, windows: list[int | None], mlps: list[Callable[[], Module]],
-    **attention: Any,
-) -> Network:  # fmt: skip
-    """A causal LM whose layer i has the sliding window `windows[i]` and the MLP or mixture that `mlps[i]` makes."""
-    hidden = c.integer("hidden_size")
-    heads, kv_heads, head_dim = c.heads()
-
-    def block(layer: int) -> Module:
-        attend = GroupedQueryAttention(
-            hidden, heads, kv_heads, head_dim, dropout=c.probability("attention_dropout", 0.0), window=windows[layer], **attention
-        )
-        return DecoderBlock(attend, mlps[layer](), lambda: RMSNorm(hidden))
-
-    embedding = Embedding(c.integer("vocab_size"), hidden)
-    kinds = list(zip(windows, mlps, strict=True))
-    model = DecoderModel(embedding, Stack(kinds, block), RMSNorm(hidden), RotaryEmbedding(head_dim), set(windows))
-    return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"))
+from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_of_halves
+from memcalc.model.sublayers.routers import TopKFirstRouter, TopKRouter
 
 
 def _experts(c: Config, width: str, count: str) -> Experts:
@@ -48,24 +26,19 @@ def _experts(c: Config, width: str, count: str) -> Experts:
 
 def mixtral(c: Config, architecture: str | None) -> Network:
     """Mixtral 8x7B and 8x22B."""
-    depth = c.integer("num_hidden_layers")
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
         gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, cast=False)
         return MixtureOfExperts(gate, experts)
 
-    return _decoder(c, architecture, [c.optional("sliding_window")] * depth, [mixture] * depth)
+    return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixture)
 
 
 def _qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:
     """Which of Qwen's layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
     step, dense = c.integer("decoder_sparse_step"), c.items("mlp_only_layers") or []
-
-    def mlp() -> Module:
-        return GatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act"))
-
-    depth = c.integer("num_hidden_layers")
+    mlp, depth = gated_mlp(c), c.integer("num_hidden_layers")
     return [mlp if layer in dense or (layer + 1) % step else mixture for layer in range(depth)]
 
 
@@ -82,9 +55,8 @@ def qwen3_moe(c: Config, architecture: str | None) -> Network:
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
-    return _decoder(
-        c, architecture, windows, _qwen_mlps(c, mixture), bias=bias, out_bias=bias, norm=PER_HEAD
-    )
+    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    return dense_decoder(c, architecture, windows=windows, mlp=_qwen_mlps(c, mixture), attention=attention)
 
 
 def qwen2_moe(c: Config, architecture: str | None) -> Network:
@@ -100,9 +72,28 @@ def qwen2_moe(c: Config, architecture: str | None) -> Network:
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     first = c.integer("max_window_layers", 28, minimum=0)
     depth = c.integer("num_hidden_layers")
-    types = c.layer_types(["sliding_attention" if window and i < first else "full_attention" for i in range(depth)])
+    sliding = ["sliding_attention" if window and i < first and (i + 1) % 2 else "full_attention" for i in range(depth)]
+    types = c.layer_types(sliding)
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    return _decoder(c, architecture, windows, _qwen_mlps(c, mixture), bias=c.flag("qkv_bias"))
+    attention = {"bias": c.flag("qkv_bias", True)}
+    return dense_decoder(c, architecture, windows=windows, mlp=_qwen_mlps(c, mixture), attention=attention)
+
+
+def gpt_oss(c: Config, architecture: str | None) -> Network:
+    """gpt-oss: biases everywhere, attention sinks, every other layer with a sliding window, clamped SwiGLU experts."""
+    hidden, per_token = c.integer("hidden_size"), c.integer("num_experts_per_tok")
+    width, count = c.integer("intermediate_size"), c.integer("num_local_experts")
+
+    def mixture() -> Module:
+        experts = Experts(hidden, width, count, per_token, clamped_swiglu, bias=True, transposed=True)
+        return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, bias=True), experts, weights_too=True)
+
+    bias = c.flag("attention_bias")
+    return dense_decoder(
+        c, architecture, windows=by_type(c, 2), mlp=mixture, norm=partial(RMSNorm, scale_in="mixed"),
+        attention={"bias": bias, "out_bias": bias, "sinks": True, "rotate": rotary_of_halves},
+        rotary=RotaryEmbedding(c.head_dim(), once=True),
+    )  # fmt: skip
 
 
 _ROWS = "measured rows, exact counts"
@@ -112,6 +103,11 @@ FAMILIES = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "num_local_experts": 8,
         "num_experts_per_tok": 2, "tie_word_embeddings": False,
     }, {"num_experts": "num_local_experts"}, verified=_ROWS),
+    "gpt_oss": Family("gpt_oss", gpt_oss, {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36, "head_dim": 64,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "num_local_experts": 128,
+        "num_experts_per_tok": 4, "attention_bias": True, "attention_dropout": 0.0, "tie_word_embeddings": False,
+    }, {"num_experts": "num_local_experts"}, attention="eager, flash", verified=_ROWS),
     "qwen3_moe": Family("qwen3_moe", qwen3_moe, {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
         "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_act": "silu", "decoder_sparse_step": 1,

@@ -92,14 +92,15 @@ class Experts(Module):
 class MixtureOfExperts(Module):
     """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate`.
 
-    `gate_first` says which of router and experts is registered first.
+    `gate_first` says which of router and experts is registered first; with `weights_too`, the experts' weights are
+    returned beside the output (gpt-oss).
     """
 
     scope = "experts"
 
     def __init__(
         self, gate: Module, experts: Module, shared: Module | None = None, shared_gate: Module | None = None, *,
-        gate_first: bool = True,
+        gate_first: bool = True, weights_too: bool = False,
     ) -> None:  # fmt: skip
         if gate_first:
             self.gate = gate
@@ -107,8 +108,9 @@ class MixtureOfExperts(Module):
         self.gate = gate
         self.shared_expert = shared
         self.shared_expert_gate = shared_gate
+        self.weights_too = weights_too
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[b, s, h] to [b, s, h]."""
         flat = ops.view(hidden, -1, hidden.shape[-1])
         shared = None if self.shared_expert is None else self.shared_expert(flat)
@@ -117,7 +119,8 @@ class MixtureOfExperts(Module):
         if shared is not None and self.shared_expert_gate is not None:
             shared = ops.multiply(ops.sigmoid(self.shared_expert_gate(flat)), shared)
             out = ops.add(out, shared)
-        return ops.reshape(out, *hidden.shape)
+        out = ops.reshape(out, *hidden.shape)
+        return (out, weights) if self.weights_too else out
 
 
 class SharedAndRoutedExperts(Module):
