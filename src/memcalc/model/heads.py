@@ -122,6 +122,31 @@ class QuestionAnswerer(Network):
             return Outputs(position_loss(starts, ends, *where), (starts, ends))
 
 
+class TextEmbedder(Network):
+    """The bare decoder: the last token's hidden state is the embedding of a sequence.
+
+    Training tells every sequence of the batch from the others: cosines [b, b], cross-entropy over rows (the usual
+    in-batch contrastive loss).
+    """
+
+    def __init__(self, model: Module) -> None:
+        self.model = model
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and the hidden states [b, s, h]."""
+        hidden = self.model(batch.ids, batch.padding)
+        tape = hidden.tape
+        if batch.labels is None:
+            return Outputs(None, (hidden,))
+        with tape.scoped("head and loss"):
+            pooled = ops.pick(hidden, *(tape.new(batch.ids.shape[:1], INT64) for _ in range(2)))
+            length = ops.sqrt(ops.sum_over(ops.power(pooled), -1, keepdim=True))
+            unit = ops.divide(pooled, ops.expand(length, *pooled.shape))
+            scores = ops.scale(ops.matmul(unit, ops.transpose(unit, 0, 1)))
+            loss = ops.cross_entropy(scores, tape.new(batch.ids.shape[:1], INT64))
+        return Outputs(loss, (hidden,))
+
+
 def decoder(
     c: Config, architecture: str | None, model: Module, hidden: int, embedding: Embedding, *,
     tied: bool, own_token_loss: bool = False, bend: Sequence[Callable[[Tensor], Tensor]] = (),
@@ -138,11 +163,12 @@ def decoder(
         return TokenClassifier(c, model, hidden, own_loss=own_token_loss)
     if name.endswith("ForQuestionAnswering"):
         return QuestionAnswerer(model, hidden)
-    if name == "" or name.endswith(("ForCausalLM", "LMHeadModel", "Model")):
+    if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
         return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None, bend=bend)
-    raise unknown_head(
-        c, name, ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-    )
+    if name.endswith("Model"):
+        return TextEmbedder(model)
+    known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
+    raise unknown_head(c, name, known)
 
 
 def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:

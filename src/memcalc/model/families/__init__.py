@@ -49,7 +49,11 @@ _FILES: dict[str, tuple[str, ...]] = {
     "phi3": ("phi3",),
     "olmo": ("olmo", "olmo2", "olmo3"),
     "cohere": ("cohere", "cohere2"),
-    "glm": ("glm", "glm4"),
+    "glm": ("chatglm", "glm", "glm4"),
+    "llama_branches": ("apertus", "bitnet", "cwm", "hyperclovax", "jais2", "ministral", "ministral3"),
+    "written_elsewhere": (
+        "baichuan", "exaone", "internlm", "internlm2", "internlm3", "mimo", "minicpm", "qwen", "xverse",
+    ),  # fmt: skip
     "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
     "gpt2": ("gpt2",),
     "t5": ("t5", "mt5", "umt5"),

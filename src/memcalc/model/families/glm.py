@@ -39,7 +39,8 @@ def glm4(c: Config, architecture: str | None) -> Network:
 
 def chatglm(c: Config, architecture: str | None) -> Network:
     """GLM-4-9B and ChatGLM as their own code writes the config, computed as Transformers' GLM does."""
-    head = None if architecture is None or architecture.startswith("ChatGLMModel") else architecture
+    usual = architecture is None or architecture in ("ChatGLMModel", "ChatGLMForConditionalGeneration")
+    head = None if usual else architecture
     return _glm(c, head, PRE_NORM)
 
 
@@ -57,4 +58,13 @@ FAMILIES = {
         "attention_bias": True, "max_position_embeddings": 131072, "pad_token_id": 151329,
         "tie_word_embeddings": False,
     }, verified=_ROWS),
+    "chatglm": Family("chatglm", chatglm, {
+        "vocab_size": 65024, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 28,
+        "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
+        "max_position_embeddings": 2048, "attention_bias": True, "tie_word_embeddings": False,
+    }, {
+        "padded_vocab_size": "vocab_size", "ffn_hidden_size": "intermediate_size", "num_layers": "num_hidden_layers",
+        "multi_query_group_num": "num_key_value_heads", "kv_channels": "head_dim", "add_qkv_bias": "attention_bias",
+        "seq_length": "max_position_embeddings",
+    }, verified="exact counts; tensors as Transformers' glm keeps them"),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from memcalc.model.ops.attention import scaled_dot_product_attention
 from memcalc.model.ops.elementwise import (
     add,
     add_,
+    clamp_to_finite,
     compare,
     cos,
     divide,
@@ -34,10 +35,11 @@ from memcalc.model.ops.elementwise import (
     to,
     where,
 )
+from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.indexing import gather, max_over, sort, take, topk
 from memcalc.model.ops.inplace import copy_into, divide_
 from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm
-from memcalc.model.ops.piecewise import clamp, clamp_
+from memcalc.model.ops.piecewise import at_most, choose, clamp, clamp_, expm1
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
     cross_entropy,
@@ -51,6 +53,7 @@ from memcalc.model.ops.reduction import (
     softmax,
     sum_over,
 )
+from memcalc.model.ops.sequence import conv1d, cumsum, pad, triangle
 from memcalc.model.ops.views import (
     cat,
     chunk,
@@ -73,12 +76,13 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "baddbmm", "binary_cross_entropy", "bmm", "cat", "chunk", "clamp", "clamp_", "clone",
-    "compare", "contiguous", "copy_into", "cos", "cross_entropy", "divide", "divide_", "dropout", "embedding",
-    "exp", "expand", "gather", "gelu", "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "lower",
-    "masked_fill", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative",
-    "nll_loss", "permute", "pick", "power", "relu", "reshape", "rms_norm_fused", "rsqrt", "scale",
-    "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "sort",
-    "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "tanh", "to", "topk",
-    "transpose", "unbind", "unsqueeze", "view", "where",
+    "add", "add_", "addmm", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat", "choose", "chunk", "clamp",
+    "clamp_", "clamp_to_finite", "clone", "compare", "contiguous", "conv1d", "copy_into", "cos", "cross_entropy",
+    "cumsum", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1", "gather", "gelu",
+    "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "lower", "masked_fill", "matmul", "max_over",
+    "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick",
+    "power", "relu", "reshape", "rms_norm_fused", "rsqrt", "scale", "scaled_dot_product_attention", "select", "shift",
+    "sigmoid", "silu", "sin", "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice",
+    "subtract", "sum_over", "take", "tanh", "to", "topk", "transpose", "triangle", "unbind", "unsqueeze", "view",
+    "where",
 ]  # fmt: skip

@@ -23,6 +23,13 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
     return a[:lead] + tuple(y if x == 1 else x for x, y in zip(a[lead:], b, strict=True))
 
 
+def result_type(a: Tensor, b: Tensor) -> DType:
+    """The dtype of an operation on two tensors: one without dimensions does not widen one with some."""
+    if a.dtype.floating == b.dtype.floating and bool(a.shape) != bool(b.shape):
+        return (a if a.shape else b).dtype
+    return promote(a.dtype, b.dtype)
+
+
 def _empty(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     """The result of an element-wise operation on two tensors, in the layout that TensorIterator gives it."""
     shape = a.shape if a.shape == b.shape else broadcast_shapes(a.shape, b.shape)
@@ -42,14 +49,14 @@ def _one(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b: the same gradient goes to both sides."""
-    out = _empty(a, b, promote(a.dtype, b.dtype))
+    out = _empty(a, b, result_type(a, b))
     record(a.tape, out, pass_through, (a, b))
     return out
 
 
 def subtract(a: Tensor, b: Tensor) -> Tensor:
     """a - b: the gradient goes to a, its negative to b."""
-    out = _empty(a, b, promote(a.dtype, b.dtype))
+    out = _empty(a, b, result_type(a, b))
     record(a.tape, out, _subtract_backward, (a, b))
     return out
 
@@ -69,7 +76,7 @@ def add_(a: Tensor, b: Tensor) -> Tensor:
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """a * b: keeps each factor that the other's gradient needs; backward computes b's gradient first."""
-    out = _empty(a, b, promote(a.dtype, b.dtype))
+    out = _empty(a, b, result_type(a, b))
     node = record(a.tape, out, _product_backward, (a, b))
     if node is not None:
         if node.edges[0] is not None:
@@ -90,7 +97,7 @@ def _product_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def divide(a: Tensor, b: Tensor) -> Tensor:
     """a / b: keeps b, and a if b needs a gradient."""
-    out = _empty(a, b, promote(a.dtype, b.dtype))
+    out = _empty(a, b, result_type(a, b))
     node = record(a.tape, out, divide_gradients, (a, b))
     if node is not None:
         if node.edges[1] is not None:
@@ -270,8 +277,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
-    """x with a number where `mask` says so: keeps the mask."""
-    out = _empty(x, mask, x.dtype)
+    """x with a number where `mask` says so, contiguous: keeps the mask."""
+    out = x.tape.new(broadcast_shapes(x.shape, mask.shape), x.dtype)
     node = record(x.tape, out, _one, (x,))
     if node is not None:
         node.save(mask.storage)
@@ -289,6 +296,33 @@ def where(mask: Tensor, a: Tensor) -> Tensor:
     return out
 
 
+def clamp_to_finite(x: Tensor) -> Tensor:
+    """x between bounds that depend on whether it is infinite anywhere (T5 in fp16): keeps x and both bounds."""
+    tape = x.tape
+    infinite = compare(like(x))
+    some = tape.new((), BOOL)
+    del infinite
+    bound = tape.new((), FP32)
+    del some
+    low = like(bound)
+    out = like(x)
+    node = record(tape, out, _clamp_backward, (x,))
+    if node is not None:
+        for tensor in (x, low, bound):
+            node.save(tensor.storage)
+    return out
+
+
+def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    inside = like(grad, BOOL), like(grad, BOOL)
+    out = like(grad)
+    del inside
+    return [out]
+
+
 def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
@@ -301,7 +335,7 @@ def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """The smaller of two tensors that need no gradient."""
-    return _empty(a.detach(), b.detach(), promote(a.dtype, b.dtype))
+    return _empty(a.detach(), b.detach(), result_type(a, b))
 
 
 def compare(a: Tensor, b: Tensor | None = None) -> Tensor:

@@ -6,7 +6,7 @@ Source: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import like
+from memcalc.model.ops.elementwise import fp32_under_autocast, like, scratch
 from memcalc.model.ops.views import clone
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL
@@ -56,3 +56,56 @@ def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     inside.clear()
     del zero
     return [out]
+
+
+def at_most(x: Tensor, bound: Tensor) -> Tensor:
+    """The smaller of x and a scalar tensor: keeps both."""
+    out = like(x)
+    node = record(x.tape, out, _at_most_backward, (x,))
+    if node is not None:
+        node.save(x.storage)
+        node.save(bound.storage)
+    return out
+
+
+def _at_most_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    equal, half = like(grad, BOOL), like(grad)
+    out = like(grad)
+    above = like(grad, BOOL)
+    del equal, half, above
+    return [out]
+
+
+def choose(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a where `mask` holds, else b: keeps the mask; backward makes a zero for each side."""
+    out = like(a)
+    node = record(a.tape, out, _choose_backward, (a, b))
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def _choose_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    out: list[Tensor | None] = [None, None]
+    for index in range(2):
+        if node.needs(index):
+            zero = node.tape.new((), grad.dtype)
+            out[index] = like(grad)
+            del zero
+    return out
+
+
+def expm1(x: Tensor) -> Tensor:
+    """exp(x) - 1 keeps its output; backward makes output + 1, then the product. Runs in fp32 under autocast."""
+    x = fp32_under_autocast(x)
+    out = like(x)
+    node = record(x.tape, out, scratch(2), (x,))
+    if node is not None:
+        node.save(out.storage)
+    return out

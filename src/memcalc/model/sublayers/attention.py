@@ -137,7 +137,8 @@ class GroupedQueryAttention(Module):
     `bias` is on the query, key and value projections, `out_bias` on the output's; with `fused` the three are one.
     `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
     none). A layer with a sliding `window` caches no more than that. `softcapped` bends the scores of eager attention,
-    `clipped` the projections; `out_dropout` works on the output. `sinks` gives each head a score of its own.
+    `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before its projection.
+    `sinks` gives each head a score of its own.
     """
 
     scope = "attention"
@@ -147,6 +148,7 @@ class GroupedQueryAttention(Module):
         bias: bool = False, out_bias: bool = False, fused: bool = False, head_norm: HeadNorm | bool = False,
         rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
         window: int | None = None, softcapped: bool = False, clipped: bool = False, sinks: bool = False,
+        out_norm: Callable[[], Module] | None = None,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
@@ -164,6 +166,7 @@ class GroupedQueryAttention(Module):
             self.k_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
             self.v_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
             self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
+        self.attn_sub_norm = None if out_norm is None else out_norm()
         self.head_norm = PER_HEAD if head_norm is True else head_norm or None
         if self.head_norm is not None:
             setattr(self, self.head_norm.names[0], self.head_norm.make(heads, head_dim))
@@ -229,6 +232,8 @@ class GroupedQueryAttention(Module):
             query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped, sinks=self.sinks
         )
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
+        if self.attn_sub_norm is not None:
+            out = self.attn_sub_norm(out)
         out = self.o_proj(out)
         out = ops.dropout(out, self.out_dropout)
         return out, weights

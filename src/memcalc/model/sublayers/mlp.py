@@ -2,68 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from memcalc.errors import ConfigError, close_matches
 from memcalc.model import ops
 from memcalc.model.module import Module
+from memcalc.model.sublayers.activations import Activation, find
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.tensor import Tensor
-
-Activation = Callable[[Tensor], Tensor]
-
-
-def gelu_new(x: Tensor) -> Tensor:
-    """GPT-2's tanh approximation of GELU, written out in eager PyTorch: 0.5·x·(1 + tanh(c·(x + a·x³)))."""
-    return ops.multiply(ops.scale(x), ops.shift(ops.tanh(ops.scale(ops.add(x, ops.scale(ops.power(x, 3.0)))))))
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """relu(x) squared: keeps relu(x) for both."""
-    positive = ops.relu(x)
-    return ops.power(positive)
-
-
-ACTIVATIONS: dict[str, Activation] = {
-    "silu": ops.silu,
-    "swish": ops.silu,
-    "gelu": ops.gelu,
-    "gelu_new": gelu_new,
-    "gelu_pytorch_tanh": ops.gelu,
-    "relu": ops.relu,
-    "relu2": squared_relu,
-    "tanh": ops.tanh,
-    "sigmoid": ops.sigmoid,
-}
-"""Transformers' ACT2FN: what each activation function keeps depends on how it is written."""
 
 
 def activation(name: str) -> Activation:
     """The activation function of this name in a config."""
-    try:
-        return ACTIVATIONS[name]
-    except KeyError:
-        raise ConfigError(
-            f"activation function {name!r} is not known{close_matches(name, ACTIVATIONS)}; "
-            f"known are {', '.join(sorted(ACTIVATIONS))}."
-        ) from None
+    return find(name)
 
 
 class GatedMLP(Module):
-    """SwiGLU and its kin: down(act(gate(x)) * up(x)), with dropout behind it where there is some."""
+    """SwiGLU and its kin: down(act(gate(x)) * up(x)); some have dropout behind it, or a norm before `down`."""
 
     scope = "MLP"
 
-    def __init__(self, hidden: int, width: int, act: str, *, bias: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self, hidden: int, width: int, act: str, *,
+        bias: bool = False, dropout: float = 0.0, inner_norm: Module | None = None,
+    ) -> None:  # fmt: skip
         self.gate_proj = Linear(hidden, width, bias=bias, group="MLP")
         self.up_proj = Linear(hidden, width, bias=bias, group="MLP")
         self.down_proj = Linear(width, hidden, bias=bias, group="MLP")
         self.act = activation(act)
+        self.ffn_sub_norm = inner_norm
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        out = self.down_proj(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))
+        if self.ffn_sub_norm is not None:
+            out = self.down_proj(self.ffn_sub_norm(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x))))
+        else:
+            out = self.down_proj(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))
         return ops.dropout(out, self.dropout)
 
 

@@ -223,3 +223,17 @@ def rotary_pairs_upcast(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) ->
 def _upcast_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     kept = ops.multiply(ops.to(x, FP32), cos)
     return ops.add(kept, ops.multiply(ops.to(rotate_pairs(x), FP32), sin))
+
+
+def rotary_scaled_by_position(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Ministral 3's: Llama's, then queries times a number that grows with the position, which every layer computes."""
+    query, key = apply_rotary(query, key, cos, sin)
+    query = ops.multiply(query, ops.to(_position_scale(cos), query.dtype))
+    return query, key
+
+
+def _position_scale(cos: Tensor) -> Tensor:
+    """[1, 1, s, 1]: 1 + a·log(1 + floor(position / b))."""
+    ratio = cos.tape.new(cos.shape[:-1], FP32)
+    scale = ops.shift(ops.scale(ops.log(ops.shift(ops.scale(ratio)))))
+    return ops.unsqueeze(ops.unsqueeze(scale, 1), -1)
