@@ -25,6 +25,7 @@ class Cache:
         """How many tokens the decoder of an encoder-decoder has seen."""
         self._layers: dict[int, list[Tensor]] = {}
         self._scalars: dict[int, list[Tensor]] = {}
+        self._states: dict[int, dict[str, Tensor]] = {}
 
     def announce(self, layer: object, window: int | None, copies: int, like: Tensor) -> None:
         """Say before the first layer runs that `layer`, which stands for `copies`, has this window.
@@ -64,15 +65,17 @@ class Cache:
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
         """A state of `layer`, made at its first use and kept. `like` lends the tape."""
-        slots = self._layers.setdefault(id(layer), [])
-        for slot in slots:
-            if slot.shape == shape and slot.storage.allocation.name == name:
-                return slot
-        slots.append(_named(like.tape.new(shape, dtype), name))
-        return slots[-1]
+        slots = self._states.setdefault(id(layer), {})
+        if name not in slots:
+            slots[name] = _named(like.tape.new(shape, dtype), name)
+        return slots[name]
+
+    def has_state(self, layer: object, name: str) -> bool:
+        """Whether this state of `layer` was made already: whether a token was seen before."""
+        return name in self._states.get(id(layer), {})
 
     def kept(self) -> Iterator[list[Tensor]]:
-        """The tensors kept, layer by layer."""
+        """Keys and values, layer by layer. States are not among them: they do not grow with the tokens."""
         return iter(self._layers.values())
 
     def nbytes(self) -> dict[int, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from memcalc.model import ops
 from memcalc.model.module import Module, Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import causal_lm_loss
-from memcalc.model.sublayers.masks import causal_mask
+from memcalc.model.sublayers.masks import RECURRENT, causal_mask, recurrent_mask
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT64
@@ -72,13 +72,15 @@ class DecoderModel(Module):
     `windows` are the kinds of mask that the layers ask for by `layer.module.self_attn.window`: None for full attention,
     else the sliding window in tokens. A rotary embedding that answers with a dict has a pair for each window. On their
     way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
-    `norm_first`, by the norm that also stands behind the last block.
+    `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
+    held, or not made at all.
     """
 
     def __init__(
-        self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module,
+        self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module | None,
         windows: Iterable[int | None] = (None,), *,
         scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
+        positions: Literal["passed", "held", "none"] = "passed",
     ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
@@ -86,6 +88,7 @@ class DecoderModel(Module):
         self.rotary_emb = rotary_emb
         self.windows = tuple(windows)
         self.scaled, self.dropout, self.norm_first = scaled, dropout, norm_first
+        self.positions = positions
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
@@ -94,20 +97,32 @@ class DecoderModel(Module):
             inputs_embeds = ops.scale(inputs_embeds)
         if ids.tape.cache is not None:
             for block in self.layers.blocks:
-                attention = vars(block)["self_attn"]
+                attention = _mixer(block)
                 ids.tape.cache.announce(attention, attention.window, block.copies, inputs_embeds)
-        position_ids = positions(ids.tape, ids.shape[1])
-        masks = {window: causal_mask(inputs_embeds, padding, window) for window in self.windows}
+        position_ids = None if self.positions == "none" else positions(ids.tape, ids.shape[1])
+        masks = {
+            window: recurrent_mask(ids, padding) if window == RECURRENT else causal_mask(inputs_embeds, padding, window)
+            for window in self.windows
+        }
         hidden = inputs_embeds
         hidden = ops.dropout(hidden, self.dropout)
-        rotation = self.rotary_emb(hidden, position_ids)
+        rotation = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
         if self.norm_first:
             hidden = self.norm(hidden)
+        passed = position_ids if self.positions == "passed" else None
         for layer in self.layers:
-            window = vars(layer.module)["self_attn"].window
+            window = _mixer(layer.module).window
             turn = rotation[window] if isinstance(rotation, dict) else rotation
-            hidden = layer(hidden, rotation=turn, mask=masks[window], position_ids=position_ids)
+            out = layer(hidden, rotation=turn, mask=masks[window], position_ids=passed)
+            hidden, _weights = out if isinstance(out, tuple) else (out, None)
+            del out
         return self.norm(hidden)  # type: ignore[no-any-return]
+
+
+def _mixer(block: Module) -> Any:
+    """What mixes tokens in a decoder block: its attention, or a mixer in its place."""
+    parts = vars(block)
+    return parts["self_attn"] if "self_attn" in parts else parts["mixer"]
 
 
 class CausalLM(Network):

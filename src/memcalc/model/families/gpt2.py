@@ -41,17 +41,17 @@ class FusedAttention(Module):
         query = ops.transpose(ops.view(query, *query.shape[:-1], -1, self.head_dim), 1, 2)
         if query.tape.cache is not None:
             key, value = query.tape.cache.update(self, key, value)
-        if self.upcast and query.tape.attention == "eager":
-            out, weights = _upcast(query, key, value, mask, self.attn_dropout)
-        else:
-            out, weights = attend_same_dtype(query, key, value, mask, self.attn_dropout)
+        attend = _upcast if self.upcast and query.tape.attention == "eager" else attend_same_dtype
+        out, weights = attend(query, key, value, mask, self.attn_dropout)
         out = ops.contiguous(ops.reshape(out, *out.shape[:-2], -1))
         out = self.c_proj(out)
         out = ops.dropout(out, self.resid_dropout)
         return out, weights
 
 
-def _upcast(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+def _upcast(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
+) -> tuple[Tensor, Tensor | None]:
     """Eager attention whose scores come from fp32 copies of query and key, outside autocast."""
     batch, count, length, dim = query.shape
     tape, seen = query.tape, key.shape[2]

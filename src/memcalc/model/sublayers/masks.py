@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from memcalc.model import ops
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL, INT64
+
+
+RECURRENT: Final = -1
+"""In place of a sliding window: a layer that attends to nothing and has states of its own."""
 
 
 def padding_input(ids: Tensor) -> Tensor:
@@ -12,7 +19,9 @@ def padding_input(ids: Tensor) -> Tensor:
     return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
 
 
-def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Tensor | None:
+def causal_mask(
+    hidden: Tensor, padding: bool, window: int | None = None, *, past: int | None = None
+) -> Tensor | None:
     """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
 
     Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it where
@@ -21,7 +30,8 @@ def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Ten
     """
     tape = hidden.tape
     batch, length = hidden.shape[0], hidden.shape[1]
-    past = 0 if tape.cache is None else tape.cache.length
+    if past is None:
+        past = 0 if tape.cache is None else tape.cache.length
     seen = past + length
     if window is not None and tape.cache is not None:
         seen = min(past, window - 1) + length
@@ -30,11 +40,21 @@ def causal_mask(hidden: Tensor, padding: bool, window: int | None = None) -> Ten
     )
 
 
-def bidirectional_mask(hidden: Tensor, padding: bool) -> Tensor | None:
-    """The mask of an encoder over `hidden` [b, s, h]: none at all unless sequences are padded."""
+def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:
+    """The padding mask [b, s] as recurrent layers take it: as it is, and for more than one token only."""
+    if not padding or ids.shape[1] == 1:
+        return None
+    return ops.narrow(padding_input(ids), 1, ids.shape[1])
+
+
+def bidirectional_mask(hidden: Tensor, padding: bool, seen: int | None = None) -> Tensor | None:
+    """The mask of an encoder over `hidden` [b, s, h], or of cross-attention over `seen` encoder states.
+
+    There is none at all unless sequences are padded.
+    """
     if not padding:
         return None
-    return _mask(hidden, padding, hidden.shape[1], hidden.shape[1], skip=False)
+    return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
 
 
 def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool) -> Tensor | None:

@@ -1,0 +1,49 @@
+"""Encoder and decoder together: targets, their shift, and what generation holds on to between tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.model import ops
+from memcalc.model.cache import Cache
+from memcalc.model.network import Batch
+from memcalc.model.tape import Tape
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import INT64
+
+
+def shift_right(labels: Tensor) -> Tensor:
+    """Decoder ids [b, t] from labels [b, t]: a start token, then all labels but the last."""
+    tape = labels.tape
+    batch, length = labels.shape
+    shifted = tape.new((batch, length), INT64)
+    if length > 1:
+        ops.clone(ops.narrow(labels, 1, length - 1), contiguous=True)
+    ops.compare(shifted)
+    return shifted
+
+
+def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool], Tensor]) -> Tensor:
+    """What the encoder makes of the source; in generation it is kept, and made only once."""
+    if cache is not None and cache.states is not None:
+        return cache.states
+    states = encoder(batch.ids, batch.padding)
+    if cache is not None and batch.labels is None:
+        cache.states = states
+    return states
+
+
+def decoder_input(batch: Batch, labels: Tensor | None, cache: Cache | None) -> Tensor:
+    """Ids of the decoder: the shifted labels in training; in generation a start token, then what comes."""
+    if labels is not None:
+        return shift_right(labels)
+    if cache is not None and cache.past:
+        return batch.ids
+    return batch.ids.tape.new((batch.ids.shape[0], 1), INT64)
+
+
+def decoder_cache(tape: Tape, *, in_training: bool) -> Cache | None:
+    """The cache that a decoder fills. One with a config of its own caches in training too, unless checkpointed."""
+    if tape.cache is not None:
+        return tape.cache
+    return Cache() if in_training and not tape.checkpointing else None
