@@ -38,12 +38,15 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     _prefill(tape, network, setup, engine, sequences, length)
     cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences, length + setup.new_tokens - 1)
     tape.enter("decode", None)
+    old = tape.cache
+    if not network.takes_past and engine.cache == "dynamic":
+        tape.cache = _cache(engine, form)
     tape.cache.length += setup.new_tokens - 1
     token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     del tape.inputs[1:]
     outputs = network(Batch(token, None, setup.padding_mask))
-    del outputs
+    del outputs, old
     if setup.num_beams > 1:
         _reorder(tape)
     tape.finish()

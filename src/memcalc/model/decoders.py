@@ -29,7 +29,7 @@ def dense_decoder(
     c: Config, architecture: str | None, *,
     windows: Windows | None = None, masks: Windows | None = None, turned: Sequence[bool] | None = None,
     attention: dict[str, Any] | None = None,
-    attend: Callable[[int], Module] | None = None,
+    attend: Callable[[int], Module | None] | None = None,
     mlp: Callable[[], Module] | Sequence[Callable[[], Module]] | None = None,
     norm: Callable[[int], Module] = RMSNorm,
     block: Callable[[Module, Module, Callable[[], Module]], Module] = DecoderBlock,
@@ -42,7 +42,7 @@ def dense_decoder(
 
     `windows` are those of the layers, `masks` those for which the model makes a mask (by default the layers'), `turned`
     says which layers apply the rotary embedding. `attention` and `model` go to GroupedQueryAttention and DecoderModel;
-    `attend` makes another attention for layer i. `mlp` makes every layer's, or there is one for each.
+    `attend` makes another attention for layer i, or none. `mlp` makes every layer's, or there is one for each.
     """
     hidden, vocab, depth = c.integer("hidden_size"), c.integer("vocab_size"), c.integer("num_hidden_layers")
     windows = [None] * depth if windows is None else windows
@@ -55,7 +55,8 @@ def dense_decoder(
         return GroupedQueryAttention(hidden, *c.heads(), window=windows[layer], **own)
 
     def build(layer: int) -> Module:
-        return block((attend or grouped_query)(layer), feed_forward[layer](), partial(norm, hidden))
+        attention = attend(layer) if attend else None
+        return block(attention or grouped_query(layer), feed_forward[layer](), partial(norm, hidden))
 
     table = embedding(vocab, hidden)
     layers = Stack(list(zip(windows, turned, feed_forward, strict=True)), build)

@@ -150,11 +150,12 @@ class TextEmbedder(Network):
 def decoder(
     c: Config, architecture: str | None, model: Module, hidden: int, embedding: Embedding, *,
     tied: bool, own_token_loss: bool = False, bend: Sequence[Callable[[Tensor], Tensor]] = (),
+    cast: bool = False,
 ) -> Network:  # fmt: skip
     """The decoder `model` with the head that `architecture` names; a language-model head where it names none.
 
     `own_token_loss` is for families whose token classification does not go through Transformers' shared head; `bend` is
-    what a language-model head does to its logits.
+    what a language-model head does to its logits, `cast` whether it casts its input.
     """
     name = architecture or ""
     if name.endswith("ForSequenceClassification"):
@@ -164,7 +165,7 @@ def decoder(
     if name.endswith("ForQuestionAnswering"):
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
-        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None, bend=bend)
+        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None, bend=bend, cast=cast)
     if name.endswith("Model"):
         return TextEmbedder(model)
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")

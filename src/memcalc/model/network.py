@@ -51,6 +51,9 @@ class Outputs:
 class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
+    takes_past: bool = True
+    """Whether Transformers' forward takes `past_key_values`; where not, a plain call begins anew beside the old cache."""
+
     def forward(self, batch: Batch) -> Outputs:
         """Run the model on `batch`."""
         raise NotImplementedError
@@ -98,7 +101,8 @@ class DecoderModel(Module):
         if ids.tape.cache is not None:
             for block in self.layers.blocks:
                 attention = _mixer(block)
-                ids.tape.cache.announce(attention, attention.window, block.copies, inputs_embeds)
+                if attention.window != RECURRENT:
+                    ids.tape.cache.announce(attention, attention.window, block.copies, inputs_embeds)
         position_ids = None if self.positions == "none" else positions(ids.tape, ids.shape[1])
         masks = {
             window: recurrent_mask(ids, padding) if window == RECURRENT else causal_mask(inputs_embeds, padding, window)
@@ -128,18 +132,20 @@ def _mixer(block: Module) -> Any:
 class CausalLM(Network):
     """A decoder with a language-model head. `tied_to` is the embedding whose table the head shares, if it does.
 
-    `bend` is what is done to the logits one after another before the loss: scaling, soft capping.
+    `bend` is what is done to the logits one after another before the loss: scaling, soft capping. With `cast`, hidden
+    states go to the head in the dtype of its weight (Mamba).
     """
 
     def __init__(
         self, model: Module, hidden: int, vocab: int, *,
-        tied_to: Embedding | None, bend: Sequence[Callable[[Tensor], Tensor]] = (),
+        tied_to: Embedding | None, bend: Sequence[Callable[[Tensor], Tensor]] = (), cast: bool = False,
     ) -> None:  # fmt: skip
         self.model = model
         self.lm_head = Linear(hidden, vocab, group="LM head")
         if tied_to is not None:
             self.lm_head.weight = tied_to.weight
         self.bend = tuple(bend)
+        self.cast = cast
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
@@ -148,7 +154,7 @@ class CausalLM(Network):
         if tape.cache is not None and not tape.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
-            logits = self.lm_head(hidden)
+            logits = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
             for function in self.bend:
                 logits = function(logits)
             loss = None if batch.labels is None else causal_lm_loss(logits, batch.labels)

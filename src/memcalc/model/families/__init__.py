@@ -61,6 +61,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "compact": ("distilbert", "albert", "mpnet"),
     "moe": ("mixtral", "qwen3_moe", "gpt_oss"),
     "deepseek": ("deepseek_v3",),
+    "mamba": ("mamba2",),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""
 

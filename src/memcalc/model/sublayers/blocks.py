@@ -8,6 +8,7 @@ from memcalc.model import ops
 from memcalc.model.module import Module
 from memcalc.model.sublayers.rotary import Rotation
 from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import FP32
 
 NormNames = tuple[str | None, str | None, str | None, str | None]
 """Names of the norms before and after attention, before and after the MLP; None where there is none."""
@@ -70,6 +71,28 @@ class DecoderBlock(Module):
 
 
 PreNormBlock = DecoderBlock
+
+
+class MixerBlock(Module):
+    """One norm and one mixer: attention, a state-space mixer, an MLP. Sums are in fp32 if `fp32` says so (Mamba)."""
+
+    scope = "residual stream"
+
+    def __init__(self, mixer: Module, norm: Module, *, fp32: bool = False) -> None:
+        self.norm = norm
+        self.mixer = mixer
+        self.fp32 = fp32
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None, position_ids: Tensor | None
+    ) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        residual = hidden
+        hidden = self.norm(ops.to(hidden, vars(self.norm)["weight"].dtype))
+        if self.fp32:
+            residual = ops.to(residual, FP32)
+        hidden, _weights = self.mixer(hidden, rotation, mask)
+        return ops.add(residual, hidden)
 
 
 class ParallelBlock(Module):
