@@ -5,23 +5,13 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
-
-@dataclass
-class Blob:
-    """A file: its beginning, and as many zero bytes behind it as make up `size`."""
-
-    start: bytes
-    size: int
-
-    def part(self, begin: int, end: int) -> bytes:
-        found = self.start[begin:end]
-        return found + bytes(max(0, end - max(begin, len(self.start)))) if end > len(self.start) else found
+from http_pieces import Blob, Request, flood, ranged, read_request, send
 
 
 @dataclass
@@ -86,7 +76,7 @@ class Hub:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         try:
-            while (request := await _read_request(reader)) is not None:
+            while (request := await read_request(reader)) is not None:
                 self._busy += 1
                 self.busiest = max(self.busiest, self._busy)
                 try:
@@ -102,7 +92,7 @@ class Hub:
         finally:
             writer.close()
 
-    async def _answer(self, request: "_Request", writer: asyncio.StreamWriter) -> bool:
+    async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> bool:
         seen = Seen(request.method, request.path, request.headers.get("range"), request.headers.get("authorization"))
         self.seen.append(seen)
         fault = self._fault(request.path)
@@ -112,7 +102,7 @@ class Hub:
                 return done
         status, headers, body = self._route(request)
         seen.status, seen.sent = status, len(body)
-        await _send(writer, status, headers, body)
+        await send(writer, status, headers, body)
         return True
 
     def _fault(self, path: str) -> str | None:
@@ -121,17 +111,15 @@ class Hub:
                 return faults[0] if faults[0].endswith("!") else faults.pop(0)
         return None
 
-    async def _misbehave(
-        self, fault: str, request: "_Request", seen: Seen, writer: asyncio.StreamWriter
-    ) -> bool | None:
+    async def _misbehave(self, fault: str, request: Request, seen: Seen, writer: asyncio.StreamWriter) -> bool | None:
         """`fault` may end in `!`: then it never wears off."""
         kind, _, value = fault.rstrip("!").partition(":")
         if kind == "status":
             code, _, extra = value.partition(",")
-            await _send(writer, int(code), {"Retry-After": extra} if extra else {}, b"")
+            await send(writer, int(code), {"Retry-After": extra} if extra else {}, b"")
             return True
         if kind == "html":
-            await _send(writer, 200, {"Content-Type": "text/html"}, b"<!DOCTYPE html><title>Log in</title>")
+            await send(writer, 200, {"Content-Type": "text/html"}, b"<!DOCTYPE html><title>Log in</title>")
             return True
         if kind == "hang":
             await asyncio.sleep(30)
@@ -139,11 +127,11 @@ class Hub:
         if kind == "drop":
             return False
         if kind == "ignore-ranges":
-            seen.sent = await _flood(writer, self._blob(request), int(value))
+            seen.sent = await flood(writer, self._blob(request), int(value))
             return False
         if kind == "truncate":
             status, headers, body = self._route(request)
-            await _send(writer, status, {**headers, "Content-Length": str(len(body))}, body[: len(body) // 2])
+            await send(writer, status, {**headers, "Content-Length": str(len(body))}, body[: len(body) // 2])
             return False
         if kind == "drip":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
@@ -154,11 +142,11 @@ class Hub:
             return False
         raise AssertionError(fault)
 
-    def _blob(self, request: "_Request") -> Blob:
+    def _blob(self, request: Request) -> Blob:
         name, path = _split_resolve(request.path)
         return self.repos[name].files[path]
 
-    def _route(self, request: "_Request") -> tuple[int, dict[str, str], bytes]:
+    def _route(self, request: Request) -> tuple[int, dict[str, str], bytes]:
         path = request.path
         if path.startswith("/cdn/"):
             return self._cdn(request)
@@ -172,7 +160,7 @@ class Hub:
             return self._resolve(request)
         return 404, {}, b"{}"
 
-    def _refused(self, name: str, request: "_Request", *, content: bool) -> tuple[int, dict[str, str], bytes] | None:
+    def _refused(self, name: str, request: Request, *, content: bool) -> tuple[int, dict[str, str], bytes] | None:
         repo = self.repos.get(name)
         token = request.headers.get("authorization", "").removeprefix("Bearer ")
         if token.startswith("hf_broken"):
@@ -186,7 +174,7 @@ class Hub:
             return 403 if token else 401, {"X-Error-Code": "GatedRepo", "X-Error-Message": message}, b"{}"
         return None
 
-    def _models(self, request: "_Request") -> tuple[int, dict[str, str], bytes]:
+    def _models(self, request: Request) -> tuple[int, dict[str, str], bytes]:
         rest = request.path.removeprefix("/api/models").strip("/")
         if not rest:
             words = [value.lower() for key in ("search", "author") for value in request.query.get(key, [])]
@@ -217,14 +205,14 @@ class Hub:
             return [{"rfilename": path} for path in repo.files]
         return [{"rfilename": path, "size": blob.size} for path, blob in repo.files.items()]
 
-    def _tree(self, repo: Repo, request: "_Request") -> tuple[int, dict[str, str], bytes]:
+    def _tree(self, repo: Repo, request: Request) -> tuple[int, dict[str, str], bytes]:
         begin = int(request.query.get("cursor", ["0"])[0])
         rows = [{"type": "file", "path": path, "size": blob.size} for path, blob in repo.files.items()]
         more = begin + self.page < len(rows)
         link = {"Link": f'<{self.url}{request.path}?cursor={begin + self.page}>; rel="next"'} if more else {}
         return 200, link, json.dumps(rows[begin : begin + self.page]).encode()
 
-    def _resolve(self, request: "_Request") -> tuple[int, dict[str, str], bytes]:
+    def _resolve(self, request: Request) -> tuple[int, dict[str, str], bytes]:
         name, path = _split_resolve(request.path)
         if refused := self._refused(name, request, content=True):
             return refused
@@ -237,70 +225,11 @@ class Hub:
         if self.redirects and not path.endswith(".json"):
             location = f"{self.url.replace('127.0.0.1', 'localhost')}/cdn/{name}/resolve/x/{path}"
             return 302, {**headers, "X-Linked-Size": str(blob.size), "Location": location}, b""
-        return _ranged(blob, request, headers)
+        return ranged(blob, request, headers)
 
-    def _cdn(self, request: "_Request") -> tuple[int, dict[str, str], bytes]:
+    def _cdn(self, request: Request) -> tuple[int, dict[str, str], bytes]:
         name, path = _split_resolve(request.path.removeprefix("/cdn"))
-        return _ranged(self.repos[name].files[path], request, {})
-
-
-@dataclass
-class _Request:
-    method: str
-    path: str
-    query: dict[str, list[str]]
-    headers: dict[str, str]
-
-
-async def _read_request(reader: asyncio.StreamReader) -> _Request | None:
-    line = await reader.readline()
-    if not line:
-        return None
-    method, target, _ = line.decode().split()
-    headers = {}
-    while (line := await reader.readline()) not in (b"\r\n", b""):
-        key, _, value = line.decode().partition(":")
-        headers[key.strip().lower()] = value.strip()
-    parts = urlsplit(target)
-    return _Request(method, unquote(parts.path), parse_qs(parts.query), headers)
-
-
-async def _send(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], body: bytes) -> None:
-    lines = {"Content-Length": str(len(body)), "Content-Type": "application/json", **headers}
-    text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
-    writer.write(f"HTTP/1.1 {status} X\r\n{text}\r\n".encode() + body)
-    await writer.drain()
-
-
-async def _flood(writer: asyncio.StreamWriter, blob: Blob, size: int) -> int:
-    """A 200 with the whole file, however much was asked for; returns what the client took before it hung up."""
-    writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode() + blob.start)
-    sent = len(blob.start)
-    try:
-        async for chunk in _zeros(size - sent):
-            writer.write(chunk)
-            await writer.drain()
-            sent += len(chunk)
-    except ConnectionError:
-        pass
-    return sent
-
-
-async def _zeros(size: int) -> AsyncIterator[bytes]:
-    while size > 0:
-        yield bytes(min(size, 1 << 16))
-        size -= 1 << 16
-
-
-def _ranged(blob: Blob, request: _Request, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-    wanted = request.headers.get("range")
-    if not wanted:
-        return 200, headers, blob.part(0, blob.size)
-    begin, end = (int(part) for part in wanted.removeprefix("bytes=").split("-"))
-    if begin >= blob.size:
-        return 416, {**headers, "Content-Range": f"bytes */{blob.size}"}, b""
-    end = min(end + 1, blob.size)
-    return 206, {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{blob.size}"}, blob.part(begin, end)
+        return ranged(self.repos[name].files[path], request, {})
 
 
 def _no_repo() -> tuple[int, dict[str, str], bytes]:

@@ -12,8 +12,8 @@ from weights import checkpoint, data_bytes, entries, framed, header, layers
 
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint import assemble
-from memcalc.sources.roles import Role
 from memcalc.sources.safetensors_header import BITS, HEADER_CAP, Header, parse_header, read_header
+from memcalc.sources.stored import Role
 
 
 class Memory:

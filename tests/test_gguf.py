@@ -12,7 +12,7 @@ from memcalc.errors import CheckpointError
 from memcalc.sources.ggml_types import GGML_TYPES
 from memcalc.sources.gguf import GgufHeader, gguf_checkpoint, read_gguf
 from memcalc.sources.gguf_config import config_from_gguf
-from memcalc.sources.roles import Role
+from memcalc.sources.stored import Role
 
 LINEAR = 2 * (2 * 512 * 512 + 2 * 128 * 512 + 3 * 1024 * 512)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import Blob, Hub
+from http_pieces import Blob
+from hub_server import Hub
 from test_hub import CONFIG, INDEX, Load, hub, load, refused, sharded, weights
 from weights import data_bytes, header, layers
 
@@ -136,6 +137,22 @@ def test_no_network(load: Load) -> None:
     assert "no connection" in refused(load, endpoint=f"http://127.0.0.1:{port}")
     for wrong in ("127.0.0.1", "ftp://x", "http://[", "http://a b"):
         refused(load, endpoint=wrong)
+
+
+def test_a_proxy_that_hangs(hub: Hub, load: Load, tmp_path: Path) -> None:
+    """The proxy of the environment takes the connection and says nothing: --timeout ends it."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.listen(5)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        code = (
+            "from memcalc import errors, sources\n"
+            "try: sources.load('org/model', kind='hub', timeout=0.5)\n"
+            "except errors.HubError as problem: print(problem)"
+        )
+        environment = {**os.environ, "HF_ENDPOINT": "http://hub.example", "HTTP_PROXY": address, "http_proxy": address}
+        environment |= {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "", "no_proxy": ""}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30)
+    assert "did not answer within 0.5 seconds" in done.stdout
 
 
 def test_a_warm_cache_answers_without_a_network(hub: Hub, load: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from weights import Tensors, checkpoint
 
 from memcalc.sources.quantization import find_quantization
-from memcalc.sources.roles import Role
+from memcalc.sources.stored import Role
 
 W4A16 = {
     "quant_method": "compressed-tensors",

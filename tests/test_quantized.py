@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from weights import checkpoint
 
-from memcalc.sources.roles import Role
+from memcalc.sources.stored import Role
 
 Entry = dict[str, tuple[str, tuple[int, ...]]]
 Pack = Callable[[int, int], Entry]

@@ -2,5 +2,6 @@
 
 from memcalc.sources.loaded import Component, LoadedModel, Traffic
 from memcalc.sources.loading import load
+from memcalc.sources.remarks import remarks
 
-__all__ = ["Component", "LoadedModel", "Traffic", "load"]
+__all__ = ["Component", "LoadedModel", "Traffic", "load", "remarks"]

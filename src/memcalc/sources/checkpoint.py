@@ -6,25 +6,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from memcalc.sources.quantization import Quantization
-from memcalc.sources.roles import Role, understand
+from memcalc.sources.roles import understand
 from memcalc.sources.safetensors_header import BITS, Header
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One stored tensor. `nbytes` is what the file holds; `parameters` how many model parameters that stands for.
-
-    `weight` and `shape` name the unpacked weight (`shape` is None where the header does not tell it).
-    """
-
-    name: str
-    dtype: str
-    nbytes: int
-    file: str
-    role: Role
-    weight: str
-    shape: tuple[int, ...] | None
-    parameters: int
+from memcalc.sources.stored import Role, StoredTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,21 +152,8 @@ def assemble(
                 twice += 1
     if twice:
         said.append(f"{twice:,} tensors lie in more than one file; each is counted once")
-    understood = list(understand(tensors, quantization, metadata))
-    stored = tuple(
-        StoredTensor(
-            u.tensor.name,
-            u.tensor.dtype,
-            u.tensor.nbytes,
-            owners[u.tensor.name],
-            u.role,
-            u.weight,
-            u.shape,
-            u.parameters,
-        )
-        for u in understood
-    )
-    packings = tuple(dict.fromkeys(u.packing for u in understood if u.packing))
+    stored = tuple(understand(tensors, quantization, metadata, owners))
+    packings = tuple(dict.fromkeys(tensor.packing for tensor in stored if tensor.packing))
     said.extend(_doubts(quantization, packings))
     return Checkpoint(
         stored, tuple(file for file, _ in headers), "safetensors", quantization, packings,

@@ -12,13 +12,13 @@ from typing import Any
 
 from memcalc.errors import CheckpointError
 from memcalc.sources.byte_ranges import ByteRanges
-from memcalc.sources.checkpoint import Checkpoint, IgnoredFile, StoredTensor
+from memcalc.sources.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.ggml_types import FILE_TYPES, GGML_TYPES
 from memcalc.sources.gguf_cursor import Cursor
 from memcalc.sources.names import shown
 from memcalc.sources.not_safetensors import SIGNATURES
 from memcalc.sources.quantization import Quantization
-from memcalc.sources.roles import Role
+from memcalc.sources.stored import Role, StoredTensor
 
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 8

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from memcalc.sources.file_choice import RepoFile
+from memcalc.sources.shards import is_inside
 
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -88,10 +89,12 @@ def snapshot_folder(repo_id: str, revision: str) -> Path | None:
     folder = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
     commit = revision
     if not is_commit(revision):
-        reference = folder / "refs" / revision
-        if ".." in Path(revision).parts or not reference.is_file():
+        if not is_inside(revision):
             return None
-        commit = reference.read_text().strip()
+        try:
+            commit = (folder / "refs" / revision).read_text().strip()
+        except (OSError, ValueError):
+            return None
     found = folder / "snapshots" / commit
     return found if is_commit(commit) and found.is_dir() else None
 

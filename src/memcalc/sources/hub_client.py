@@ -114,7 +114,10 @@ class HubClient:
             if reply.status == 416 and offset is not None:  # the file ends before the range begins
                 return Piece(b"", _total(reply.headers), reply.url, None)
             if reply.status >= 400:
-                raise refusal(reply.status, reply.headers, self.repo_id, self.page, token=self.has_token)
+                about_file = not urlsplit(url).path.startswith(urlsplit(self.endpoint).path + "/api/models/")
+                raise refusal(
+                    reply.status, reply.headers, self.repo_id, self.page, token=self.has_token, file=about_file
+                )
             if reply.status >= 300:
                 self._drain(reply, 1 << 16, exact=True)  # what a redirect says besides its address
                 return Piece(b"", None, urljoin(url, reply.headers.get("location", url)), None)

@@ -33,13 +33,16 @@ class Busy(HubError):
         self.wait = wait
 
 
-def refusal(status: int, headers: Mapping[str, str], repo_id: str, page: str, *, token: bool) -> HubError:
+def refusal(
+    status: int, headers: Mapping[str, str], repo_id: str, page: str, *, token: bool, file: bool = False
+) -> HubError:
     """The error for an HTTP status of 400 or more.
 
     Args:
         status, headers: the answer's.
         repo_id, page: the repository, and the address of its page for people.
         token: whether a token was sent.
+        file: whether a file was asked for, of a repository that is known to be there.
     """
     code, said = headers.get("x-error-code", ""), shown(headers.get("x-error-message", ""))
     name = shown(repo_id)
@@ -47,17 +50,17 @@ def refusal(status: int, headers: Mapping[str, str], repo_id: str, page: str, *,
         return NoAccess(_gated(name, page, token))
     if code == "RevisionNotFound":
         return NoRevision(f"{name} has no such revision")
-    if code == "EntryNotFound":
-        return NoEntry(f"{name} has no such file.")
+    if code == "EntryNotFound" or (file and status == 404):
+        return NoEntry(f"{name} lists a file that the Hub does not have; try again later.")
     if "invalid credentials" in said.lower():
         return NoAccess(
             "the Hub refuses the token; log in again with `huggingface-cli login`, or give a valid --token."
         )
     if "disabled" in said.lower():
         return NoAccess(f"access to {name} is disabled on the Hub ({said}).")
-    if status in (401, 404):
+    if status in (401, 404) and not file:
         return Missing(f"the Hub has no model {name} that this account may see")
-    if status == 403:
+    if status in (401, 403):
         reason = f" ({said})" if said else ""
         return NoAccess(f"the Hub forbids access to {name}{reason}; check the rights of the token.")
     if status == 429 or status >= 500:

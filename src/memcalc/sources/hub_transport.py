@@ -46,14 +46,14 @@ def get(session: Any, url: str, headers: Mapping[str, str], timeout: float, *, f
         Unreachable: for whatever the HTTP library raises, on sending and while the body is read.
     """
     try:
-        if hasattr(session, "stream"):
+        if callable(getattr(session, "stream", None)):  # `requests` has a switch of that name
             with session.stream("GET", url, headers=headers, timeout=timeout, follow_redirects=follow) as answer:
                 yield Reply(
                     answer.status_code, answer.headers, str(answer.url), len(answer.history), answer.iter_bytes()
                 )
         else:
             with session.get(url, headers=headers, timeout=timeout, stream=True, allow_redirects=follow) as answer:
-                chunks = answer.iter_content(1 << 16)
+                chunks = answer.iter_content(1 << 14)
                 yield Reply(answer.status_code, answer.headers, answer.url, len(answer.history), chunks)
     except MemcalcError:
         raise

@@ -29,6 +29,10 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:layers|layer|h|blocks|block|blk)\.(\d+)\.")
 
 
+# Tensors by name: their shapes, or only how many elements they have.
+Shapes = Mapping[str, int | tuple[int, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Dtypes:
     """Three dtypes that are easily taken for one another, as safetensors spells them."""
@@ -72,7 +76,7 @@ def reconcile(
     checkpoint: Checkpoint,
     *,
     parameters: int | None = None,
-    expected: Mapping[str, tuple[int, ...]] | None = None,
+    expected: Shapes | None = None,
     tied: bool | None = None,
     layers: int | None = None,
 ) -> tuple[str, ...]:
@@ -81,7 +85,7 @@ def reconcile(
     Args:
         checkpoint: what the headers say.
         parameters: unique parameters of the model that the config builds.
-        expected: its tensors, name to shape, where known; a tied head is not listed.
+        expected: its tensors where known, name to shape or to number of elements; a tied head is not listed.
         tied: whether the config ties the head to the embedding.
         layers: how many layers the config has, to tell multi-token-prediction layers behind them.
     """
@@ -90,7 +94,7 @@ def reconcile(
     twice = stored.pop("head", 0) if tied and "head" in stored else 0
     if twice:
         lines.append(f"the head is tied, but stored twice: {_count(twice)} counted once")
-    built = _by_part(((name, prod(shape)) for name, shape in (expected or {}).items()), layers)
+    built = _by_part(((name, _elements(shape)) for name, shape in (expected or {}).items()), layers)
     if tied:
         built.pop("head", None)
     total = checkpoint.parameters - twice
@@ -99,6 +103,10 @@ def reconcile(
     elif parameters is not None:
         lines.extend(_total_lines(stored, total, parameters, tied))
     return tuple(lines)
+
+
+def _elements(shape: int | tuple[int, ...]) -> int:
+    return shape if isinstance(shape, int) else prod(shape)
 
 
 def _part_lines(stored: Counter[str], built: Counter[str]) -> Iterable[str]:

@@ -4,36 +4,13 @@ Only parameters and packed weights count as parameters; all four take bytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from math import prod
 
 from memcalc.sources.module_tensors import ModuleTensors, by_module
 from memcalc.sources.packing import PACKINGS, Packing
 from memcalc.sources.quantization import Quantization
 from memcalc.sources.safetensors_header import HeaderTensor
-
-
-class Role(StrEnum):
-    """What a tensor is for."""
-
-    PARAMETER = "parameter"
-    QUANTIZED = "quantized weight"
-    CONSTANT = "quantization constant"
-    BUFFER = "buffer"
-
-
-@dataclass(frozen=True, slots=True)
-class Understood:
-    """`tensor` with its meaning: the weight's own name and shape (None when the header does not tell)."""
-
-    tensor: HeaderTensor
-    role: Role
-    weight: str
-    shape: tuple[int, ...] | None
-    parameters: int
-    packing: str = ""
-
+from memcalc.sources.stored import Role, StoredTensor
 
 # What a leaf of a module is, and by which row: found once for modules that hold the same names and dtypes.
 _Plan = tuple[tuple[str, Role, Packing | None, str], ...]
@@ -60,30 +37,42 @@ _NOT_FLOATING = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64"
 
 
 def understand(
-    tensors: Iterable[HeaderTensor], quantization: Quantization | None, metadata: Mapping[str, str]
-) -> Iterator[Understood]:
-    """Every tensor with its role and the parameters it stands for."""
+    tensors: Iterable[HeaderTensor],
+    quantization: Quantization | None,
+    metadata: Mapping[str, str],
+    files: Mapping[str, str],
+) -> Iterator[StoredTensor]:
+    """Every tensor with its role and the parameters it stands for; `files` says where each lies."""
     plans: dict[tuple[tuple[str, str], ...], _Plan] = {}
     for module in by_module(tensors, quantization, metadata):
-        signature = tuple((leaf, tensor.dtype) for leaf, tensor in module.leaves.items())
+        signature = tuple([(leaf, tensor.dtype) for leaf, tensor in module.leaves.items()])
         plan = plans.get(signature)
         if plan is None:
             plan = plans[signature] = tuple(_planned(module))
         for leaf, role, packing, stem in plan:
-            yield _understood(module, module.leaves[leaf], role, packing, stem)
+            yield _understood(module, module.leaves[leaf], files, role, packing, stem)
 
 
 def _understood(
-    module: ModuleTensors, tensor: HeaderTensor, role: Role, packing: Packing | None, stem: str
-) -> Understood:
-    if role is Role.PARAMETER and not _is_mask(tensor):
-        return Understood(tensor, role, tensor.name, tensor.shape, prod(tensor.shape))
-    if role is Role.QUANTIZED and packing is not None:
+    module: ModuleTensors,
+    tensor: HeaderTensor,
+    files: Mapping[str, str],
+    role: Role,
+    packing: Packing | None,
+    stem: str,
+) -> StoredTensor:
+    weight, label = tensor.name, ""
+    shape: tuple[int, ...] | None = tensor.shape
+    count = 0
+    if role is Role.PARAMETER and _is_mask(tensor):
+        role = Role.BUFFER
+    elif role is Role.PARAMETER:
+        count = prod(tensor.shape)
+    elif packing is not None:
         logical = packing.unpack(module, tensor, stem)
         shape, count = (None, logical) if isinstance(logical, int) else (logical, prod(logical))
-        weight = f"{module.path}.{stem}" if module.path else stem
-        return Understood(tensor, role, weight, shape, count, packing.label)
-    return Understood(tensor, Role.BUFFER if role is Role.PARAMETER else role, tensor.name, tensor.shape, 0)
+        weight, label = f"{module.path}.{stem}" if module.path else stem, packing.label
+    return StoredTensor(tensor.name, tensor.dtype, tensor.nbytes, files[tensor.name], role, weight, shape, count, label)
 
 
 def _is_mask(tensor: HeaderTensor) -> bool:

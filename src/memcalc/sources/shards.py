@@ -41,6 +41,7 @@ def parse_index(data: bytes, name: str) -> ShardIndex:
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard:
             raise CheckpointError(f"{shown(name)} names no file for tensor {shown(tensor)}: download the index again.")
+    for shard in sorted(set(weight_map.values())):
         if not is_inside(shard):
             raise CheckpointError(
                 f"{shown(name)} names the shard {shown(shard)}, which lies outside the model's folder: "
