@@ -1,6 +1,5 @@
 """The program `memcalc`: its commands, which are imported when they run, and its answer to errors."""
 
-import sys
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -93,11 +92,3 @@ def memcalc(
     """How much GPU memory a transformer job needs: the tensors that PyTorch really keeps, without torch or a GPU."""
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
-
-
-def main() -> None:
-    """The console script."""
-    try:
-        app(prog_name="memcalc")
-    except KeyboardInterrupt:  # while a command is being imported
-        sys.exit(130)
