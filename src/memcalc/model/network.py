@@ -76,14 +76,14 @@ class DecoderModel(Module):
     else the sliding window in tokens. A rotary embedding that answers with a dict has a pair for each window. On their
     way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
     `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
-    held, or not made at all.
+    held, or not made at all. With `all_masks`, every block gets all masks by window.
     """
 
     def __init__(
         self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module | None,
         windows: Iterable[int | None] = (None,), *,
         scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
-        positions: Literal["passed", "held", "none"] = "passed",
+        positions: Literal["passed", "held", "none"] = "passed", all_masks: bool = False,
     ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
@@ -92,6 +92,7 @@ class DecoderModel(Module):
         self.windows = tuple(windows)
         self.scaled, self.dropout, self.norm_first = scaled, dropout, norm_first
         self.positions = positions
+        self.all_masks = all_masks
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
@@ -117,7 +118,8 @@ class DecoderModel(Module):
         for layer in self.layers:
             window = _mixer(layer.module).window
             turn = rotation[window] if isinstance(rotation, dict) else rotation
-            out = layer(hidden, rotation=turn, mask=masks[window], position_ids=passed)
+            mask = masks if self.all_masks else masks[window]
+            out = layer(hidden, rotation=turn, mask=mask, position_ids=passed)
             hidden, _weights = out if isinstance(out, tuple) else (out, None)
             del out
         return self.norm(hidden)  # type: ignore[no-any-return]

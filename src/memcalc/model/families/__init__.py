@@ -59,9 +59,11 @@ _FILES: dict[str, tuple[str, ...]] = {
     "t5": ("t5", "mt5", "umt5"),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "compact": ("distilbert", "albert", "mpnet"),
+    "deberta": ("deberta-v2",),
     "moe": ("mixtral", "qwen3_moe", "gpt_oss"),
     "deepseek": ("deepseek_v3",),
     "mamba": ("mamba2",),
+    "falcon_h1": ("falcon_h1",),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""
 

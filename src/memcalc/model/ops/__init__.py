@@ -17,6 +17,7 @@ from memcalc.model.ops.elementwise import (
     like,
     log,
     masked_fill,
+    masked_fill_,
     minimum,
     multiply,
     negative,
@@ -63,6 +64,7 @@ from memcalc.model.ops.views import (
     narrow,
     permute,
     pick,
+    repeat,
     reshape,
     select,
     split,
@@ -84,5 +86,5 @@ __all__ = [
     "power", "relu", "reshape", "rms_norm_fused", "rsqrt", "scale", "scaled_dot_product_attention", "select", "shift",
     "sigmoid", "silu", "sin", "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice",
     "subtract", "sum_over", "take", "tanh", "to", "topk", "transpose", "triangle", "unbind", "unsqueeze", "view",
-    "where",
+    "where", "masked_fill_", "repeat",
 ]  # fmt: skip

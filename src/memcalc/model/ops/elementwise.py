@@ -285,6 +285,15 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
+def masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
+    """x with a number where `mask` says so, in place: keeps the mask."""
+    out = Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
+    node = record(x.tape, out, _one, (x,))
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
 def where(mask: Tensor, a: Tensor) -> Tensor:
     """a where `mask` holds, else a number, which is a tensor for a moment: keeps the mask."""
     fill = a.tape.new((), a.dtype)

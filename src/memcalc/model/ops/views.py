@@ -67,6 +67,19 @@ def pass_through(node: Node, grads: Grads) -> list[Tensor | None]:
     return [grads[0]] * len(node.edges)
 
 
+def repeat(x: Tensor, count: int) -> Tensor:
+    """`x` `count` times along its first dimension, a copy; its gradient is summed over the repeats."""
+    out = x.tape.new((count * x.shape[0], *x.shape[1:]), x.dtype)
+    record(x.tape, out, _repeat_backward, (x,), x.shape)
+    return out
+
+
+def _repeat_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    shape = node.context
+    return [grad if grad is None or grad.shape == shape else node.tape.new(shape, grad.dtype)]
+
+
 def contiguous(x: Tensor) -> Tensor:
     """`x` itself if it is row-major already, else a copy."""
     return x if is_contiguous(x.shape, x.stride) else clone(x, contiguous=True)

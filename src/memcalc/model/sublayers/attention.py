@@ -138,7 +138,7 @@ class GroupedQueryAttention(Module):
     `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
     none). A layer with a sliding `window` caches no more than that. `softcapped` bends the scores of eager attention,
     `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before its projection.
-    `sinks` gives each head a score of its own.
+    `sinks` gives each head a score of its own, `key_scaled` multiplies keys by a number.
     """
 
     scope = "attention"
@@ -148,14 +148,14 @@ class GroupedQueryAttention(Module):
         bias: bool = False, out_bias: bool = False, fused: bool = False, head_norm: HeadNorm | bool = False,
         rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
         window: int | None = None, softcapped: bool = False, clipped: bool = False, sinks: bool = False,
-        out_norm: Callable[[], Module] | None = None,
+        key_scaled: bool = False, out_norm: Callable[[], Module] | None = None,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
         self.dropout, self.out_dropout = dropout, out_dropout
         self.window = window
         self.rotate = rotate
-        self.softcapped, self.clipped = softcapped, clipped
+        self.softcapped, self.clipped, self.key_scaled = softcapped, clipped, key_scaled
         self.fused = fused
         self.sinks = Parameter(heads, group="attention") if sinks else None
         if fused:
@@ -212,6 +212,8 @@ class GroupedQueryAttention(Module):
         q_norm, k_norm = self._norms("heads")
         query = ops.transpose(q_norm(self._split(self.q_proj(hidden))), 1, 2)
         key = ops.transpose(k_norm(self._split(self.k_proj(hidden))), 1, 2)
+        if self.key_scaled:
+            key = ops.scale(key)
         value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
         return query, key, value
 

@@ -107,7 +107,7 @@ class Mamba2Mixer(Module):
         state_shape = (batch, shape.heads, shape.head_dim, shape.state)
         state = cache.state(self, state_shape, dtype, hidden, STATE) if cache is not None and seen else None
         if state is not None and length == 1:
-            out = self._one_token(state, hidden, dt, a, b, c)
+            out = self._one_token(state, hidden, dt, a, b, c, gate if self.norm is None else None)
         else:
             scanned, last = chunk_scan(
                 ops.view(hidden, batch, length, shape.heads, shape.head_dim), dt, a,
@@ -119,13 +119,17 @@ class Mamba2Mixer(Module):
             else:
                 del last
             out = ops.reshape(scanned, batch, length, -1)
-        out = ops.multiply(out, ops.silu(gate)) if self.norm is None else self.norm(out, gate)
+            if self.norm is None:
+                out = ops.multiply(out, ops.silu(gate))
+        if self.norm is not None:
+            out = self.norm(out, gate)
         return self.out_proj(ops.to(out, dtype)), None
 
     def _one_token(
-        self, state: Tensor, hidden: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor
+        self, state: Tensor, hidden: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, gate: Tensor | None
     ) -> Tensor:
         shape, batch = self.shape, hidden.shape[0]
+        gate = None if gate is None else ops.view(gate, batch, shape.heads, shape.head_dim)
         hidden = ops.view(hidden, batch, shape.heads, shape.head_dim)
         dt = ops.expand(ops.transpose(dt, 1, 2), -1, -1, shape.head_dim)
         a = ops.expand(ops.unsqueeze(ops.unsqueeze(a, -1), -1), -1, shape.head_dim, shape.state)
@@ -133,5 +137,5 @@ class Mamba2Mixer(Module):
         c = ops.view(c, batch, shape.groups, shape.state)
         d = ops.expand(ops.unsqueeze(self.D, -1), -1, shape.head_dim)
         dt_bias = ops.expand(ops.unsqueeze(self.dt_bias, -1), -1, shape.head_dim)
-        out = state_update(state, hidden, dt, a, b, c, d, dt_bias)
+        out = state_update(state, hidden, dt, a, b, c, d, dt_bias, gate)
         return ops.view(out, batch, 1, -1)
