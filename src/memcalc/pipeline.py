@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from memcalc.assume import assumed, positions
 from memcalc.breakdown import BREAKDOWN
@@ -10,7 +11,7 @@ from memcalc.capacity import capacity
 from memcalc.generation import generate
 from memcalc.model.counting import active_parameters
 from memcalc.model.spec import ModelSpec
-from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
+from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
 from memcalc.outside import Outside
 from memcalc.peak import Moment, Sweep
 from memcalc.report import (
@@ -45,8 +46,7 @@ def estimate(
     where the model or the combination of options cannot be answered for.
     """
     step = trace(spec, setup) if isinstance(setup, TrainingSetup) else generate(spec, setup)
-    sweep = Sweep(step.tape)
-    found, highest = sweep.peaks()
+    sweep, found, highest = _sweep(step.tape)
     phases = {phase: _standing(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
@@ -106,6 +106,13 @@ def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Se
 
     found = capacity(setup, step.seq_len, fits, positions(spec))
     return Serving(largest_batch=found.batch, longest_context=found.context)
+
+
+@lru_cache(maxsize=64)
+def _sweep(tape: Tape) -> tuple[Sweep, dict[str, tuple[int, Moment]], dict[str, list[int]]]:
+    """The sweep of a tape, with the peak of each phase and the maximum of each row."""
+    sweep = Sweep(tape)
+    return sweep, *sweep.peaks()
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from memcalc.errors import ConfigError
@@ -13,7 +13,7 @@ from memcalc.model.engine import backward
 from memcalc.model.families import family
 from memcalc.model.module import Buffer, Parameter
 from memcalc.model.network import Batch, Network
-from memcalc.model.spec import ModelSpec
+from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
@@ -35,6 +35,10 @@ class Step:
     forward_end: int
     """The tick at which forward had finished and its outputs were still held."""
     seq_len: int
+    trained: tuple[Weight, ...] = ()
+    """The trained weights as the optimizer sees them: those that the loss reaches."""
+    update_order: tuple[Weight, ...] = ()
+    """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
     phases: tuple[str, ...] = ("forward", "backward", "step")
     cache_bytes: int = 0
     """Bytes of keys, values and states after prefill."""
@@ -62,20 +66,10 @@ class Step:
         assert self.optimizer is not None
         return self.setup.optimizer_impl or next(iter(self.optimizer.step))
 
-    @cached_property
+    @property
     def parameters(self) -> list[tuple[str, Parameter]]:
         """Parameters without buffers."""
         return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
-
-    @cached_property
-    def trained(self) -> list[Weight]:
-        """The trained weights as the optimizer sees them: those that the loss reaches."""
-        return [Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in self.parameters if p.reached]
-
-    @cached_property
-    def update_order(self) -> list[Weight]:
-        """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
-        return [Weight(p.shape, p.dtype.itemsize, count) for p, count in self.network.in_order(set()) if p.reached]
 
 
 def build(spec: ModelSpec) -> Network:
@@ -84,12 +78,26 @@ def build(spec: ModelSpec) -> Network:
     return kin.build(Config(spec.config, kin.defaults, kin.aliases), spec.architecture)
 
 
+_UNTRACED = {
+    "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None, "allocator_reserve": None,
+}  # fmt: skip
+"""Fields of a setup that change nothing in forward and backward, with a value that stands for all."""
+
+
 def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) -> Step:
     """Run one micro-batch forward and backward on shapes.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
-    do; on a GPU the engine adds in place.
+    do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
+    same = setup.model_copy(update=_UNTRACED | {"grad_accum": min(setup.grad_accum, 2)})
+    step = _trace(spec.key, same, like_tracker)
+    return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
+
+
+@lru_cache(maxsize=64)
+def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
+    spec = key.spec
     network = build(spec)
     notes = adapt(network, spec.model_type, setup)
     recipe = PRECISIONS[setup.precision]
@@ -110,6 +118,14 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     del loss, held
     tape.finish()
     return Step(
-        tape, network, tuple(network.tensors()), setup, optimizer(setup.optimizer), forward_end, length, notes=tuple(notes)
+        tape,
+        network,
+        tuple(network.tensors()),
+        setup,
+        None,
+        forward_end,
+        length,
+        trained=tuple(Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in network.parameters() if p.reached),
+        update_order=tuple(Weight(p.shape, p.dtype.itemsize, n) for p, n in network.in_order(set()) if p.reached),
+        notes=tuple(notes),
     )
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,11 @@ class ModelSpec(BaseModel):
     architecture: str | None = Field(None, description="The class that config.json names first under `architectures`.")
     config: Mapping[str, Any] = Field(description="The values of config.json.")
 
+    @property
+    def key(self) -> SpecKey:
+        """The spec as a key of a cache: equal for specs that describe the same model."""
+        return SpecKey(self)
+
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "model") -> ModelSpec:
         """The spec of a config.json that was read into `config`.
@@ -42,3 +48,19 @@ class ModelSpec(BaseModel):
         return cls(
             name=name, model_type=model_type, architecture=first if isinstance(first, str) else None, config=dict(config)
         )
+
+
+class SpecKey:
+    """A spec that can be hashed, by what describes the model; its name does not."""
+
+    __slots__ = ("_text", "spec")
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._text = f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpecKey) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
