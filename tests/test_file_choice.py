@@ -111,6 +111,7 @@ def test_one_of_many_gguf_files() -> None:
     choice = chosen(*files)
     assert (choice.format, choice.weights) == ("gguf", ("m-Q4_K_M.gguf",))
     assert "Q2_K, Q8_0" in choice.notes[0]
+    assert "mmproj-f16.gguf, which a run with images loads as well" in choice.notes[1]
     assert chosen(*files, wanted="q8_0").weights == files[2:4]
     assert chosen(*files, wanted="m-Q2_K.gguf").weights == ("m-Q2_K.gguf",)
     assert chosen(*files, wanted="Q5_K_M").format == ""

@@ -35,7 +35,7 @@ def load(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
 
     def call(name: str = "org/model", **options: Any) -> LoadedModel:
-        return load_hub(name, **{"endpoint": hub.url, "timeout": 2.0, "token": "", **options})
+        return load_hub(name, **{"endpoint": hub.url, "timeout": 10.0, "token": "", **options})
 
     return call
 
@@ -88,19 +88,21 @@ def test_headers_and_nothing_behind_them(hub: Hub, load: Load) -> None:
 def test_two_hundred_shards_in_under_forty_round_trips(hub: Hub, load: Load, tmp_path: Path) -> None:
     """Each header costs a redirect, its length and its text; they are fetched at once, over connections that stay.
 
-    Timed up to six times, because other work on the machine slows the client and not the server's 50 ms.
+    With 50 ms a request; on a machine that is busy with other work also with longer ones, where its own slowness
+    weighs less.
     """
     hub.add("org/small", {"config.json": CONFIG})
     load("org/small")  # huggingface_hub's own import is not what is timed
     hub.add("org/model", sharded(200))
-    hub.latency = 0.05
     took = []
-    while len(took) < 6 and min(took, default=9.9) >= 40 * hub.latency:
+    for hub.latency in (0.05, 0.05, 0.05, 0.15, 0.5):
         hub.connections, hub.busiest, before = 0, 0, len(hub.seen)
         started = time.monotonic()
         model = load(cache_folder=tmp_path / str(before))
-        took.append(time.monotonic() - started)
-    assert min(took) < 40 * hub.latency
+        took.append((time.monotonic() - started) / hub.latency)
+        if took[-1] < 40:
+            break
+    assert min(took) < 40
     assert model.checkpoint is not None
     assert len(model.checkpoint.files) == 200
     assert hub.busiest <= 40

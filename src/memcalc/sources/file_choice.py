@@ -105,7 +105,7 @@ def choose(files: Sequence[RepoFile], wanted: str | None = None) -> Choice:
     if spare := _spare(weights):
         return Choice("safetensors", weights=spare, notes=(f"no model.safetensors is there, so {spare[0]} is used",))
     if ggufs:
-        return _gguf(ggufs)
+        return _gguf(ggufs, next((path for path in weights if "mmproj" in path and path.endswith(".gguf")), None))
     pickles = [path for path in at_root if path.endswith(PICKLES)]
     return Choice("pickle", weights=_groups(pickles)[0]) if pickles else Choice("")
 
@@ -164,13 +164,15 @@ def _by_name(wanted: str, weights: list[str], ggufs: list[str]) -> Choice:
     return Choice("gguf", weights=_groups(typed)[0]) if typed else Choice("")
 
 
-def _gguf(paths: list[str]) -> Choice:
+def _gguf(paths: list[str], projector: str | None) -> Choice:
     """One of several GGUF files: Q4_K_M, which llama.cpp's tools take by default, or the first by name."""
     groups = _groups(paths)
     chosen = next((group for group in groups if gguf_type(group[0]) == "Q4_K_M"), groups[0])
     others = sorted({gguf_type(group[0]) or group[0] for group in groups if group != chosen})
-    note = f"{chosen[0]} is used of {len(groups)} GGUF files (others: {', '.join(others[:12])})"
-    return Choice("gguf", weights=chosen, notes=(note,) if others else ())
+    notes = [f"{chosen[0]} is used of {len(groups)} GGUF files (others: {', '.join(others[:12])})"] if others else []
+    if projector:
+        notes.append(f"{projector}, which a run with images loads as well, is not counted")
+    return Choice("gguf", weights=chosen, notes=tuple(notes))
 
 
 def gguf_type(path: str) -> str:
