@@ -1,7 +1,6 @@
 """Bytes and counts to text and back. The only place that divides by 2**30 or 1e9; every printed size says its unit."""
 
 import re
-from decimal import Decimal
 from typing import Literal
 
 from memcalc.errors import UsageError
@@ -19,7 +18,8 @@ _SIZE_UNITS = {name.lower(): factor for name, factor in {**_BINARY, **_DECIMAL}.
 }
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
-_NUMBER = r"(?P<number>[0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)(?P<exponent>e\+?[0-9]{1,3})?"
+# Whole digits, fraction, power of ten; the lengths keep the arithmetic small.
+_NUMBER = r"(?P<whole>[0-9][0-9_,]{0,60}|(?=\.[0-9]))(?:\.(?P<fraction>[0-9]{1,60}))?(?:e\+?(?P<exponent>[0-9]{1,3}))?"
 _SIZE = re.compile(_NUMBER + r"\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _EXPERTS = re.compile(r"[1-9][0-9]*x[0-9.]+[bm]", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?P<total>[0-9.]+[bm])-a[0-9.]+[bm]", re.IGNORECASE)
@@ -69,11 +69,11 @@ def parse_size(text: str, what: str = "The size") -> int:
         letter = unit.upper()
         raise UsageError(f"{what} {_quoted(text)} has an ambiguous unit: write {letter}iB (1024) or {letter}B (1000).")
     if unit not in _SIZE_UNITS:
-        raise UsageError(f"{what} {_quoted(text)} has the unknown unit {match['unit']!r}: {examples}.")
-    value = _decimal(match) * _SIZE_UNITS[unit]
+        raise UsageError(f"{what} {_quoted(text)} has the unknown unit {_quoted(match['unit'])}: {examples}.")
+    value = _scaled(match, _SIZE_UNITS[unit])
     if value > LARGEST_SIZE:
         raise UsageError(f"{what} {_quoted(text)} is larger than any memory: {examples}.")
-    return round(value)
+    return value
 
 
 def parse_parameters(text: str) -> int:
@@ -95,14 +95,16 @@ def parse_parameters(text: str) -> int:
     if unit not in _COUNT_UNITS:
         if unit in _SIZE_UNITS:
             raise UsageError(f"The parameter count {_quoted(text)} is a size in bytes: {examples}.")
-        raise UsageError(f"The parameter count {_quoted(text)} ends in the unknown {match['unit']!r}: {examples}.")
-    value = _decimal(match) * _COUNT_UNITS[unit]
+        raise UsageError(
+            f"The parameter count {_quoted(text)} ends in the unknown {_quoted(match['unit'])}: {examples}."
+        )
+    value = _scaled(match, _COUNT_UNITS[unit])
     if value > MOST_PARAMETERS:
         raise UsageError(f"The parameter count {_quoted(text)} is larger than any model: {examples}.")
     if value < FEWEST_PARAMETERS:
         forgotten = f"; did you mean {given}B?" if unit == "" and value >= 1 else f": {examples}."
         raise UsageError(f"The parameter count {_quoted(text)} is smaller than any transformer{forgotten}")
-    return round(value)
+    return value
 
 
 def _refuse_experts(given: str) -> None:
@@ -123,6 +125,8 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
-def _decimal(match: re.Match[str]) -> Decimal:
-    """The number of a `_NUMBER` match, exact: 1.1 is eleven tenths, not the nearest double."""
-    return Decimal(re.sub("[_,]", "", match["number"]) + (match["exponent"] or ""))
+def _scaled(match: re.Match[str], factor: int) -> int:
+    """`factor` times the number of a `_NUMBER` match, rounded down. Exact: 1.1 is eleven tenths, not a double."""
+    whole, fraction = re.sub("[_,]", "", match["whole"]), match["fraction"] or ""
+    power: int = 10 ** int(match["exponent"] or 0)
+    return int(whole + fraction) * power * factor // 10 ** len(fraction)

@@ -22,7 +22,7 @@ SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": Tra
 _WHOLE = re.compile(r"[+-]?[0-9][0-9_,]{0,30}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Declared:
     """A field of one or more setups, as an option."""
 

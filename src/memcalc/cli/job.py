@@ -25,7 +25,7 @@ DOES_NOT_FIT = 3
 """Exit code of --check."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Shown:
     """How the answer is to be shown."""
 
@@ -37,7 +37,7 @@ class Shown:
     color: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Job:
     """A checked setup, the GPU that was asked about, and how to show the answer."""
 

@@ -27,7 +27,7 @@ _LABEL, _SIZE, _NOTE, _HEADING = 18, 12, 17, 9
 _MOST_PARTS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Glyphs:
     """What lines and bars are drawn with. `eighths` are the last cell of a bar, from empty to full."""
 
@@ -55,7 +55,7 @@ def render(report: Report, width: int = 80, unit: Unit = "GiB", unicode: bool = 
     return _Box(report, max(width, NARROWEST), unit, unicode).lines()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class _Box:
     report: Report
     width: int

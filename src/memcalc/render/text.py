@@ -1,7 +1,5 @@
 """Text that fits: names made harmless, columns measured in terminal cells, words wrapped."""
 
-import unicodedata
-
 _ASCII = str.maketrans(
     {"·": "-", "×": "x", "–": "-", "—": "-", "…": "...", "≤": "<=", "≥": ">=", "→": "->", "’": "'", "“": '"', "”": '"'}
 )
@@ -22,6 +20,10 @@ def cells(text: str) -> int:
 
 
 def _cells_of(character: str) -> int:
+    if character < "\u0300" or "\u2500" <= character <= "\u259f":  # Latin, box drawing, blocks
+        return 1
+    import unicodedata  # for the few names that need it
+
     if unicodedata.category(character) in ("Mn", "Me"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
