@@ -17,8 +17,9 @@ from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
-from memcalc.tables.optimizers import Optimizer, Weight, optimizer
+from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
+from memcalc.tables.weights import Weight
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ def build(spec: ModelSpec) -> Network:
     return kin.build(Config(spec.config, kin.defaults, kin.aliases), spec.architecture)
 
 
+def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
+    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank)
+
+
 _UNTRACED = {
     "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None, "allocator_reserve": None,
 }  # fmt: skip
@@ -125,7 +130,7 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
         None,
         forward_end,
         length,
-        trained=tuple(Weight(p.shape, p.dtype.itemsize, p.copies) for _, p in network.parameters() if p.reached),
-        update_order=tuple(Weight(p.shape, p.dtype.itemsize, n) for p, n in network.in_order(set()) if p.reached),
+        trained=tuple(_weight(p, p.copies, setup) for _, p in network.parameters() if p.reached),
+        update_order=tuple(_weight(p, n, setup) for p, n in network.in_order(set()) if p.reached),
         notes=tuple(notes),
     )
