@@ -129,4 +129,5 @@ def _scaled(match: re.Match[str], factor: int) -> int:
     """`factor` times the number of a `_NUMBER` match, rounded down. Exact: 1.1 is eleven tenths, not a double."""
     whole, fraction = re.sub("[_,]", "", match["whole"]), match["fraction"] or ""
     power: int = 10 ** int(match["exponent"] or 0)
-    return int(whole + fraction) * power * factor // 10 ** len(fraction)
+    divisor: int = 10 ** len(fraction)
+    return int(whole + fraction) * power * factor // divisor

@@ -1,17 +1,26 @@
 """`memcalc optimizers`: the table of optimizers."""
 
+from collections.abc import Mapping
+
 from memcalc.cli.output import print_table
-from memcalc.tables.optimizers import OPTIMIZERS, Weight
+from memcalc.tables.optimizers import OPTIMIZERS
+from memcalc.tables.weights import Weight
 
 _SAMPLE = Weight((4096, 4096), 4)
 """The fp32 matrix whose states the table shows."""
 
 
 def command() -> None:
-    """List the optimizers that --optimizer knows: their states, and the bytes they take per fp32 parameter."""
+    """List the optimizers that --optimizer knows: their states, and the bytes they take per parameter of fp32 weights."""
     rows = []
     for row in OPTIMIZERS.values():
-        states = row.states(_SAMPLE)
-        ratio = sum(states.values()) * _SAMPLE.itemsize / _SAMPLE.nbytes
-        rows.append((row.name, f"{ratio:.2g}", ", ".join(states) or "none", ", ".join(row.step), row.source))
-    print_table(("name", "bytes/param", "states", "implementations", "source"), rows, right=(1,))
+        states, host = row.states(_SAMPLE), row.host(_SAMPLE)
+        names = ", ".join([*states, *(f"{name} (host)" for name in host)]) or "none"
+        implementations = ", ".join(row.step)
+        rows.append((row.name, _per_parameter(states), _per_parameter(host), names, implementations, row.source))
+    heads = ("name", "bytes/param", "on the host", "states of a matrix", "implementations, default first", "source")
+    print_table(heads, rows, right=(1, 2))
+
+
+def _per_parameter(states: Mapping[str, int]) -> str:
+    return f"{sum(states.values()) * _SAMPLE.itemsize / _SAMPLE.nbytes:.2g}"
