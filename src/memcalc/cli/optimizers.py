@@ -11,7 +11,7 @@ _SAMPLE = Weight((4096, 4096), 4)
 
 
 def command() -> None:
-    """List the optimizers that --optimizer knows: their states, and the bytes they take per parameter of fp32 weights."""
+    """List the optimizers that --optimizer knows: their states, and bytes per parameter of fp32 weights."""
     rows = []
     for row in OPTIMIZERS.values():
         states, host = row.states(_SAMPLE), row.host(_SAMPLE)
