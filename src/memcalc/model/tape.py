@@ -113,8 +113,13 @@ class Tape:
         """The attention implementation: eager, sdpa or flash."""
         self.cache: Cache | None = None
         """Keys, values and states that generation keeps; None in training."""
+        self.causal = False
+        """Whether attention without a mask is causal all the same: the kernels have a flag for it."""
         self.all_logits = False
         """Whether generation computes the logits of every token, not of the last alone."""
+        self.expert_imbalance = 1.0
+        """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
+        matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
         self.checkpointing = False
         """Whether blocks of a stack are checkpointed."""
         self.traced_blocks = 0

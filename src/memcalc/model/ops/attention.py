@@ -7,6 +7,7 @@ capability 9.0 (an Ampere card prefers flash to cuDNN; the rounded bytes are the
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.ops.math_attention import math_attention
 from memcalc.model.ops.matmul import lower
 from memcalc.model.ops.views import expand, narrow
 from memcalc.model.tape import Tape
@@ -32,6 +33,8 @@ def scaled_dot_product_attention(
     if kernel == "flash" and dim % 8:
         return _padded_flash(query, key, value, dropout)
     mask = _additive(mask, query, aligned=kernel == "efficient")
+    if kernel == "math":
+        return math_attention(query, key, value, mask, dropout if tape.training else 0.0)
     bias = None
     if mask is not None and mask.requires_grad:
         bias = mask = expand(mask, batch, heads, length, key.shape[-2])
@@ -73,15 +76,19 @@ def _asks_for_gradient(*tensors: Tensor) -> bool:
 
 
 def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> str:
-    """cudnn, flash or efficient. Only the memory-efficient kernel gives a gradient for a mask."""
+    """cudnn, flash, efficient or math. Only the memory-efficient kernel gives a gradient for a mask.
+
+    Its head dimensions have to be multiples of 16 bytes; where they are not, PyTorch falls back to plain operations.
+    """
     dim, length = query.shape[-1], query.shape[-2]
+    fallback = "math" if any(d * query.dtype.itemsize % 16 for d in (dim, value.shape[-1])) else "efficient"
     if query.dtype is FP32 or dim > 256 or (mask is not None and mask.requires_grad):
-        return "efficient"
+        return fallback
     if dropout == 0.0 and dim % 8 == 0 and value.shape[-1] % 8 == 0 and length > 1:
         return "cudnn"
     if mask is None and value.shape[-1] == dim:
         return "flash"
-    return "efficient"
+    return fallback
 
 
 def _random_state(*, tape_of: Tensor, kernel: str) -> tuple[Tensor, Tensor]:

@@ -26,14 +26,15 @@ def causal_mask(
 
     Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it where
     the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash attention
-    takes none.
+    takes none. A window of zero is one that no layer has, but for which the model makes a mask of all tokens.
     """
     tape = hidden.tape
-    batch, length = hidden.shape[0], hidden.shape[1]
+    length = hidden.shape[1]
+    tape.causal = True
     if past is None:
         past = 0 if tape.cache is None else tape.cache.length
     seen = past + length
-    if window is not None and tape.cache is not None:
+    if window and tape.cache is not None:
         seen = min(past, window - 1) + length
     return _mask(
         hidden, padding, length, seen, skip=(window is None or seen < window) and (length == 1 or seen == length)
@@ -47,13 +48,21 @@ def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:
     return ops.narrow(padding_input(ids), 1, ids.shape[1])
 
 
-def bidirectional_mask(hidden: Tensor, padding: bool, seen: int | None = None) -> Tensor | None:
+def bidirectional_mask(
+    hidden: Tensor, padding: bool, seen: int | None = None, *, window: int | None = None
+) -> Tensor | None:
     """The mask of an encoder over `hidden` [b, s, h], or of cross-attention over `seen` encoder states.
 
-    There is none at all unless sequences are padded.
+    There is none at all unless sequences are padded, or longer than a `window` that tokens see on either side.
     """
-    if not padding:
+    length, tape = hidden.shape[1], hidden.tape
+    if not padding and (window is None or length < window):
         return None
+    if window is not None and tape.attention != "flash":
+        with tape.scoped("attention mask"):
+            distance = tape.new((1, 1, length, length), INT64)
+            absolute = tape.new((1, 1, length, length), INT64)
+            del distance, absolute
     return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
 
 
