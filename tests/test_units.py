@@ -3,7 +3,7 @@
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memcalc.errors import UsageError
@@ -131,12 +131,14 @@ def test_counts_to_text(count: int, text: str) -> None:
     assert format_count(count) == text
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(min_value=0, max_value=2**50))
 def test_a_plain_number_of_bytes_is_itself(nbytes: int) -> None:
     assert parse_size(str(nbytes)) == nbytes
     assert parse_size(f"{nbytes:_}") == nbytes
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text(max_size=20))
 def test_no_text_crashes_the_parsers(text: str) -> None:
     for parse in (parse_size, parse_parameters):
