@@ -16,6 +16,10 @@ class UsageError(MemcalcError):
     exit_code = 2
 
 
+class TooLongError(UsageError):
+    """A sequence is longer than the model's table of learned positions."""
+
+
 class ConfigError(MemcalcError):
     """A config.json is missing, malformed, contradictory, or lacks a key."""
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from memcalc.assume import assumed, positions
 from memcalc.breakdown import BREAKDOWN
 from memcalc.capacity import capacity
+from memcalc.errors import TooLongError
 from memcalc.generation import generate
 from memcalc.model.counting import active_parameters
 from memcalc.model.spec import ModelSpec
@@ -99,7 +100,10 @@ def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Se
     """The most sequences at once and the longest context that the GPU has room for."""
 
     def fits(candidate: InferenceSetup) -> bool:
-        run = generate(spec, candidate)
+        try:
+            run = generate(spec, candidate)
+        except TooLongError:
+            return False
         found, _ = Sweep(run.tape).peaks()
         peak = max(found[phase][0] + sum(map(sum_parts, _standing(run, phase).values())) for phase in run.phases)
         return Outside.of(run, candidate, gpu, peak).process <= _usable(candidate, gpu)

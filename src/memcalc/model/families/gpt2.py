@@ -9,7 +9,7 @@ from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network, positions
 from memcalc.model.sublayers.attention import attend_same_dtype
-from memcalc.model.sublayers.linear import Conv1D, Embedding
+from memcalc.model.sublayers.linear import Conv1D, Embedding, PositionTable
 from memcalc.model.sublayers.masks import causal_mask, padding_input
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
@@ -117,7 +117,7 @@ class GPT2Model(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.wte = Embedding(c.integer("vocab_size"), hidden)
-        self.wpe = Embedding(c.integer("max_position_embeddings"), hidden)
+        self.wpe = PositionTable(c.integer("max_position_embeddings"), hidden)
         self.embd_dropout = c.probability("embd_pdrop")
         self.h = Stack(["block"] * c.integer("num_hidden_layers"), lambda _: GPT2Block(c, hidden))
         self.ln_f = LayerNorm(hidden)

@@ -9,7 +9,7 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Buffer, Module
 from memcalc.model.sublayers.attention import attend_same_dtype
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
@@ -27,16 +27,17 @@ class EncoderEmbeddings(Module):
 
     def __init__(self, c: Config, width: int, *, typed: bool = True, counted: bool = False) -> None:
         longest = c.integer("max_position_embeddings")
+        offset = c.integer("pad_token_id", 1, minimum=0) + 1 if counted else 0
         self.word_embeddings = Embedding(c.integer("vocab_size"), width)
         if not (counted and typed):
-            self.position_embeddings = Embedding(longest, width)
+            self.position_embeddings = PositionTable(longest, width, offset=offset)
         self.token_type_embeddings = Embedding(c.integer("type_vocab_size"), width) if typed else None
         self.LayerNorm = LayerNorm(width)
         self.position_ids = Buffer(1, longest, dtype=INT64)
         if typed:
             self.token_type_ids = Buffer(1, longest, dtype=INT64)
         if counted and typed:
-            self.position_embeddings = Embedding(longest, width)
+            self.position_embeddings = PositionTable(longest, width, offset=offset)
         self.counted = counted
         self.dropout = c.probability("hidden_dropout_prob")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.errors import TooLongError
 from memcalc.model import ops
 from memcalc.model.autograd import require_gradient
 from memcalc.model.module import Buffer, Module, Parameter
@@ -61,6 +62,34 @@ class Embedding(Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""
         return ops.embedding(ids, self.weight)
+
+
+class PositionTable(Embedding):
+    """A table of learned positions, of which the first `offset` rows are never a token's. It cannot be outgrown."""
+
+    def __init__(self, count: int, width: int, *, offset: int = 0) -> None:
+        super().__init__(count, width)
+        self.longest = count - offset
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Position ids [..., s] to vectors [..., s, width]."""
+        check_length(ids, self.longest)
+        return super().forward(ids)
+
+
+def check_length(ids: Tensor, longest: int) -> None:
+    """Raise TooLongError where `ids` [..., s], behind what a cache has seen, are more than `longest` tokens.
+
+    The token that stands for all of decoding may lie one past the end: what is counted is the tokens kept.
+    """
+    tape = ids.tape
+    seen = 0 if tape.cache is None else tape.cache.length
+    tokens = seen if tape.phase == "decode" else seen + ids.shape[-1]
+    if tokens > longest:
+        raise TooLongError(
+            f"the model has {longest:,} learned positions, which {tokens:,} tokens exceed; lower --seq-len"
+            f"{' or --new-tokens' if tape.phase == 'decode' else ''}, or take a model made for longer sequences."
+        )
 
 
 class ScaledEmbedding(Embedding):
