@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.heads import QuestionAnswerer, TokenClassifier, unknown_head
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Stack
 from memcalc.model.network import Batch, Network, Outputs
-from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, token_loss
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
-from memcalc.model.sublayers.mlp import activation
-from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import FP32
 
 Encoded = tuple[Tensor, Tensor | None]
 """Hidden states [b, s, h], and the pooled first token [b, h] where there is a pooler."""
@@ -67,93 +65,21 @@ class EncoderModel(Module):
         return hidden, self.pooler(hidden) if self.pooler is not None else None
 
 
-class VocabularyHead(Module):
-    """LayerNorm(act(dense(x))) and the projection to the vocabulary, whose table may be that of the embedding.
-
-    With `own_bias` the bias is the head's; a projection of its own has another one, and leaves the head's unused.
-    """
-
-    scope = "LM head and loss"
-
-    def __init__(
-        self, hidden: int, act: str, embedding: Embedding, *, tied: bool, own_bias: bool = True,
-    ) -> None:  # fmt: skip
-        vocab, width = embedding.weight.shape
-        self.bias = Parameter(vocab, group="LM head") if own_bias else None
-        self.dense = Linear(hidden, width, bias=True, group="LM head")
-        self.act = activation(act)
-        self.layer_norm = LayerNorm(width)
-        self.decoder = Linear(width, vocab, bias=True, group="LM head")
-        if tied:
-            self.decoder.weight = embedding.weight
-            if self.bias is not None:
-                self.decoder.bias = self.bias
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[b, s, h] to logits [b, s, V]."""
-        hidden = self.dense(hidden)
-        hidden = self.act(hidden)
-        hidden = self.layer_norm(hidden)
-        return self.decoder(hidden)  # type: ignore[no-any-return]
-
-
-class FirstToken(Module):
-    """out_proj(dropout(norm(act(dense(dropout(first token))))))."""
-
-    scope = "head and loss"
-
-    def __init__(
-        self, hidden: int, classes: int, act: str, *,
-        before: float = 0.0, after: float = 0.0, bias: bool = True, norm: Module | None = None,
-    ) -> None:  # fmt: skip
-        self.dense = Linear(hidden, hidden, bias=bias, group="head")
-        self.act = activation(act)
-        self.norm = norm
-        self.out_proj = Linear(hidden, classes, bias=True, group="head")
-        self.before, self.after = before, after
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[b, s, h] to logits [b, classes]."""
-        x = ops.select(hidden, 1)
-        x = ops.dropout(x, self.before)
-        x = self.dense(x)
-        x = self.act(x)
-        if self.norm is not None:
-            x = self.norm(x)
-        x = ops.dropout(x, self.after)
-        return self.out_proj(x)  # type: ignore[no-any-return]
-
-
-class DroppedLinear(Module):
-    """dense(dropout(x))."""
-
-    scope = "head and loss"
-
-    def __init__(self, hidden: int, classes: int, dropout: float) -> None:
-        self.dense = Linear(hidden, classes, bias=True, group="head")
-        self.dropout = dropout
-
-    def children(self) -> Iterator[tuple[str, Module]]:
-        """The linear layer goes by this module's own name, as it does in a checkpoint."""
-        yield "", self.dense
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., h] to logits [..., classes]."""
-        hidden = ops.dropout(hidden, self.dropout)
-        return self.dense(hidden)  # type: ignore[no-any-return]
-
-
 class EncoderLM(Network):
     """An encoder with a vocabulary head: masked, or causal with shifted labels.
 
-    With `pair` a second head says from the pooled first token how two sentences are related (pre-training).
+    With `pair` a second head says from the pooled first token how two sentences are related (pre-training); with
+    `fp32` the loss is computed from an fp32 copy of the logits.
     """
 
-    def __init__(self, model: Module, head: Module, *, causal: bool = False, pair: Module | None = None) -> None:
+    def __init__(
+        self, model: Module, head: Module, *, causal: bool = False, pair: Module | None = None, fp32: bool = False
+    ) -> None:
         self.model = model
         self.head = head
         self.pair = pair
         self.causal = causal
+        self.fp32 = fp32
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
@@ -168,25 +94,46 @@ class EncoderLM(Network):
             if related is not None:
                 loss = token_loss(logits, batch.token_labels())
                 loss = ops.add(loss, class_loss(related, batch.class_labels()))
+            elif self.causal:
+                loss = causal_lm_loss(logits, batch.labels)
             else:
-                loss = (causal_lm_loss if self.causal else token_loss)(logits, batch.labels)
+                loss = token_loss(ops.to(logits, FP32) if self.fp32 else logits, batch.labels)
         return Outputs(loss, (logits, related))
 
 
-class EncoderClassifier(Network):
-    """An encoder with a class per sequence, from its hidden states or, if it is `pooled`, the pooled first token."""
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """How an encoder comes to a class per sequence: `scores` of what `steps` make of the hidden states, one by one.
 
-    def __init__(self, model: Module, classifier: Module, *, pooled: bool, problem: str) -> None:
+    They start from the pooled first token if the model has a pooler (`pooled`), or from what `pool` makes of the hidden
+    states, which stays alive with all it was made from.
+    """
+
+    scores: Module
+    steps: tuple[Callable[[Tensor], Tensor], ...] = ()
+    pooled: bool = False
+    pool: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+
+
+class EncoderClassifier(Network):
+    """An encoder with a class per sequence."""
+
+    def __init__(self, model: Module, how: Classification, problem: str) -> None:
         self.model = model
-        self.classifier = classifier
-        self.pooled = pooled
+        self.steps = list(how.steps)
+        self.classifier = how.scores
+        self.pooled, self.pool = how.pooled, how.pool
         self.problem = problem
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
         hidden, pooled = self.model(batch.ids, batch.padding)
-        logits = self.classifier(pooled if self.pooled else hidden)
         with batch.ids.tape.scoped("head and loss"):
+            held = (pooled if self.pooled else hidden,) if self.pool is None else self.pool(hidden)
+            x = held[0]
+            for step in self.steps:
+                x = step(x)
+            logits = self.classifier(x)
             loss = None if batch.labels is None else class_loss(logits, batch.class_labels(), self.problem)
         return Outputs(loss, (logits,))
 
@@ -227,17 +174,17 @@ def _normalised(x: Tensor) -> Tensor:
 class EncoderParts:
     """What a family's heads are made of: each makes a module. `body` is told whether a pooler is wanted.
 
-    `classifier` reads the pooled first token if `pooled`, else the hidden states. `front` stands before the scores of
-    tokens, `token_dropout` and `answer_dropout` behind it. `extra` has heads that only this family knows.
+    `front` stands before the scores of tokens, `token_dropout` and `answer_dropout` behind it. `extra` has heads that
+    only this family knows; `fp32` says that the masked-LM loss upcasts the logits.
     """
 
     body: Callable[[bool], Module]
     vocabulary: Callable[[Module], Module]
-    classifier: Callable[[], Module]
-    pooled: bool = False
+    classifier: Callable[[], Classification]
     token_dropout: float = 0.0
     answer_dropout: float = 0.0
     front: Callable[[], Module] | None = None
+    fp32: bool = False
     extra: Mapping[str, Callable[[], Network]] = field(default_factory=dict)
 
 
@@ -259,14 +206,13 @@ def encoder(c: Config, architecture: str | None, parts: EncoderParts) -> Network
             return make()
     if name.endswith("ForMaskedLM"):
         body = parts.body(False)
-        return EncoderLM(body, parts.vocabulary(body))
+        return EncoderLM(body, parts.vocabulary(body), fp32=parts.fp32)
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         body = parts.body(False)
         return EncoderLM(body, parts.vocabulary(body), causal=True)
     if name.endswith("ForSequenceClassification"):
-        return EncoderClassifier(
-            parts.body(parts.pooled), parts.classifier(), pooled=parts.pooled, problem=c.problem_type()
-        )
+        how = parts.classifier()
+        return EncoderClassifier(parts.body(how.pooled), how, c.problem_type())
     hidden, front = c.integer("hidden_size"), None if parts.front is None else parts.front()
     if name.endswith("ForTokenClassification"):
         return TokenClassifier(c, parts.body(False), hidden, own_loss=True, front=front, dropout=parts.token_dropout)

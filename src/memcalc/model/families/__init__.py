@@ -61,6 +61,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
+    "modernbert": ("modernbert",),
     "moe": ("mixtral", "qwen3_moe", "gpt_oss"),
     "deepseek": ("deepseek_v3",),
     "mamba": ("mamba2",),

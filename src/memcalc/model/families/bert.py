@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.encoder import (
-    DroppedLinear,
-    Encoder,
-    EncoderLM,
-    EncoderModel,
-    EncoderParts,
-    FirstToken,
-    VocabularyHead,
-    encoder,
-)
+from memcalc.model.encoder import Classification, Encoder, EncoderLM, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.encoder import Activated, AddNorm, EncoderEmbeddings, Pooler, SelfAttention
+from memcalc.model.sublayers.heads import Dropout, FirstToken, VocabularyHead
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
@@ -82,6 +74,10 @@ def _vocabulary(c: Config, act: str, body: Module, *, own_bias: bool = True) -> 
     return VocabularyHead(c.integer("hidden_size"), act, table, tied=c.flag("tie_word_embeddings"), own_bias=own_bias)
 
 
+def _scores(c: Config) -> Module:
+    return Linear(c.integer("hidden_size"), c.num_labels(), bias=True, group="head")
+
+
 def bert(c: Config, architecture: str | None) -> Network:
     """BERT, and what calls itself bert (MiniLM, bge, gte, arctic-embed)."""
     hidden = c.integer("hidden_size")
@@ -94,7 +90,7 @@ def bert(c: Config, architecture: str | None) -> Network:
     return encoder(c, architecture, EncoderParts(
         body=lambda pooler: _model(c, pooler=pooler),
         vocabulary=lambda body: _vocabulary(c, c.text("hidden_act"), body),
-        classifier=lambda: DroppedLinear(hidden, c.num_labels(), _head_dropout(c)), pooled=True,
+        classifier=lambda: Classification(_scores(c), (Dropout(_head_dropout(c)),), pooled=True),
         token_dropout=_head_dropout(c), extra={"ForPreTraining": pretraining},
     ))  # fmt: skip
 
@@ -105,7 +101,7 @@ def roberta(c: Config, architecture: str | None) -> Network:
     return encoder(c, architecture, EncoderParts(
         body=lambda pooler: _model(c, pooler=pooler, counted=True),
         vocabulary=lambda body: _vocabulary(c, "gelu", body),
-        classifier=lambda: FirstToken(hidden, c.num_labels(), "tanh", before=dropout, after=dropout),
+        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
         token_dropout=dropout,
     ))  # fmt: skip
 
@@ -147,7 +143,7 @@ def electra(c: Config, architecture: str | None) -> Network:
     return encoder(c, architecture, EncoderParts(
         body=body,
         vocabulary=lambda model: _vocabulary(c, "gelu", model, own_bias=False),
-        classifier=lambda: FirstToken(hidden, c.num_labels(), "gelu", before=dropout, after=dropout),
+        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "gelu", dropout)),
         token_dropout=dropout, extra={"ForPreTraining": lambda: Discriminator(c, body(False), hidden)},
     ))  # fmt: skip
 

@@ -5,16 +5,7 @@ from __future__ import annotations
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.encoder import (
-    DroppedLinear,
-    Encoder,
-    EncoderLM,
-    EncoderModel,
-    EncoderParts,
-    FirstToken,
-    VocabularyHead,
-    encoder,
-)
+from memcalc.model.encoder import Classification, Encoder, EncoderLM, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network
@@ -24,6 +15,7 @@ from memcalc.model.sublayers.encoder import (
     Pooler,
     SelfAttention,
 )
+from memcalc.model.sublayers.heads import Dropout, DroppedLinear, VocabularyHead
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
@@ -56,8 +48,11 @@ def distilbert(c: Config, architecture: str | None) -> Network:
         stack = Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: DistilBlock(c, hidden))
         return EncoderModel(EncoderEmbeddings(c, hidden, typed=False), Encoder(stack))
 
-    def classifier() -> Module:
-        return FirstToken(hidden, c.num_labels(), "relu", after=c.probability("seq_classif_dropout"))
+    def classifier() -> Classification:
+        return Classification(
+            Linear(hidden, c.num_labels(), bias=True, group="head"),
+            (Pooler(hidden, "relu"), Dropout(c.probability("seq_classif_dropout"))),
+        )
 
     return encoder(c, architecture, EncoderParts(
         body=body, vocabulary=lambda model: _vocabulary(c, model, own_bias=False), classifier=classifier,
@@ -122,12 +117,16 @@ def albert(c: Config, architecture: str | None) -> Network:
     def head() -> Module:
         return DroppedLinear(hidden, c.num_labels(), c.probability("classifier_dropout_prob"))
 
+    def classifier() -> Classification:
+        scores = Linear(hidden, c.num_labels(), bias=True, group="head")
+        return Classification(scores, (Dropout(c.probability("classifier_dropout_prob")),), pooled=True)
+
     def pretraining() -> Network:
         model = body(True)
         return EncoderLM(model, _vocabulary(c, model), pair=head())
 
     return encoder(c, architecture, EncoderParts(
-        body=body, vocabulary=lambda model: _vocabulary(c, model), classifier=head, pooled=True,
+        body=body, vocabulary=lambda model: _vocabulary(c, model), classifier=classifier,
         token_dropout=c.probability("classifier_dropout_prob"), extra={"ForPreTraining": pretraining},
     ))  # fmt: skip
 

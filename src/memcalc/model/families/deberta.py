@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.encoder import Encoded, EncoderParts, FirstToken, VocabularyHead, encoder
+from memcalc.model.encoder import Classification, Encoded, EncoderParts, encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Buffer, Module, Parameter, Stack
 from memcalc.model.network import Network
 from memcalc.model.sublayers.disentangled import DisentangledAttention, Positions, distances
 from memcalc.model.sublayers.encoder import Activated, AddNorm
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.heads import Dropout, VocabularyHead
+from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.masks import padding_input
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
@@ -27,7 +28,7 @@ class DebertaEmbeddings(Module):
         width, longest = c.integer("embedding_size", hidden), c.integer("max_position_embeddings")
         types = c.integer("type_vocab_size", minimum=0)
         self.word_embeddings = Embedding(c.integer("vocab_size"), width)
-        self.position_embeddings = Embedding(longest, width) if c.flag("position_biased_input") else None
+        self.position_embeddings = PositionTable(longest, width) if c.flag("position_biased_input") else None
         self.token_type_embeddings = Embedding(types, width) if types else None
         self.embed_proj = None if width == hidden else Linear(width, hidden, group="embedding")
         self.LayerNorm = LayerNorm(hidden)
@@ -193,6 +194,10 @@ class DebertaHead(Module):
         return ops.add(ops.matmul(hidden, ops.transpose(self.table.weight, 0, 1)), self.bias)
 
 
+def _first(hidden: Tensor) -> Tensor:
+    return ops.select(hidden, 1)
+
+
 def deberta(c: Config, architecture: str | None) -> Network:
     """DeBERTa v2 and v3. Their published configs name no architecture: it is the bare model then."""
     hidden, dropout = c.integer("hidden_size"), c.probability("hidden_dropout_prob")
@@ -203,11 +208,12 @@ def deberta(c: Config, architecture: str | None) -> Network:
             return DebertaHead(c, hidden, table)
         return VocabularyHead(hidden, c.text("hidden_act"), table, tied=c.flag("tie_word_embeddings"))
 
-    def classifier() -> Module:
-        return FirstToken(
-            hidden, c.num_labels(), c.text("pooler_hidden_act"), before=c.probability("pooler_dropout"),
-            after=c.probability("cls_dropout", dropout),
+    def classifier() -> Classification:
+        steps = (
+            Dropout(c.probability("pooler_dropout")), Activated(hidden, hidden, c.text("pooler_hidden_act"), "head"),
+            Dropout(c.probability("cls_dropout", dropout)),
         )  # fmt: skip
+        return Classification(Linear(hidden, c.num_labels(), bias=True, group="head"), (_first, *steps))
 
     return encoder(c, architecture or "DebertaV2Model", EncoderParts(
         body=lambda _pooler: DebertaModel(c), vocabulary=vocabulary, classifier=classifier, token_dropout=dropout,

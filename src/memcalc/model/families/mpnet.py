@@ -5,11 +5,12 @@ from __future__ import annotations
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.encoder import EncoderModel, EncoderParts, FirstToken, VocabularyHead, encoder
+from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network
 from memcalc.model.sublayers.encoder import Activated, AddNorm, EncoderEmbeddings, Pooler
+from memcalc.model.sublayers.heads import FirstToken, VocabularyHead
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
@@ -145,7 +146,7 @@ def mpnet(c: Config, architecture: str | None) -> Network:
 
     return encoder(c, architecture, EncoderParts(
         body=body, vocabulary=vocabulary,
-        classifier=lambda: FirstToken(hidden, c.num_labels(), "tanh", before=dropout, after=dropout),
+        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
         token_dropout=dropout,
     ))  # fmt: skip
 
