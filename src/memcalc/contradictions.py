@@ -32,17 +32,16 @@ def contradictions(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _optimizer(setup: TrainingSetup) -> Iterator[str]:
-    implementations = tuple(optimizer(setup.optimizer).step)
+    row = optimizer(setup.optimizer)
+    implementations = tuple(row.step)
     if setup.optimizer_impl is not None and setup.optimizer_impl not in implementations:
         yield (
             f"{setup.optimizer} has no {setup.optimizer_impl} implementation; use --optimizer-impl "
             f"{' or '.join(implementations)}, or leave it out."
         )
-    if setup.optimizer_in_backward and setup.grad_accum > 1:
-        yield (
-            "--optimizer-in-backward frees each gradient at once, so --grad-accum has nothing to add to; "
-            "use one of them."
-        )
+    if (setup.optimizer_in_backward or row.in_backward) and setup.grad_accum > 1:
+        what = "--optimizer-in-backward" if setup.optimizer_in_backward else f"--optimizer {row.name}"
+        yield f"{what} frees each gradient at once, so --grad-accum has nothing to add to; use one of them."
 
 
 def _adapters(setup: TrainingSetup) -> Iterator[str]:

@@ -15,6 +15,7 @@ from memcalc.model.module import Buffer, Parameter
 from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
+from memcalc.model.updating import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
@@ -68,6 +69,11 @@ class Step:
         return self.setup.optimizer_impl or next(iter(self.optimizer.step))
 
     @property
+    def steps_in_backward(self) -> bool:
+        """Whether weights are stepped during backward, so that gradients never stand all at once."""
+        return isinstance(self.setup, TrainingSetup) and _steps_in_backward(self.setup)
+
+    @property
     def parameters(self) -> list[tuple[str, Parameter]]:
         """Parameters without buffers."""
         return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
@@ -83,6 +89,20 @@ def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
     return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank)
 
 
+def _steps_in_backward(setup: TrainingSetup) -> bool:
+    return setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
+
+
+def _updater(tape: Tape, network: Network, setup: TrainingSetup) -> StepOnArrival | None:
+    if not _steps_in_backward(setup):
+        return None
+    row = optimizer(setup.optimizer)
+    step = row.step[setup.optimizer_impl or next(iter(row.step))]
+    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, step)
+    step_in_backward(network, updater)
+    return updater
+
+
 _UNTRACED = {
     "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None, "allocator_reserve": None,
 }  # fmt: skip
@@ -95,7 +115,8 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
-    same = setup.model_copy(update=_UNTRACED | {"grad_accum": min(setup.grad_accum, 2)})
+    shared = {} if _steps_in_backward(setup) else _UNTRACED
+    same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, like_tracker)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
 
@@ -110,6 +131,7 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     tape.attention = family(spec.model_type).attention_used(setup.attention)
     tape.checkpointing = setup.activation_checkpointing == "full"
     network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
+    updater = _updater(tape, network, setup)
     length = setup.seq_len or DEFAULT_SEQ_LEN
     ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
     with tape.autocasting(recipe.autocast):
@@ -120,6 +142,8 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
         raise ConfigError(f"{spec.model_type} has no loss to train on with head {spec.architecture}; name a head that has one.")
     del outputs
     backward(tape, loss)
+    if updater is not None:
+        updater.finish()
     del loss, held
     tape.finish()
     return Step(

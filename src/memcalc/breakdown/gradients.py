@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
 
 def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:
-    """All of them in the optimizer step; with accumulation they stand through forward and backward too."""
-    if phase == "step" or (isinstance(step.setup, TrainingSetup) and step.setup.grad_accum > 1):
+    """All of them in the optimizer step; with accumulation they stand through forward and backward too.
+
+    An optimizer that steps in backward leaves none.
+    """
+    setup = step.setup
+    if not isinstance(setup, TrainingSetup) or step.steps_in_backward:
+        return
+    if phase == "step" or setup.grad_accum > 1:
         yield "gradients of trained weights", sum(weight.nbytes * weight.copies for weight in step.trained)

@@ -82,7 +82,7 @@ class AccumulateGrad(Node):
     `row` of the box is where the gradient shows: that of a trained weight is a gradient, that of another leaf temporary.
     """
 
-    __slots__ = ("gradient", "name", "reached", "row")
+    __slots__ = ("arrived", "gradient", "name", "reached", "row")
 
     def __init__(self, tape: Tape, name: str, gradient: Tensor | None, row: str = GRADIENTS) -> None:
         super().__init__(tape, _accumulate, (), None)
@@ -91,6 +91,8 @@ class AccumulateGrad(Node):
         self.gradient = gradient
         self.reached = False
         self.row = row
+        self.arrived: Callable[[AccumulateGrad], None] | None = None
+        """Told when the gradient is there (an optimizer that steps in backward)."""
 
 
 def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
@@ -104,6 +106,8 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
         node.gradient = new.detach()
         allocation = new.storage.allocation
         allocation.row, allocation.name = node.row, node.name
+        if node.arrived is not None:
+            node.arrived(node)
     return []
 
 

@@ -143,11 +143,10 @@ def any_precision(scratch: Scratch, weights: Sequence[Weight]) -> None:
 
 @peak_of
 def lomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
-    """fp32 copies of one gradient and one weight."""
+    """fp32 copies of one 16-bit gradient and weight."""
     for weight in weights:
-        gradient = scratch.like(weight, 4) if weight.itemsize < 4 else None
-        scratch.like(weight, 4)
-        del gradient
+        copies = [scratch.like(weight, 4) for _ in range(2) if weight.itemsize < 4]
+        del copies
 
 
 @peak_of
@@ -164,5 +163,5 @@ def adalomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
             del product
         else:
             update = scratch.like(weight, 4)
-        copy = scratch.like(weight, 4)
+        copy = scratch.like(weight, 4) if weight.itemsize < 4 else None
         del gradient, update, copy
