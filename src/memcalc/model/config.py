@@ -139,9 +139,9 @@ class Config:
             )
         return [str(item) for item in given]
 
-    def num_labels(self) -> int:
-        """Classes of a classification head: `num_labels`, the length of `id2label`, or two."""
-        return self.integer("num_labels", len(self.section("id2label")) or 2)
+    def num_labels(self, default: int = 2) -> int:
+        """Classes of a classification head: `num_labels`, the length of `id2label`, or the class's default."""
+        return self.integer("num_labels", len(self.section("id2label")) or default)
 
     def problem_type(self) -> str:
         """What a classification head is trained for: with one label regression, with more single-label classes."""

@@ -23,6 +23,21 @@ def shift_right(labels: Tensor) -> Tensor:
     return shifted
 
 
+def wrap_right(labels: Tensor) -> Tensor:
+    """Decoder ids [b, t] from labels [b, t]: the last label, then all the others (mBART's language token)."""
+    tape = labels.tape
+    batch, length = labels.shape
+    shifted = ops.clone(labels)
+    ops.compare(shifted)
+    last = ops.shift(ops.to(ops.compare(shifted), INT64))
+    del last
+    first = tape.new((batch, 1), INT64)
+    if length > 1:
+        ops.clone(ops.narrow(shifted, 1, length - 1), contiguous=True)
+    del first
+    return shifted
+
+
 def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool], Tensor]) -> Tensor:
     """What the encoder makes of the source; in generation it is kept, and made only once."""
     if cache is not None and cache.states is not None:
@@ -33,10 +48,12 @@ def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool],
     return states
 
 
-def decoder_input(batch: Batch, labels: Tensor | None, cache: Cache | None) -> Tensor:
+def decoder_input(
+    batch: Batch, labels: Tensor | None, cache: Cache | None, shift: Callable[[Tensor], Tensor] = shift_right
+) -> Tensor:
     """Ids of the decoder: the shifted labels in training; in generation a start token, then what comes."""
     if labels is not None:
-        return shift_right(labels)
+        return shift(labels)
     if cache is not None and cache.past:
         return batch.ids
     return batch.ids.tape.new((batch.ids.shape[0], 1), INT64)

@@ -57,6 +57,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
     "gpt2": ("gpt2",),
     "t5": ("t5", "mt5", "umt5"),
+    "bart": ("bart", "m2m_100", "marian", "mbart", "pegasus"),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),

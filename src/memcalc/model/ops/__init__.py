@@ -40,7 +40,7 @@ from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.indexing import gather, max_over, sort, take, topk
 from memcalc.model.ops.inplace import copy_into, divide_
 from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm
-from memcalc.model.ops.piecewise import at_most, choose, clamp, clamp_, expm1
+from memcalc.model.ops.piecewise import at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
     cross_entropy,
@@ -78,7 +78,7 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat", "choose", "chunk", "clamp",
+    "add", "add_", "addmm", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp",
     "clamp_", "clamp_to_finite", "clone", "compare", "contiguous", "conv1d", "copy_into", "cos", "cross_entropy",
     "cumsum", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1", "gather", "gelu",
     "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "lower", "masked_fill", "matmul", "max_over",

@@ -305,33 +305,6 @@ def where(mask: Tensor, a: Tensor) -> Tensor:
     return out
 
 
-def clamp_to_finite(x: Tensor) -> Tensor:
-    """x between bounds that depend on whether it is infinite anywhere (T5 in fp16): keeps x and both bounds."""
-    tape = x.tape
-    infinite = compare(like(x))
-    some = tape.new((), BOOL)
-    del infinite
-    bound = tape.new((), FP32)
-    del some
-    low = like(bound)
-    out = like(x)
-    node = record(tape, out, _clamp_backward, (x,))
-    if node is not None:
-        for tensor in (x, low, bound):
-            node.save(tensor.storage)
-    return out
-
-
-def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    (grad,) = grads
-    if grad is None:
-        return [None]
-    inside = like(grad, BOOL), like(grad, BOOL)
-    out = like(grad)
-    del inside
-    return [out]
-
-
 def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:

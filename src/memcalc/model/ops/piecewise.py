@@ -6,10 +6,10 @@ Source: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import fp32_under_autocast, like, scratch
+from memcalc.model.ops.elementwise import compare, fp32_under_autocast, like, scratch
 from memcalc.model.ops.views import clone
 from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import BOOL
+from memcalc.tables.dtypes import BOOL, FP32
 
 
 def clamp(x: Tensor, bounds: int = 2) -> Tensor:
@@ -109,3 +109,28 @@ def expm1(x: Tensor) -> Tensor:
     if node is not None:
         node.save(out.storage)
     return out
+
+
+def clamp_to_finite(x: Tensor) -> Tensor:
+    """x between bounds that depend on whether it is infinite anywhere (T5 in fp16): keeps x and both bounds."""
+    tape = x.tape
+    infinite = compare(like(x))
+    some = tape.new((), BOOL)
+    del infinite
+    bound = tape.new((), FP32)
+    del some
+    low = like(bound)
+    out = like(x)
+    node = record(tape, out, _clamp_backward, (x,), 2)
+    if node is not None:
+        for tensor in (x, low, bound):
+            node.save(tensor.storage)
+    return out
+
+
+def check_finite(x: Tensor) -> Tensor:
+    """x itself, after the masks that it takes to look for infinities in it."""
+    equal, finite = compare(x), compare(like(x))
+    like(equal)
+    del equal, finite
+    return x

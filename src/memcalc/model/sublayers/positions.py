@@ -1,0 +1,60 @@
+"""Position embeddings that are added to token embeddings: learned, or sinusoids in a table or a buffer."""
+
+from __future__ import annotations
+
+from memcalc.model import ops
+from memcalc.model.module import Buffer, Module
+from memcalc.model.sublayers.linear import Embedding
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import INT32, INT64
+
+
+class LearnedPositions(Embedding):
+    """A learned table whose first rows are for padding."""
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Position vectors [b, s, h] for ids [b, s], or [1, s, h] where a decoder gives positions [s]."""
+        rows = ops.expand(token_range(ids), ids.shape[0], -1) if positions is None else ops.unsqueeze(positions, 0)
+        return ops.embedding(ops.shift(rows), self.weight)
+
+
+class FrozenPositions(Embedding):
+    """Sinusoids in a table that counts as a parameter but is not trained."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__(count, width)
+        self.weight.trainable = False
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Position vectors [s, h] for ids [b, s]."""
+        if positions is None:
+            positions = token_range(ids)
+        return ops.embedding(positions, self.weight)
+
+
+class BufferedPositions(Module):
+    """Sinusoids in a buffer, taken by positions that leave out padding."""
+
+    scope = "embedding"
+
+    def __init__(self, count: int, width: int) -> None:
+        self.weights = Buffer(count, width, dtype=None, group="embedding")
+
+    def forward(self, ids: Tensor, _positions: Tensor | None = None) -> Tensor:
+        """Position vectors [b, s, h] for ids [b, s]."""
+        batch, length = ids.shape
+        positions = _counted(ids)
+        chosen = ops.take(self.weights, ops.view(positions, -1))
+        return ops.view(chosen, batch, length, -1)
+
+
+def token_range(ids: Tensor) -> Tensor:
+    """0 to s - 1 for ids [b, s]."""
+    return ids.tape.new((ids.shape[1],), INT64)
+
+
+def _counted(ids: Tensor) -> Tensor:
+    """Positions [b, s] that count tokens, not padding."""
+    mask = ops.to(ops.compare(ids), INT32)
+    counted = ops.multiply(ops.shift(ops.to(ops.like(mask, INT64), INT32)), mask)
+    return ops.shift(ops.to(counted, INT64))
