@@ -4,6 +4,7 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 """
 
 from memcalc.model.ops.attention import scaled_dot_product_attention
+from memcalc.model.ops.convolution import conv1d, convolution
 from memcalc.model.ops.elementwise import (
     add,
     add_,
@@ -54,7 +55,7 @@ from memcalc.model.ops.reduction import (
     softmax,
     sum_over,
 )
-from memcalc.model.ops.sequence import conv1d, cumsum, pad, triangle
+from memcalc.model.ops.sequence import cumsum, pad, triangle
 from memcalc.model.ops.views import (
     cat,
     chunk,
@@ -79,7 +80,7 @@ from memcalc.model.ops.views import (
 
 __all__ = [
     "add", "add_", "addmm", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp",
-    "clamp_", "clamp_to_finite", "clone", "compare", "contiguous", "conv1d", "copy_into", "cos", "cross_entropy",
+    "clamp_", "clamp_to_finite", "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy",
     "cumsum", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1", "gather", "gelu",
     "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "lower", "masked_fill", "matmul", "max_over",
     "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick",

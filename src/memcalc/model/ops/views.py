@@ -15,6 +15,7 @@ from memcalc.model.tensor import (
     is_contiguous,
     view_stride,
 )
+from memcalc.tables.dtypes import promote
 
 
 def _alias(x: Tensor, shape: Shape, stride: Shape) -> Tensor:
@@ -229,7 +230,10 @@ def cat(pieces: Sequence[Tensor], dim: int) -> Tensor:
     dim %= len(first.shape)
     total = sum(piece.shape[dim] for piece in pieces)
     shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
-    out = tape.new(shape, first.dtype, contiguous_stride(shape))
+    dtype = first.dtype
+    for piece in pieces:
+        dtype = promote(dtype, piece.dtype)
+    out = tape.new(shape, dtype, contiguous_stride(shape))
     record(tape, out, _cat_backward, pieces, (dim, tuple(piece.shape for piece in pieces)))
     return out
 

@@ -1,0 +1,39 @@
+"""Convolution: a matrix multiplication in disguise. Keeps its input and its weight."""
+
+from __future__ import annotations
+
+from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.ops.matmul import lower
+from memcalc.model.tensor import Tensor
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int = 1, padding: int = 0) -> Tensor:
+    """Convolution of x [b, c, *sizes] with weight [out, c / groups, *widths]: [b, out, *sizes'].
+
+    Keeps x and weight; backward makes the gradients of x, weight and bias at once. A patch embedding strides as far as
+    it is wide.
+    """
+    if x.tape.autocast is not None:
+        bias = None if bias is None else lower(bias)
+        weight = lower(weight)
+        x = lower(x)
+    sizes = zip(x.shape[2:], weight.shape[2:], strict=True)
+    spatial = tuple((size + 2 * padding - width) // stride + 1 for size, width in sizes)
+    out = x.tape.new((x.shape[0], weight.shape[0], *spatial), x.dtype)
+    node = record(x.tape, out, _convolution_backward, (x, weight, bias))
+    if node is not None:
+        node.save(x.storage)
+        node.save(weight.storage)
+    return out
+
+
+def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None, None]
+    return [None if edge is None else node.tape.new(edge[2], grad.dtype) for edge in node.edges]
+
+
+def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
+    """Convolution of x [b, c, s] with weight [out, c / groups, width] and step one: [b, out, s + 2·padding - width + 1]."""
+    return convolution(x, weight, bias, padding=padding)
