@@ -1,7 +1,6 @@
 """What can go wrong, said to the person at the prompt: what, why, and what to do next."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
 class MemcalcError(Exception):
@@ -38,5 +37,7 @@ class HubError(MemcalcError):
 
 def close_matches(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'a' or 'b'?"`, or an empty string when nothing known comes near `word`."""
+    from difflib import get_close_matches  # costs milliseconds that only an error has to pay
+
     near = get_close_matches(word.lower(), list(known), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import family
@@ -26,7 +28,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     engine = ENGINES[setup.engine]
     form = engine.format(setup.kv_dtype)
     config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), setup.tensor_parallel)
-    network = build(spec.model_copy(update={"config": config}))
+    network = build(replace(spec, config=config))
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False

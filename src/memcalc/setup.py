@@ -1,12 +1,11 @@
 """What the person wants to run: every option once, with its meaning. The command line reads these fields."""
 
-from typing import Annotated, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing import Annotated, Literal
 
 from memcalc.contradictions import DEFAULT_SEQ_LEN as DEFAULT_SEQ_LEN
 from memcalc.contradictions import contradictions
 from memcalc.errors import UsageError
+from memcalc.fields import Checked, Field
 
 Precision = Literal["fp32", "bf16", "fp16", "mixed-bf16", "mixed-fp16"]
 Attention = Literal["eager", "sdpa", "flash"]
@@ -18,10 +17,8 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
-class _Setup(BaseModel):
+class _Setup(Checked):
     """Options that training and inference share."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch: PositiveInt = Field(1, description="Micro-batch size: sequences per GPU and forward pass.")
     seq_len: PositiveInt | None = Field(
@@ -126,11 +123,10 @@ class TrainingSetup(_Setup):
         None, description="Tokens of each sequence that are the completion. [default: all of them]"
     )
 
-    @model_validator(mode="after")
-    def _cross_check(self) -> Self:
+    def check(self) -> None:
+        """Raise UsageError for the first pair of options that contradict each other."""
         for sentence in contradictions(self):
             raise UsageError(sentence)
-        return self
 
 
 class InferenceSetup(_Setup):

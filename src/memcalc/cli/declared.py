@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
-from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
 from memcalc.errors import UsageError, close_matches
+from memcalc.fields import option_name
 from memcalc.setup import InferenceSetup, TrainingSetup
 
 SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": TrainingSetup, "inference": InferenceSetup}
@@ -64,11 +64,6 @@ class Declared:
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
-def option_name(field: str) -> str:
-    """The option of a field: `seq_len` is `--seq-len`."""
-    return "--" + field.replace("_", "-")
-
-
 @cache
 def declared() -> Mapping[str, Declared]:
     """Every option of every setup, by field name, in the order of declaration."""
@@ -76,7 +71,7 @@ def declared() -> Mapping[str, Declared]:
     for mode, setup in SETUPS.items():
         for name, field in setup.model_fields.items():
             modes = (*found[name].modes, mode) if name in found else (mode,)
-            found[name] = Declared(name, _kind(field.annotation), field.default, field.description or "", modes)
+            found[name] = Declared(name, field.kind, field.default, field.description, modes)
     return found
 
 
@@ -122,41 +117,7 @@ def build_setup(mode: str, given: Mapping[str, Any]) -> TrainingSetup | Inferenc
                 f"{option.option} belongs to --mode {option.modes[0]}, not to {mode}: leave it out, or change --mode."
             )
         values[name] = option.read(value)
-    return _checked(SETUPS[mode], values)
-
-
-def _checked(
-    setup: type[TrainingSetup] | type[InferenceSetup], values: Mapping[str, Any]
-) -> TrainingSetup | InferenceSetup:
-    from pydantic import ValidationError
-
-    try:
-        return setup(**values)
-    except ValidationError as problem:
-        raise UsageError(_sentence(problem.errors()[0])) from None
-
-
-def _sentence(error: Mapping[str, Any]) -> str:
-    """The first thing that pydantic finds wrong, in words that name the option."""
-    where, limits = error["loc"], error.get("ctx", {})
-    option = option_name(str(where[0])) if where else "The setup"
-    given = error["input"] if isinstance(error["input"], (int, float)) else _quoted(str(error["input"]))
-    for bound, words in (("ge", "at least"), ("gt", "more than"), ("le", "at most"), ("lt", "less than")):
-        if bound in limits:
-            return f"{option} must be {words} {limits[bound]}, not {given}."
-    return f"{option} cannot be {given}: {error['msg'][0].lower()}{error['msg'][1:]}."
-
-
-def _kind(annotation: Any) -> Any:
-    """The type that the option's text is read as: without Optional and without constraints."""
-    while get_origin(annotation) is Annotated or (args := _without_none(annotation)):
-        annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else args[0]
-    return annotation
-
-
-def _without_none(annotation: Any) -> list[Any]:
-    args = get_args(annotation)
-    return [arg for arg in args if arg is not NoneType] if NoneType in args else []
+    return SETUPS[mode](**values)
 
 
 def _completing(choices: tuple[str, ...]) -> Any:

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.declared import option_name, read_value
+from memcalc.cli.declared import read_value
 from memcalc.cli.job import Job, with_job
 from memcalc.errors import UsageError
+from memcalc.fields import option_name
 from memcalc.units import parse_parameters
 
 _SHAPE = "Shape of a Llama-like decoder"

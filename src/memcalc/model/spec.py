@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from memcalc.errors import ConfigError
 
 
-class ModelSpec(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
     """A model as its config.json describes it.
 
     `config` keeps config.json's own words; the family (`model_type`) knows what they mean and what a missing one is.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(description="What to call the model in reports.")
-    model_type: str = Field(description="The family, as config.json names it.")
-    architecture: str | None = Field(None, description="The class that config.json names first under `architectures`.")
-    config: Mapping[str, Any] = Field(description="The values of config.json.")
+    name: str
+    """What to call the model in reports."""
+    model_type: str
+    """The family, as config.json names it."""
+    architecture: str | None = None
+    """The class that config.json names first under `architectures`."""
+    config: Mapping[str, Any]
+    """The values of config.json."""
 
     @property
     def key(self) -> SpecKey:
