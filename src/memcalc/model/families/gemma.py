@@ -11,7 +11,7 @@ from memcalc.model.decoders import SOFT_CAP, by_type, dense_decoder, gated_mlp, 
 from memcalc.model.families import Family
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import HeadNorm
-from memcalc.model.sublayers.blocks import SANDWICH, DecoderBlock
+from memcalc.model.sublayers.blocks import SANDWICH, DecoderBlock, NormNames
 from memcalc.model.sublayers.linear import ScaledEmbedding
 from memcalc.model.sublayers.norms import GemmaRMSNorm
 from memcalc.model.sublayers.rotary import RotaryByWindow, RotaryEmbedding
@@ -37,12 +37,17 @@ def gemma(c: Config, architecture: str | None) -> Network:
     return _kin(c, architecture, "hidden_act", {})
 
 
-def gemma2(c: Config, architecture: str | None) -> Network:
+def gemma2(c: Config, architecture: str | None, names: NormNames = SANDWICH) -> Network:
     """Gemma 2: every other layer has the sliding window; soft caps on the logits and on eager attention's scores."""
     return _kin(
         c, architecture, "hidden_activation", {"softcapped": c.has("attn_logit_softcapping")},
-        windows=by_type(c, 2), masks=[None, c.optional("sliding_window")], block=partial(DecoderBlock, names=SANDWICH),
+        windows=by_type(c, 2), masks=[None, c.optional("sliding_window")], block=partial(DecoderBlock, names=names),
     )  # fmt: skip
+
+
+def vaultgemma(c: Config, architecture: str | None) -> Network:
+    """VaultGemma: Gemma 2 with norms in front of the sublayers only."""
+    return gemma2(c, architecture, ("input_layernorm", None, "pre_feedforward_layernorm", None))
 
 
 def gemma3_text(c: Config, architecture: str | None) -> Network:
@@ -72,6 +77,13 @@ FAMILIES = {
         "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0, "pad_token_id": 0,
         "tie_word_embeddings": True,
     }, attention="eager, flash", verified=_ROWS),
+    "vaultgemma": Family("vaultgemma", vaultgemma, {
+        "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 8192, "sliding_window": 4096,
+        "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0, "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }, attention="eager, flash", verified="measured rows"),
     "gemma3_text": Family("gemma3_text", gemma3_text, {
         "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
         "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
