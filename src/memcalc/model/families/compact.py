@@ -11,14 +11,19 @@ from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network
 from memcalc.model.sublayers.encoder import (
     EncoderEmbeddings,
-    FeedForward,
     Pooler,
     SelfAttention,
 )
 from memcalc.model.sublayers.heads import Dropout, DroppedLinear, VocabularyHead
 from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
+
+
+def _mlp(c: Config, names: tuple[str, str], *, dropout: float = 0.0) -> PlainMLP:
+    hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
+    return PlainMLP(hidden, width, c.text("hidden_act"), names=names, bias=True, dropout=dropout)
 
 
 class DistilBlock(Module):
@@ -29,7 +34,7 @@ class DistilBlock(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         self.attention = SelfAttention(c, ("q_lin", "k_lin", "v_lin"), "out_lin")
         self.sa_layer_norm = LayerNorm(hidden)
-        self.ffn = FeedForward(c, ("lin1", "lin2"), dropout=c.probability("hidden_dropout_prob"))
+        self.ffn = _mlp(c, ("lin1", "lin2"), dropout=c.probability("hidden_dropout_prob"))
         self.output_layer_norm = LayerNorm(hidden)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -74,7 +79,7 @@ class AlbertLayer(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         self.full_layer_layer_norm = LayerNorm(hidden)
         self.attention = SelfAttention(c, out="dense", norm=True)
-        self.feed_forward = FeedForward(c, ("ffn", "ffn_output"))
+        self.feed_forward = _mlp(c, ("ffn", "ffn_output"))
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""

@@ -147,28 +147,6 @@ class Activated(Module):
         return self.act(hidden)
 
 
-class FeedForward(Module):
-    """second(act(first(x))) with dropout behind it; `names` are those of the two projections."""
-
-    scope = "MLP"
-
-    def __init__(self, c: Config, names: tuple[str, str], *, dropout: float = 0.0) -> None:
-        hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
-        self.names = names
-        setattr(self, names[0], Linear(hidden, width, bias=True, group="MLP"))
-        setattr(self, names[1], Linear(width, hidden, bias=True, group="MLP"))
-        self.act = activation(c.text("hidden_act"))
-        self.dropout = dropout
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[b, s, h] to [b, s, h]."""
-        first, second = (vars(self)[name] for name in self.names)
-        x = first(hidden)
-        x = self.act(x)
-        x = second(x)
-        return ops.dropout(x, self.dropout)
-
-
 class Pooler(Module):
     """act(dense(first token))."""
 
