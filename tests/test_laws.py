@@ -36,7 +36,7 @@ laws = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 
 
 def run(shape: dict[str, object], setup: dict[str, object], **changes: object) -> Report:
-    return estimate(ModelSpec.from_config(shape), TrainingSetup.model_validate(setup | changes))
+    return estimate(ModelSpec.from_config(shape), TrainingSetup(**(setup | changes)))
 
 
 @laws
