@@ -45,7 +45,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "llama_kin": (
         "arcee", "ernie4_5", "exaone4", "granite", "helium", "hunyuan_v1_dense", "nanochat", "seed_oss", "smollm3",
     ),  # fmt: skip
-    "gemma": ("gemma", "gemma2", "gemma3_text"),
+    "gemma": ("gemma", "gemma2", "gemma3_text", "vaultgemma"),
     "phi3": ("phi3",),
     "olmo": ("olmo", "olmo2", "olmo3"),
     "cohere": ("cohere", "cohere2"),
@@ -58,13 +58,14 @@ _FILES: dict[str, tuple[str, ...]] = {
     "gpt2": ("gpt2",),
     "t5": ("t5", "mt5", "umt5"),
     "bart": ("bart", "m2m_100", "marian", "mbart", "pegasus"),
+    "whisper": ("whisper",),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
     "modernbert": ("modernbert",),
-    "moe": ("mixtral", "qwen3_moe", "gpt_oss"),
-    "deepseek": ("deepseek_v3",),
+    "moe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
+    "deepseek": ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1"),
     "mamba": ("mamba2",),
     "falcon_h1": ("falcon_h1",),
 }

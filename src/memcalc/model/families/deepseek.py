@@ -10,58 +10,132 @@ from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.experts import Experts, SharedAndRoutedExperts, swiglu
-from memcalc.model.sublayers.latent_attention import LatentAttention, rotate_interleaved
+from memcalc.model.sublayers.latent_attention import LatentAttention, Rotate, rotate_interleaved
 from memcalc.model.sublayers.mlp import GatedMLP, activation
-from memcalc.model.sublayers.rotary import RotaryEmbedding, apply_rotary
-from memcalc.model.sublayers.routers import GroupLimitedRouter
+from memcalc.model.sublayers.norms import RMSNorm
+from memcalc.model.sublayers.rotary import (
+    ComplexRotaryEmbedding,
+    RotaryEmbedding,
+    apply_rotary,
+    rotary_complex,
+    rotary_of_part,
+)
+from memcalc.model.sublayers.routers import GroupLimitedRouter, SoftmaxGroupRouter
 
 
-def latent_attention(c: Config) -> LatentAttention:
+def latent_attention(c: Config, rotate: Rotate) -> LatentAttention:
     """The latent attention of a DeepSeek config."""
     return LatentAttention(
         c.integer("hidden_size"), c.integer("num_attention_heads"), q_rank=c.optional("q_lora_rank"),
         kv_rank=c.integer("kv_lora_rank"), nope_dim=c.integer("qk_nope_head_dim"), rope_dim=c.integer("qk_rope_head_dim"),
         value_dim=c.integer("v_head_dim"), bias=c.flag("attention_bias"), dropout=c.probability("attention_dropout"),
-        rotate=rotate_interleaved if c.flag("rope_interleave", True) else apply_rotary,
+        rotate=rotate,
     )  # fmt: skip
 
 
 def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
     """Experts under a group-limited router, and shared ones."""
-    hidden, width = c.integer("hidden_size"), c.integer("moe_intermediate_size")
-    count, per_token = c.integer("n_routed_experts"), c.integer("num_experts_per_tok")
-    act = c.text("hidden_act")
     gate = GroupLimitedRouter(
-        hidden, count, per_token, groups=c.integer("n_group"), top_groups=c.integer("topk_group"),
+        c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"), groups=c.integer("n_group"), top_groups=c.integer("topk_group"),
         normalise=c.flag("norm_topk_prob"),
     )  # fmt: skip
-    experts = Experts(hidden, width, count, per_token, swiglu(activation(act)))
+    return _with_shared(c, gate)
+
+
+def _with_shared(c: Config, gate: Module) -> SharedAndRoutedExperts:
+    hidden, width, act = c.integer("hidden_size"), c.integer("moe_intermediate_size"), c.text("hidden_act")
+    experts = Experts(
+        hidden, width, c.integer("n_routed_experts"), c.integer("num_experts_per_tok"), swiglu(activation(act))
+    )
     return SharedAndRoutedExperts(experts, gate, GatedMLP(hidden, width * c.integer("n_shared_experts"), act))
+
+
+def deepseek_v2(c: Config, architecture: str | None) -> Network:
+    """DeepSeek V2 and V2 Lite: softmax routing, and the rotary embedding in complex numbers."""
+
+    def mixture(c: Config) -> Module:
+        limited = c.text("topk_method") == "group_limited_greedy"
+        gate = SoftmaxGroupRouter(
+            c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"),
+            groups=c.integer("n_group") if limited else None, top_groups=c.integer("topk_group") if limited else None,
+        )  # fmt: skip
+        return _with_shared(c, gate)
+
+    return dense_decoder(
+        c, architecture, attend=lambda _: latent_attention(c, rotary_complex), mlp=_mlps(c, mixture),
+        rotary=ComplexRotaryEmbedding(c.integer("qk_rope_head_dim")),
+    )  # fmt: skip
 
 
 def deepseek_v3(c: Config, architecture: str | None) -> Network:
     """DeepSeek V3 and R1, Kimi K2, Moonlight: latent attention, dense first layers, then experts."""
+    rotate = rotate_interleaved if c.flag("rope_interleave", True) else apply_rotary
     return dense_decoder(
-        c, architecture, attend=lambda _: latent_attention(c), mlp=_mlps(c),
+        c, architecture, attend=lambda _: latent_attention(c, rotate), mlp=_mlps(c, shared_and_routed),
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
     )  # fmt: skip
 
 
-def _mlps(c: Config) -> list[Callable[[], Module]]:
+def glm4_moe(c: Config, architecture: str | None) -> Network:
+    """GLM 4.5 and 4.6: DeepSeek's experts behind grouped-query attention, of which a part of each head is rotated."""
+    attention = {
+        "bias": c.flag("attention_bias"), "rotate": rotary_of_part,
+        "head_norm": HeadNorm(lambda _, dim: RMSNorm(dim), "later") if c.flag("use_qk_norm") else False,
+    }  # fmt: skip
+    rotary = RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5))
+    return dense_decoder(c, architecture, mlp=_mlps(c, shared_and_routed), attention=attention, rotary=rotary)
+
+
+def dots1(c: Config, architecture: str | None) -> Network:
+    """dots.llm1: DeepSeek's experts behind Qwen 3's attention."""
+    bias, depth, window = c.flag("attention_bias"), c.integer("num_hidden_layers"), c.optional("sliding_window")
+    first = c.integer("max_window_layers", minimum=0)
+    types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
+    windows = [window if kind == "sliding_attention" else None for kind in types]
+    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    return dense_decoder(c, architecture, windows=windows, mlp=_mlps(c, shared_and_routed), attention=attention)
+
+
+def _mlps(c: Config, mixture: Callable[[Config], Module]) -> list[Callable[[], Module]]:
     """A dense MLP in the first layers, shared and routed experts in the others."""
     dense, mlp = c.integer("first_k_dense_replace", minimum=0), gated_mlp(c)
-    mixture = partial(shared_and_routed, c)
-    return [mlp if layer < dense else mixture for layer in range(c.integer("num_hidden_layers"))]
+    experts = partial(mixture, c)
+    return [mlp if layer < dense else experts for layer in range(c.integer("num_hidden_layers"))]
 
 
+_ALIASES = {"num_local_experts": "n_routed_experts"}
+_ROWS = "measured rows, exact counts"
+_V3 = {
+    "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
+    "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "first_k_dense_replace": 3,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "hidden_act": "silu", "rope_interleave": True, "attention_bias": False, "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 FAMILIES = {
-    "deepseek_v3": Family("deepseek_v3", deepseek_v3, {
-        "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
-        "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "first_k_dense_replace": 3,
-        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
-        "hidden_act": "silu", "rope_interleave": True, "attention_bias": False, "attention_dropout": 0.0,
-        "tie_word_embeddings": False,
-    }, {"num_local_experts": "n_routed_experts"}, verified="measured rows, exact counts"),
+    "deepseek_v3": Family("deepseek_v3", deepseek_v3, _V3, _ALIASES, verified=_ROWS),
+    "kimi_k2": Family("kimi_k2", deepseek_v3, _V3, _ALIASES, verified="deepseek_v3 by another name; exact counts"),
+    "deepseek_v2": Family("deepseek_v2", deepseek_v2, {
+        "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 11008, "moe_intermediate_size": 1407,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "n_shared_experts": 2, "n_routed_experts": 64,
+        "first_k_dense_replace": 0, "topk_method": "greedy", "q_lora_rank": 1536, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "hidden_act": "silu",
+        "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
+    }, {"num_experts": "n_routed_experts"}, verified=_ROWS),
+    "glm4_moe": Family("glm4_moe", glm4_moe, {
+        "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+        "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "n_shared_experts": 1,
+        "n_routed_experts": 128, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+        "first_k_dense_replace": 1, "use_qk_norm": False, "hidden_act": "silu", "attention_bias": False,
+        "attention_dropout": 0.0, "tie_word_embeddings": False,
+    }, _ALIASES, verified=_ROWS),
+    "dots1": Family("dots1", dots1, {
+        "vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944, "moe_intermediate_size": 1408,
+        "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 32, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 0, "norm_topk_prob": False, "hidden_act": "silu", "attention_bias": False,
+        "attention_dropout": 0.0, "max_window_layers": 62, "tie_word_embeddings": False,
+    }, _ALIASES, verified=_ROWS),
 }  # fmt: skip

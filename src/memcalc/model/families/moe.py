@@ -10,6 +10,7 @@ from memcalc.model.decoders import by_type, dense_decoder, everywhere, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import GatedMLP, activation
@@ -75,8 +76,28 @@ def qwen2_moe(c: Config, architecture: str | None) -> Network:
     sliding = ["sliding_attention" if window and i < first and (i + 1) % 2 else "full_attention" for i in range(depth)]
     types = c.layer_types(sliding)
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    attention = {"bias": c.flag("qkv_bias", True)}
-    return dense_decoder(c, architecture, windows=windows, mlp=_qwen_mlps(c, mixture), attention=attention)
+    attention, mlps = {"bias": c.flag("qkv_bias", True)}, _qwen_mlps(c, mixture)
+    return dense_decoder(
+        c, architecture, windows=windows, masks=[None, window or 0], mlp=mlps, attention=attention
+    )
+
+
+def olmoe(c: Config, architecture: str | None) -> Network:
+    """OLMoE: a norm over the whole projections of query and key."""
+
+    def mixture() -> Module:
+        experts = _experts(c, "intermediate_size", "num_experts")
+        gate = TopKRouter(
+            c.integer("hidden_size"), experts.count, experts.per_token, normalise=c.flag("norm_topk_prob")
+        )
+        return MixtureOfExperts(gate, experts)
+
+    bias = c.flag("attention_bias")
+    attention = {
+        "bias": bias, "out_bias": bias, "clipped": c.has("clip_qkv"),
+        "head_norm": HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
+    }  # fmt: skip
+    return dense_decoder(c, architecture, mlp=mixture, attention=attention)
 
 
 def gpt_oss(c: Config, architecture: str | None) -> Network:
@@ -108,6 +129,19 @@ FAMILIES = {
         "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "num_local_experts": 128,
         "num_experts_per_tok": 4, "attention_bias": True, "attention_dropout": 0.0, "tie_word_embeddings": False,
     }, {"num_experts": "num_local_experts"}, attention="eager, flash", verified=_ROWS),
+    "olmoe": Family("olmoe", olmoe, {
+        "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu", "num_experts": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": False, "attention_bias": False, "attention_dropout": 0.0,
+        "pad_token_id": 1, "tie_word_embeddings": False,
+    }, {"num_local_experts": "num_experts"}, verified=_ROWS),
+    "qwen2_moe": Family("qwen2_moe", qwen2_moe, {
+        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu", "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4,
+        "num_experts": 60, "norm_topk_prob": False, "qkv_bias": True, "max_window_layers": 28,
+        "attention_dropout": 0.0, "tie_word_embeddings": False,
+    }, verified=_ROWS),
     "qwen3_moe": Family("qwen3_moe", qwen3_moe, {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
         "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_act": "silu", "decoder_sparse_step": 1,

@@ -4,11 +4,11 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 """
 
 from memcalc.model.ops.attention import scaled_dot_product_attention
+from memcalc.model.ops.complex import as_complex, as_real, polar, turn
 from memcalc.model.ops.convolution import conv1d, convolution
 from memcalc.model.ops.elementwise import (
     add,
     add_,
-    clamp_to_finite,
     compare,
     cos,
     divide,
@@ -79,13 +79,13 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp",
-    "clamp_", "clamp_to_finite", "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy",
-    "cumsum", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1", "gather", "gelu",
-    "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "lower", "masked_fill", "matmul", "max_over",
-    "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick",
-    "power", "relu", "reshape", "rms_norm_fused", "rsqrt", "scale", "scaled_dot_product_attention", "select", "shift",
-    "sigmoid", "silu", "sin", "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice",
-    "subtract", "sum_over", "take", "tanh", "to", "topk", "transpose", "triangle", "unbind", "unsqueeze", "view",
-    "where", "masked_fill_", "repeat",
+    "add", "add_", "addmm", "as_complex", "as_real", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat",
+    "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite", "clone", "compare", "contiguous",
+    "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum", "divide", "divide_", "dropout", "einsum", "embedding",
+    "exp", "expand", "expm1", "gather", "gelu", "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax",
+    "lower", "masked_fill", "masked_fill_", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply",
+    "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar", "power", "relu", "repeat", "reshape",
+    "rms_norm_fused", "rsqrt", "scale", "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin",
+    "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take",
+    "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "view", "where",
 ]  # fmt: skip

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import fp32_under_autocast, like
-from memcalc.model.tensor import Tensor
+from memcalc.model.tensor import Tensor, dense_stride
 from memcalc.tables.dtypes import BOOL
 
 
 def pad(x: Tensor, dim: int, extra: int) -> Tensor:
-    """x with `extra` zeros before or behind it along `dim`, a copy even where there is nothing to add; so is its gradient."""
+    """x with `extra` zeros before or behind it along `dim`: a contiguous copy, or one laid out as x if nothing is added.
+
+    Its gradient is a copy too.
+    """
     dim %= len(x.shape)
-    out = x.tape.new((*x.shape[:dim], x.shape[dim] + extra, *x.shape[dim + 1 :]), x.dtype)
+    stride = None if extra else dense_stride(x.shape, x.stride)
+    out = x.tape.new((*x.shape[:dim], x.shape[dim] + extra, *x.shape[dim + 1 :]), x.dtype, stride)
     record(x.tape, out, _pad_backward, (x,), x.shape)
     return out
 
 
 def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+    return [None if grad is None else node.tape.new(node.context, grad.dtype, dense_stride(node.context, grad.stride))]
 
 
 def cumsum(x: Tensor, dim: int = -1) -> Tensor:

@@ -33,12 +33,14 @@ def causal_mask(
     tape.causal = True
     if past is None:
         past = 0 if tape.cache is None else tape.cache.length
+    static = tape.cache is not None and tape.cache.whole is not None
     seen = past + length
-    if window and tape.cache is not None:
+    if tape.cache is not None and static:
+        seen = tape.cache.room(window or None, length, past)
+    elif window and tape.cache is not None:
         seen = min(past, window - 1) + length
-    return _mask(
-        hidden, padding, length, seen, skip=(window is None or seen < window) and (length == 1 or seen == length)
-    )
+    alone = length == 1 and not static
+    return _mask(hidden, padding, length, seen, skip=(window is None or seen < window) and (alone or seen == length))
 
 
 def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:

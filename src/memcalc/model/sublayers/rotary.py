@@ -54,6 +54,22 @@ class RotaryEmbedding(Module):
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)
 
 
+class ComplexRotaryEmbedding(Module):
+    """Complex numbers of length one [rows, s, dim / 2], from positions [rows, s] (DeepSeek-V2, Llama 4)."""
+
+    scope = "rotary embedding"
+
+    def __init__(self, dim: int) -> None:
+        self.inv_freq = Buffer(dim // 2)
+        self.original_inv_freq = Buffer(dim // 2)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor]:
+        """The table for `position_ids`; `x` lends nothing."""
+        freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
+        table = ops.polar(freqs)
+        return (ops.scale(table),)
+
+
 class RotaryByWindow(Module):
     """A table of its own for the layers of each sliding window (None: full attention)."""
 
@@ -119,6 +135,20 @@ def _rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ops.cat((first_out, second_out), -1)
 
 
+def rotary_complex(query: Tensor, key: Tensor, table: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """DeepSeek-V2's: neighbours in fp32 as complex numbers, turned, and cast back; `dim` is where the heads are."""
+    query_pairs = ops.as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
+    key_pairs = ops.as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
+    table = ops.unsqueeze(table, dim)
+    query_out = ops.to(_flat(ops.as_real(ops.turn(query_pairs, table))), query.dtype)
+    key_out = ops.to(_flat(ops.as_real(ops.turn(key_pairs, table))), key.dtype)
+    return query_out, key_out
+
+
+def _flat(pairs: Tensor) -> Tensor:
+    return ops.reshape(pairs, *pairs.shape[:-2], -1)
+
+
 def rotary_cast_back(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """OLMo's: cos and sin in fp32, and so the rotation; the results are cast back."""
     query_dtype, key_dtype = query.dtype, key.dtype
@@ -138,6 +168,20 @@ def rotary_head_of_each(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) ->
     key_rot, key_pass = _sliced(key, width)
     query_out = ops.cat([_halves(query_rot, cos, sin), query_pass], -1)
     key_out = ops.cat([_halves(key_rot, cos, sin), key_pass], -1)
+    return query_out, key_out
+
+
+def rotary_of_part(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """GLM 4.5's: the first elements of query and key; each result is bound anew with the others behind it."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    width = cos.shape[-1]
+    query_rot, query_pass = _sliced(query, width)
+    key_rot, key_pass = _sliced(key, width)
+    query_out = _halves(query_rot, cos, sin)
+    key_out = _halves(key_rot, cos, sin)
+    query_out = ops.cat([query_out, query_pass], -1)
+    key_out = ops.cat([key_out, key_pass], -1)
     return query_out, key_out
 
 

@@ -81,13 +81,37 @@ class GroupLimitedRouter(Module):
         scores = ops.sigmoid(logits)
         choice = ops.add(scores, self.correction)
         group_scores = ops.sum_over(ops.topk(ops.view(choice, -1, self.groups, choice.shape[-1] // self.groups), 2)[0])
-        group_mask, score_mask, group_index = group_limit(group_scores, self.top_groups, choice)
+        _group_mask, score_mask, _index = group_limit(group_scores, self.top_groups, choice)
         choice = ops.masked_fill(choice, ops.like(ops.like(score_mask, BOOL)))
         indices = ops.topk(choice, self.per_token)[1]
         weights = ops.gather(scores, indices)
         if self.normalise:
             total = ops.shift(ops.sum_over(weights, keepdim=True))
             weights = ops.divide_(weights, total)
+        return logits, ops.scale(weights), indices
+
+
+class SoftmaxGroupRouter(Module):
+    """DeepSeek-V2's: softmax scores; with `groups`, only experts of the best `top_groups` count. The weight is in fp32."""
+
+    def __init__(
+        self, hidden: int, count: int, per_token: int, *, groups: int | None = None, top_groups: int | None = None
+    ) -> None:
+        self.weight = Parameter(count, hidden, dtype=FP32, group="experts")
+        self.per_token = per_token
+        self.groups = groups
+        self.top_groups = top_groups
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        hidden = ops.view(hidden, -1, hidden.shape[-1])
+        logits = ops.linear(ops.to(hidden, FP32), self.weight)
+        scores = ops.softmax(logits, FP32)
+        if self.groups is not None and self.top_groups is not None:
+            group_scores = ops.max_over(ops.view(scores, -1, self.groups, scores.shape[-1] // self.groups))[0]
+            _group_mask, score_mask, _index = group_limit(group_scores, self.top_groups, scores)
+            scores = ops.masked_fill(scores, ops.like(ops.like(score_mask, BOOL)))
+        weights, indices = ops.topk(scores, self.per_token)
         return logits, ops.scale(weights), indices
 
 
