@@ -165,7 +165,8 @@ def decoder(
     if name.endswith("ForQuestionAnswering"):
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
-        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=embedding if tied else None, bend=bend, cast=cast)
+        table = embedding if tied else None
+        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=table, bend=bend, cast=cast)
     if name.endswith("Model"):
         return TextEmbedder(model)
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")

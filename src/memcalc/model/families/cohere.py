@@ -12,7 +12,8 @@ from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import ParallelBlock
 from memcalc.model.sublayers.norms import EagerLayerNorm
-from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_pairs_fp32
+from memcalc.model.sublayers.rotary import RotaryEmbedding
+from memcalc.model.sublayers.rotary_pairs import rotary_pairs_fp32
 
 
 def _command(c: Config, architecture: str | None, attention: dict[str, Any], **rest: Any) -> Network:

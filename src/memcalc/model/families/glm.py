@@ -10,7 +10,8 @@ from memcalc.model.families import Family
 from memcalc.model.network import Network
 from memcalc.model.sublayers.blocks import PRE_NORM, DecoderBlock, NormNames
 from memcalc.model.sublayers.mlp import FusedGatedMLP
-from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_pairs_of_part
+from memcalc.model.sublayers.rotary import RotaryEmbedding
+from memcalc.model.sublayers.rotary_pairs import rotary_pairs_of_part
 
 _AROUND: NormNames = (
     "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm",

@@ -7,7 +7,6 @@ from memcalc.model.decoders import dense_decoder, everywhere, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import PER_HEAD
-from memcalc.model.sublayers.blocks import PreNormBlock
 
 
 def qwen_windows(c: Config) -> list[int | None]:
@@ -65,5 +64,3 @@ FAMILIES = {
         "max_position_embeddings": 32768, "tie_word_embeddings": False,
     }, verified=_ROWS),
 }  # fmt: skip
-
-__all__ = ["FAMILIES", "PreNormBlock", "qwen_windows"]

@@ -14,7 +14,8 @@ from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import POST_NORM, DecoderBlock
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import PlainRMSNorm, RMSNorm
-from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_pairs, rotary_pairs_upcast
+from memcalc.model.sublayers.rotary import RotaryEmbedding
+from memcalc.model.sublayers.rotary_pairs import rotary_pairs, rotary_pairs_upcast
 
 
 def granite(c: Config, architecture: str | None) -> Network:

@@ -24,7 +24,7 @@ def qwen(c: Config, architecture: str | None) -> Network:
     """Qwen 1: `intermediate_size` counts gate and up together."""
     width = c.integer("intermediate_size")
     if width % 2:
-        raise ConfigError(f"{c.where} gives 'intermediate_size' as {width}, which gate and up cannot halve; correct it.")
+        raise ConfigError(f"{c.where} gives 'intermediate_size' as {width}, which gate and up cannot halve.")
     head_dim, heads = c.integer("kv_channels", c.head_dim()), c.integer("num_attention_heads")
     return qwen2(c.replaced(intermediate_size=width // 2, num_key_value_heads=heads, head_dim=head_dim), architecture)
 

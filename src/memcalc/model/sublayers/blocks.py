@@ -70,9 +70,6 @@ class DecoderBlock(Module):
         return ops.scale(x) if self.scaled else x
 
 
-PreNormBlock = DecoderBlock
-
-
 class MixerBlock(Module):
     """One norm and one mixer: attention, a state-space mixer, an MLP. Sums are in fp32 if `fp32` says so (Mamba)."""
 
