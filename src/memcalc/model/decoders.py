@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+from memcalc.errors import ConfigError
 from memcalc.model import heads, ops
 from memcalc.model.config import Config
 from memcalc.model.module import Module, Stack
@@ -33,7 +34,7 @@ def dense_decoder(
     mlp: Callable[[], Module] | Sequence[Callable[[], Module]] | None = None,
     norm: Callable[[int], Module] = RMSNorm,
     block: Callable[[Module, Module, Callable[[], Module]], Module] = DecoderBlock,
-    rotary: Module | None = None,
+    rotary: Module | Literal[False] | None = None,
     embedding: Callable[[int, int], Embedding] = Embedding,
     bend: Sequence[Callable[[Tensor], Tensor]] = (),
     **model: Any,
@@ -42,7 +43,8 @@ def dense_decoder(
 
     `windows` are those of the layers, `masks` those for which the model makes a mask (by default the layers'), `turned`
     says which layers apply the rotary embedding. `attention` and `model` go to GroupedQueryAttention and DecoderModel;
-    `attend` makes another attention for layer i, or none. `mlp` makes every layer's, or there is one for each.
+    `attend` makes another attention for layer i, or none. `mlp` makes every layer's, or there is one for each. `rotary`
+    is False where there is no rotary embedding.
     """
     hidden, vocab, depth = c.integer("hidden_size"), c.integer("vocab_size"), c.integer("num_hidden_layers")
     windows = [None] * depth if windows is None else windows
@@ -62,7 +64,7 @@ def dense_decoder(
     layers = Stack(list(zip(windows, turned, feed_forward, strict=True)), build)
     if rotary is None:
         rotary = RotaryEmbedding(c.head_dim())
-    decoder = DecoderModel(table, layers, norm(hidden), rotary, sorted_windows(masks or windows), **model)
+    decoder = DecoderModel(table, layers, norm(hidden), rotary or None, sorted_windows(masks or windows), **model)
     return heads.decoder(c, architecture, decoder, hidden, table, tied=c.flag("tie_word_embeddings"), bend=bend)
 
 
@@ -80,10 +82,18 @@ def everywhere(c: Config, key: str = "sliding_window") -> list[int | None]:
 def by_type(c: Config, full_every: int, *, key: str = "sliding_window") -> list[int | None]:
     """Windows by `layer_types`; where the config has none, every `full_every`-th layer attends to everything."""
     depth = c.integer("num_hidden_layers")
-    types = c.layer_types(
-        ["full_attention" if (i + 1) % full_every == 0 else "sliding_attention" for i in range(depth)]
-    )
-    window = c.optional(key)
+    return typed(c, [(i + 1) % full_every != 0 for i in range(depth)], c.optional(key))
+
+
+def typed(c: Config, slides: Sequence[bool], window: int | None) -> list[int | None]:
+    """`window` in the layers that `layer_types` calls sliding, or, where the config has none, in those that slide."""
+    types = c.layer_types(["sliding_attention" if slide else "full_attention" for slide in slides])
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(
+                f"{c.where} has {kind[:40]!r} among its 'layer_types'; this family has 'full_attention' and "
+                f"'sliding_attention'."
+            )
     return [window if kind == "sliding_attention" else None for kind in types]
 
 

@@ -63,10 +63,12 @@ _FILES: dict[str, tuple[str, ...]] = {
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
+    "vit": ("vit", "deit", "dinov2"),
     "modernbert": ("modernbert",),
     "moe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
     "deepseek": ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1"),
-    "mamba": ("mamba2",),
+    "mamba": ("mamba2", "bamba"),
+    "granite_moe": ("granitemoe", "granitemoehybrid"),
     "falcon_h1": ("falcon_h1",),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
+from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
 from memcalc.model.module import Stack
 from memcalc.model.network import DecoderModel, Network
-from memcalc.model.sublayers.blocks import MixerBlock
+from memcalc.model.sublayers.blocks import DecoderBlock, MixerBlock
 from memcalc.model.sublayers.linear import Embedding
-from memcalc.model.sublayers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
+from memcalc.model.sublayers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape, mixer_of
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.norms import RMSNorm
+from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_of_part
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
@@ -48,8 +53,31 @@ def mamba2(c: Config, architecture: str | None) -> Network:
     return network
 
 
+def bamba(c: Config, architecture: str | None) -> Network:
+    """Bamba: Mamba 2 mixers and a few layers of attention, of which half of each head is rotated."""
+    attends = set(c.items("attn_layer_indices") or [])
+    recurrent = [layer not in attends for layer in range(c.integer("num_hidden_layers"))]
+    bias = c.flag("attention_bias")
+    if c.number("z_loss_coefficient", 0.0) > 0:
+        raise ConfigError(f"{c.where} has a 'z_loss_coefficient', a loss that memcalc does not describe; set it to 0.")
+    return dense_decoder(
+        c, architecture, windows=[RECURRENT if kind else None for kind in recurrent],
+        attend=lambda layer: mixer_of(c) if recurrent[layer] else None, mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
+        attention={"bias": bias, "out_bias": bias, "rotate": rotary_of_part},
+        rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
+        block=partial(DecoderBlock, order="mlp norms self_attn", weights_too=True),
+    )  # fmt: skip
+
+
 _ROWS = "measured rows, exact counts"
 FAMILIES = {
+    "bamba": Family("bamba", bamba, {
+        "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "attention_dropout": 0.0,
+        "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+        "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_expand": 2,
+        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
+    }, verified=_ROWS),
     "mamba2": Family("mamba2", mamba2, {
         "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64,
         "state_size": 128, "n_groups": 8, "chunk_size": 256, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,

@@ -23,29 +23,34 @@ SANDWICH: NormNames = (
 class DecoderBlock(Module):
     """Attention, then MLP, each added to the residual stream, with the norms that `names` lists.
 
-    `dropout` works on what is added; with `scaled` it is multiplied by a number.
+    `dropout` works on what is added; with `scaled` it is multiplied by a number. `order` is that in which the parts are
+    registered. With `weights_too`, the attention's probabilities are returned beside the output (Bamba).
     """
 
     scope = "residual stream"
 
     def __init__(
         self, attention: Module, mlp: Module, norm: Callable[[], Module], names: NormNames = PRE_NORM, *,
-        dropout: float = 0.0, scaled: bool = False,
+        dropout: float = 0.0, scaled: bool = False, order: str = "self_attn mlp norms", weights_too: bool = False,
     ) -> None:  # fmt: skip
-        self.self_attn = attention
-        self.mlp = mlp
+        norms = {name: norm() for name in names if name is not None}
+        for part in order.split():
+            vars(self).update(norms if part == "norms" else {part: attention if part == "self_attn" else mlp})
         self.names = names
-        for name in names:
-            if name is not None:
-                setattr(self, name, norm())
         self.dropout = dropout
         self.scaled = scaled
+        self.weights_too = weights_too
 
     def _norm(self, index: int) -> Module | None:
         name = self.names[index]
         return None if name is None else vars(self)[name]
 
-    def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor) -> Tensor:
+    self_attn: Module
+    mlp: Module
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h]."""
         before_attention, after_attention, before_mlp, after_mlp = map(self._norm, range(4))
         residual = hidden
@@ -63,7 +68,8 @@ class DecoderBlock(Module):
         del fed
         if after_mlp is not None:
             hidden = after_mlp(hidden)
-        return ops.add(residual, self._branch(hidden))
+        hidden = ops.add(residual, self._branch(hidden))
+        return (hidden, _weights) if self.weights_too else hidden
 
     def _branch(self, x: Tensor) -> Tensor:
         x = ops.dropout(x, self.dropout)

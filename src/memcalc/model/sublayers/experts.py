@@ -123,6 +123,21 @@ class MixtureOfExperts(Module):
         return (out, weights) if self.weights_too else out
 
 
+class ExpertsBesideMLP(Module):
+    """A mixture of experts, where there is one, and an MLP on the same input, added (Granite 4)."""
+
+    def __init__(self, mixture: Module | None, shared: Module) -> None:
+        self.block_sparse_moe = mixture
+        self.shared_mlp = shared
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        if self.block_sparse_moe is None:
+            return self.shared_mlp(hidden)  # type: ignore[no-any-return]
+        routed = self.block_sparse_moe(hidden)
+        return ops.add(routed, self.shared_mlp(hidden))
+
+
 class SharedAndRoutedExperts(Module):
     """A router, experts, and behind them an MLP of shared experts that every token meets (DeepSeek)."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memcalc.model import ops
+from memcalc.model.config import Config
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.sublayers.causal_conv import CausalConv
 from memcalc.model.sublayers.linear import Linear
@@ -139,3 +140,18 @@ class Mamba2Mixer(Module):
         dt_bias = ops.expand(ops.unsqueeze(self.dt_bias, -1), -1, shape.head_dim)
         out = state_update(state, hidden, dt, a, b, c, d, dt_bias, gate)
         return ops.view(out, batch, 1, -1)
+
+
+def mixer_of(c: Config) -> Mamba2Mixer:
+    """The mixer that the `mamba_...` keys of a hybrid's config describe."""
+    hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
+    head_dim = c.integer("mamba_expand") * hidden // heads if c.get("mamba_d_head") == "auto" else c.integer("mamba_d_head")
+    shape = Mamba2Shape(
+        heads, head_dim, c.integer("mamba_d_state"), c.integer("mamba_n_groups"), c.integer("mamba_chunk_size"),
+        c.integer("mamba_d_conv"),
+    )  # fmt: skip
+    bias = c.flag("mamba_proj_bias")
+    norm = GatedRMSNorm(shape.inner, shape.groups)
+    return Mamba2Mixer(
+        hidden, shape, c.text("hidden_act"), norm, conv_bias=c.flag("mamba_conv_bias"), bias=bias, out_bias=bias
+    )

@@ -40,21 +40,25 @@ class GatedMLP(Module):
 
 
 class FusedGatedMLP(Module):
-    """SwiGLU with gate and up in one projection (Phi-3, GLM)."""
+    """SwiGLU with gate and up in one projection (Phi-3, GLM, Granite); the two are named as in the checkpoint."""
 
     scope = "MLP"
 
-    def __init__(self, hidden: int, width: int, act: str) -> None:
-        self.gate_up_proj = Linear(hidden, 2 * width, group="MLP")
-        self.down_proj = Linear(width, hidden, group="MLP")
+    def __init__(
+        self, hidden: int, width: int, act: str, names: tuple[str, str] = ("gate_up_proj", "down_proj")
+    ) -> None:
+        self.names = names
+        setattr(self, names[0], Linear(hidden, 2 * width, group="MLP"))
+        setattr(self, names[1], Linear(width, hidden, group="MLP"))
         self.act = activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        up = self.gate_up_proj(x)
+        both, down = (vars(self)[name] for name in self.names)
+        up = both(x)
         gate, up = ops.chunk(up, 2, -1)
         up = ops.multiply(up, self.act(gate))
-        return self.down_proj(up)  # type: ignore[no-any-return]
+        return down(up)  # type: ignore[no-any-return]
 
 
 class PlainMLP(Module):
