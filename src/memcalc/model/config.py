@@ -176,6 +176,7 @@ class Config:
         else:
             factor = self.number("partial_rotary_factor", factor)
         width = int(head_dim * factor)
+        width += width % 2 if width < head_dim else 0  # there is an angle for the odd element too
         if not 2 <= width <= head_dim:
             raise ConfigError(
                 f"{self.where} gives 'partial_rotary_factor' as {factor}, which makes {width} of {head_dim} elements "

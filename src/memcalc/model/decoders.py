@@ -37,6 +37,7 @@ def dense_decoder(
     rotary: Module | Literal[False] | None = None,
     embedding: Callable[[int, int], Embedding] = Embedding,
     bend: Sequence[Callable[[Tensor], Tensor]] = (),
+    head_bias: bool = False,
     **model: Any,
 ) -> Network:  # fmt: skip
     """A decoder like Llama but for what is given; with nothing given, Llama itself.
@@ -65,7 +66,8 @@ def dense_decoder(
     if rotary is None:
         rotary = RotaryEmbedding(c.head_dim())
     decoder = DecoderModel(table, layers, norm(hidden), rotary or None, sorted_windows(masks or windows), **model)
-    return heads.decoder(c, architecture, decoder, hidden, table, tied=c.flag("tie_word_embeddings"), bend=bend)
+    tied = c.flag("tie_word_embeddings")
+    return heads.decoder(c, architecture, decoder, hidden, table, tied=tied, bend=bend, bias=head_bias)
 
 
 def gated_mlp(c: Config, act: str = "hidden_act", *, bias: bool = False, dropout: float = 0.0) -> Callable[[], Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.model.config import Config
-from memcalc.model.decoders import dense_decoder, everywhere, gated_mlp
+from memcalc.model.decoders import dense_decoder, everywhere, gated_mlp, typed
 from memcalc.model.families import Family
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import PER_HEAD
@@ -14,8 +14,7 @@ def qwen_windows(c: Config) -> list[int | None]:
     depth = c.integer("num_hidden_layers")
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     first = c.integer("max_window_layers", 28, minimum=0)
-    types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
-    return [window if kind == "sliding_attention" else None for kind in types]
+    return typed(c, [window is not None and layer >= first for layer in range(depth)], window)
 
 
 def llama(c: Config, architecture: str | None) -> Network:
@@ -32,14 +31,16 @@ def mistral(c: Config, architecture: str | None) -> Network:
 
 def qwen2(c: Config, architecture: str | None) -> Network:
     """Qwen 2 and 2.5: a bias on query, key and value."""
-    return dense_decoder(c, architecture, windows=qwen_windows(c), attention={"bias": True})
+    windows = qwen_windows(c)
+    return dense_decoder(c, architecture, windows=windows, masks=[None, *windows], attention={"bias": True})
 
 
 def qwen3(c: Config, architecture: str | None) -> Network:
     """Qwen 3: a norm over each head's query and key."""
     bias = c.flag("attention_bias")
     attention = {"bias": bias, "out_bias": bias, "head_norm": PER_HEAD}
-    return dense_decoder(c, architecture, windows=qwen_windows(c), attention=attention)
+    windows = qwen_windows(c)
+    return dense_decoder(c, architecture, windows=windows, masks=[None, *windows], attention=attention)
 
 
 _ROWS = "measured rows, exact counts"

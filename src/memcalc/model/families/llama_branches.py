@@ -7,7 +7,7 @@ from functools import partial
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.decoders import by_type, dense_decoder, everywhere, gated_mlp
+from memcalc.model.decoders import dense_decoder, everywhere, gated_mlp, typed
 from memcalc.model.families import Family
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import HeadNorm
@@ -31,7 +31,7 @@ def apertus(c: Config, architecture: str | None) -> Network:
 
 def ministral(c: Config, architecture: str | None) -> Network:
     """Ministral 8B: the sliding window by layer."""
-    windows = by_type(c, 1 if not c.has("sliding_window") else c.integer("num_hidden_layers") + 1)
+    windows = typed(c, [c.has("sliding_window")] * c.integer("num_hidden_layers"), c.optional("sliding_window"))
     return dense_decoder(c, architecture, windows=windows, masks=[None, *everywhere(c)])
 
 
@@ -45,10 +45,8 @@ def ministral3(c: Config, architecture: str | None) -> Network:
 
 def cwm(c: Config, architecture: str | None) -> Network:
     """Code World Model: every fourth layer, the first among them, attends to everything."""
-    depth = c.integer("num_hidden_layers")
-    types = c.layer_types(["sliding_attention" if layer % 4 else "full_attention" for layer in range(depth)])
     window = c.optional("sliding_window")
-    windows = [window if kind == "sliding_attention" else None for kind in types]
+    windows = typed(c, [layer % 4 != 0 for layer in range(c.integer("num_hidden_layers"))], window)
     return dense_decoder(
         c, architecture, windows=windows, masks=[None, window], mlp=gated_mlp(c, bias=c.flag("mlp_bias"))
     )  # fmt: skip

@@ -7,7 +7,7 @@ from functools import partial
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.decoders import SOFT_CAP, by_type, dense_decoder, gated_mlp
+from memcalc.model.decoders import SOFT_CAP, by_type, dense_decoder, gated_mlp, typed
 from memcalc.model.families import Family
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import HeadNorm
@@ -40,10 +40,11 @@ def smollm3(c: Config, architecture: str | None) -> Network:
         raise ConfigError(f"{c.where} has {len(given)} 'no_rope_layers' for 'num_hidden_layers' {depth}; correct one.")
     turned = [bool(item) for item in given]
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
-    slides = ["full_attention" if window is None or rope else "sliding_attention" for rope in turned]
+    windows = typed(c, [window is not None and not rope for rope in turned], window)
     return dense_decoder(
         c, architecture,
-        windows=[window if kind == "sliding_attention" else None for kind in c.layer_types(slides)],
+        windows=windows,
+        masks=[None, *windows],
         turned=turned,
         attention={"bias": bias, "out_bias": bias},
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),

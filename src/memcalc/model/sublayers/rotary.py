@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module
 from memcalc.model.tensor import Tensor
