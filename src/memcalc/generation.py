@@ -26,24 +26,26 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     """
     kin = family(spec.model_type)
     engine = ENGINES[setup.engine]
-    form = engine.format(setup.kv_dtype)
+    form = engine.format(setup.kv_dtype, setup.dtype)
     config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), setup.tensor_parallel)
     network = build(replace(spec, config=config))
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
-    tape.attention = kin.attention_used(setup.attention)
+    tape.attention = kin.attention_used(engine.attention or setup.attention)
     tape.all_logits = setup.logits == "all"
-    tape.cache = _cache(engine, form)
+    tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
     network.bind(tape, ALIASES[setup.dtype])
     sequences = setup.batch * setup.num_beams
-    _prefill(tape, network, setup, engine, sequences, length)
-    cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences, length + setup.new_tokens - 1)
+    _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
+    if setup.new_tokens > 1:
+        tape.enter("earlier tokens", None)
+        tape.cache.grow(setup.new_tokens - 1)
+    cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
     tape.enter("decode", None)
     old = tape.cache
     if not network.takes_past and engine.cache == "dynamic":
-        tape.cache = _cache(engine, form)
-    tape.cache.length += setup.new_tokens - 1
+        tape.cache = _cache(engine, form, setup, 1)
     token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     del tape.inputs[1:]
@@ -69,19 +71,24 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
     return lines
 
 
-def _cache(engine: Engine, form: CacheFormat | None) -> Cache:
-    if engine.cache != "dynamic":
-        return PooledCache()
-    return Cache() if form is None else QuantizedCache(form)
+def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, first: int) -> Cache:
+    """The cache that `engine` keeps; decoding begins behind `first` tokens."""
+    if engine.cache == "dynamic":
+        return Cache() if form is None else QuantizedCache(form)
+    return PooledCache(
+        whole=first + setup.new_tokens - 1 if engine.cache == "static" else None, absorbs=engine.attention is not None
+    )
 
 
-def _prefill(tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int) -> None:
-    """Run the prompt. In chunks, only the last one counts: the cache is longest then.
+def _prefill(
+    tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int, *, whole: bool
+) -> None:
+    """Run the prompt. In chunks, only the last one counts: the cache is longest then. With `whole` it is never cut.
 
     A serving engine batches no more tokens than it has configured, so its sequences may be prefilled one after another.
     """
     assert tape.cache is not None
-    chunk = min(setup.prefill_chunk or engine.batched_tokens or length, length)
+    chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
     if engine.batched_tokens is not None:
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
@@ -97,17 +104,19 @@ def _prefill(tape: Tape, network: Network, setup: InferenceSetup, engine: Engine
 
 
 def _cache_bytes(
-    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None, sequences: int, tokens: int
-) -> tuple[int, int]:
-    """Bytes in the cache after prefill (for a pool: at the last token), and how many of them stand outside the tape."""
+    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None, sequences: int
+) -> tuple[int, dict[str, int]]:
+    """Bytes of keys and values before the last token, and what of the cache stands outside the tape, by name."""
     copies = {id(module): module.copies for _, module in network.modules()}
     grown = sum(nbytes * copies[layer] for layer, nbytes in cache.nbytes().items())
     if not isinstance(cache, PooledCache):
-        return grown, 0
+        return grown, {}
+    tokens = cache.past or cache.length
     pool = sum(
         pool_bytes(width, engine, form, sequences, tokens) * copies[layer] for layer, width in cache.widths.items()
     )
-    return grown + pool, pool
+    states = sum(sum(sizes.values()) * sequences * copies[layer] for layer, sizes in cache.state_bytes.items())
+    return grown + pool, {"KV cache": pool, "recurrent states": states}
 
 
 def _reorder(tape: Tape) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -44,8 +45,8 @@ class Step:
     phases: tuple[str, ...] = ("forward", "backward", "step")
     cache_bytes: int = 0
     """Bytes of keys, values and states after prefill."""
-    standing_cache: int = 0
-    """Bytes of a cache that stands before the first token (a pool of pages), which the tape does not hold."""
+    standing_cache: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
     notes: tuple[str, ...] = ()
     """What was taken for granted when the model was adapted, for the Assumptions."""
 

@@ -1,4 +1,7 @@
-"""OTHER OVERHEAD: the inputs of the step, and the caches of engines that allocate them at the start. What lies outside PyTorch's tensors is added by the report."""
+"""OTHER OVERHEAD: the inputs of the step, and the caches of engines that allocate them at the start.
+
+What lies outside PyTorch's tensors is added by the report.
+"""
 
 from __future__ import annotations
 
@@ -14,5 +17,4 @@ def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     for allocation in step.tape.inputs:
         if allocation.aliased:
             yield allocation.name, allocation.nbytes
-    if step.standing_cache:
-        yield "KV cache", step.standing_cache
+    yield from step.standing_cache.items()

@@ -23,6 +23,12 @@ class Cache:
         """What the encoder of an encoder-decoder made of the source."""
         self.past = 0
         """How many tokens the decoder of an encoder-decoder has seen."""
+        self.whole: int | None = None
+        """Tokens for which a static cache has room: attention sees all of it at every call. None: what is filled."""
+        self.absorbs = False
+        """Whether kernels attend to the latent of compressed keys and values itself, without expanding it."""
+        self._fixed: set[int] = set()
+        self._windows: dict[int, int] = {}
         self._layers: dict[int, list[Tensor]] = {}
         self._scalars: dict[int, list[Tensor]] = {}
         self._states: dict[int, dict[str, Tensor]] = {}
@@ -51,6 +57,7 @@ class Cache:
             held[1] = _append(held[1], value)
             return held[0], held[1]
         if first:
+            self._windows[id(layer)] = window
             self.announce(layer, window, 1, key)
             held.append(self._scalars[id(layer)][0])
         full = _append(held[0], key), _append(held[1], value)
@@ -60,8 +67,41 @@ class Cache:
 
     def held(self, layer: object) -> tuple[Tensor, Tensor] | None:
         """Key and value of `layer` if it has them already (cross-attention computes them once)."""
+        self._fixed.add(id(layer))
         slots = self._layers.get(id(layer))
         return None if slots is None else (slots[0], slots[1])
+
+    def grow(self, tokens: int) -> None:
+        """Let `tokens` decoded tokens pass: every layer holds so many more, or as many as its window takes.
+
+        Cross-attention holds what it had.
+        """
+        self.length += tokens
+        self.past += tokens if self.past else 0
+        for layer, held in self._layers.items():
+            if layer in self._fixed or not tokens:
+                continue
+            window = self._windows.get(layer)
+            for index in (0, 1):
+                held[index] = self._grown(held[index], tokens, window)
+
+    def _grown(self, tensor: Tensor, tokens: int, window: int | None) -> Tensor:
+        length = tensor.shape[-2] + tokens
+        kept = length if window is None else min(length, window)
+        shape = (*tensor.shape[:-2], kept, tensor.shape[-1])
+        grown = _named(tensor.tape.new(shape, tensor.dtype), "KV cache")
+        return grown if window is None else ops.narrow(grown, -2, min(kept, window - 1))
+
+    def room(self, window: int | None, new: int, seen: int) -> int:
+        """How many tokens attention sees in a static cache after `new` behind `seen` ones: all that it has room for.
+
+        A window that overflows shows what it held and the new tokens.
+        """
+        assert self.whole is not None
+        if window is None:
+            return self.whole
+        size = min(window, self.whole)
+        return min(seen, size - 1) + new if seen + new > size else size
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
         """A state of `layer`, made at its first use and kept. `like` lends the tape."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.cache import Cache
 from memcalc.model.tape import OVERHEAD
-from memcalc.model.tensor import Tensor, contiguous_stride
+from memcalc.model.tensor import Shape, Tensor, contiguous_stride
+from memcalc.tables.dtypes import FP32, DType
 from memcalc.tables.engines import CacheFormat, Engine
 
 RESIDUAL = 128
@@ -17,44 +19,78 @@ RESIDUAL = 128
 
 @dataclass(frozen=True, slots=True)
 class LayerWidth:
-    """What one layer caches: elements per token of key and value, its window, and the bytes of an element."""
+    """What one layer caches: elements per token of key and value, its window, and the bytes of an element.
+
+    `fixed` tokens are those of a source: cross-attention holds them whatever is decoded.
+    """
 
     elements: int
     itemsize: int
     window: int | None
+    fixed: int | None = None
 
 
 class PooledCache(Cache):
     """Keys and values in memory that stands before the first token: a pool of pages, or one piece per layer.
 
-    Nothing is allocated on the tape; `widths` says what each layer puts into the pool.
+    Nothing is allocated on the tape; `widths` says what each layer puts into the pool, `state_bytes` what each layer's
+    states take for one sequence.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: int | None = None, absorbs: bool = False) -> None:
         super().__init__()
+        self.whole = whole
+        self.absorbs = absorbs
         self.widths: dict[int, LayerWidth] = {}
+        self.state_bytes: dict[int, dict[str, int]] = {}
 
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
-        """Attention sees the new tokens in prefill, and all of the pool's in decode."""
+        """Attention sees the new tokens in prefill, and all of the pool's in decode; all of a static cache always."""
+        new = key.shape[-2]
         per_token = sum(prod(tensor.shape) // (tensor.shape[0] * tensor.shape[-2]) for tensor in (key, value))
-        self.widths[id(layer)] = LayerWidth(per_token, key.dtype.itemsize, window)
-        if self.length == 0:
+        fixed = new if id(layer) in self._fixed else None
+        self.widths[id(layer)] = LayerWidth(per_token, key.dtype.itemsize, window, fixed)
+        if fixed is not None:
+            self._layers[id(layer)] = [_pooled(key, 0), _pooled(value, 0)]
             return key, value
-        seen = self.length if window is None else min(self.length, window - 1)
+        seen = self.past if self.past else self.length
+        if self.whole is not None:
+            seen = self.room(window, new, seen) - new
+        elif window is not None:
+            seen = min(seen, window - 1)
+        if not seen:
+            return key, value
         return _pooled(key, seen), _pooled(value, seen)
+
+    def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
+        """A state of `layer` for as many sequences as `shape` says; it stands in the pool."""
+        self.state_bytes.setdefault(id(layer), {}).setdefault(name, prod(shape[1:]) * dtype.itemsize)
+        slots = self._states.setdefault(id(layer), {})
+        if name not in slots or slots[name].shape != shape:
+            slots[name] = _in_pool(like, shape, dtype)
+        return slots[name]
+
+    def nbytes(self) -> dict[int, int]:
+        """Nothing: the pool is counted as a whole."""
+        return {}
 
 
 def _pooled(new: Tensor, past: int) -> Tensor:
     """The tokens of a layer in the pool, `new` among them."""
-    shape = (*new.shape[:-2], past + new.shape[-2], new.shape[-1])
-    place = new.tape.untracked(shape, new.dtype, OVERHEAD, "KV cache")
-    new.tape.inputs.pop()  # the pool is counted as a whole
-    return Tensor(shape, contiguous_stride(shape), new.dtype, place.storage)
+    return _in_pool(new, (*new.shape[:-2], past + new.shape[-2], new.shape[-1]), new.dtype)
+
+
+def _in_pool(like: Tensor, shape: Shape, dtype: DType) -> Tensor:
+    place = like.tape.untracked(shape, dtype, OVERHEAD, "KV cache")
+    like.tape.inputs.pop()  # the pool is counted as a whole
+    return Tensor(shape, contiguous_stride(shape), dtype, place.storage)
 
 
 def pool_bytes(width: LayerWidth, engine: Engine, form: CacheFormat | None, batch: int, tokens: int) -> int:
     """Bytes that one layer takes from the pool for `batch` sequences of `tokens` tokens."""
-    if width.window is not None and engine.caps_windows:
+    if width.fixed is not None:
+        tokens = width.fixed
+    elif width.window is not None and engine.caps_windows:
         tokens = min(tokens, width.window)
     pages = -(-tokens // engine.page) * engine.page
     elements = batch * pages * width.elements
@@ -62,7 +98,11 @@ def pool_bytes(width: LayerWidth, engine: Engine, form: CacheFormat | None, batc
 
 
 class QuantizedCache(Cache):
-    """Transformers' quantized cache: old tokens in `form`, dequantised whole at every call, the latest in full precision."""
+    """Transformers' quantized cache: old tokens in `form`, dequantised whole at every call.
+
+    In groups, the latest tokens stay in full precision until enough have gathered; with one constant per tensor (fp8),
+    each token is quantized at once.
+    """
 
     def __init__(self, form: CacheFormat) -> None:
         super().__init__()
@@ -70,23 +110,58 @@ class QuantizedCache(Cache):
 
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Dequantise, append, and quantise again once more than the residual has gathered."""
+        if window is not None:
+            raise UsageError(
+                "Transformers quantizes the cache only of models whose layers all attend to everything, and this one "
+                "has a sliding window; use --kv-dtype auto, or another --engine."
+            )
         held = self._layers.setdefault(id(layer), [])
         if not held:
             held.extend((self._stored(key), self._stored(value)))
             return key, value
-        full = []
-        for tensor in (key, value):
-            shape = (*tensor.shape[:-2], self.length, tensor.shape[-1])
-            old = tensor.tape.new(shape, tensor.dtype)
-            full.append(ops.cat((old, tensor), -2))
-        return full[0], full[1]
+        key, value = (self._appended(held, index, tensor) for index, tensor in enumerate((key, value)))
+        return key, value
 
-    def _stored(self, tensor: Tensor) -> Tensor:
-        storage = tensor.tape.allocate(self.form.nbytes(tensor.numel), OVERHEAD, "KV cache")
-        return Tensor(tensor.shape, tensor.stride, tensor.dtype, storage)
+    def _appended(self, held: list[Tensor], index: int, new: Tensor) -> Tensor:
+        shape = (*new.shape[:-2], held[index].shape[-2], new.shape[-1])
+        if self.form.group:
+            old = new.tape.new(shape, new.dtype)
+            return ops.cat((old, *held[2 + index : 3 + index], new), -2)
+        held[index] = self._stored(new, held[index].shape[-2] + new.shape[-2], quantizing=False)
+        wide = held[index].tape.new(held[index].shape, FP32)
+        scaled = wide.tape.new(wide.shape, FP32)
+        return ops.to(scaled, new.dtype)
+
+    def _stored(self, tensor: Tensor, length: int | None = None, *, quantizing: bool = True) -> Tensor:
+        shape = tensor.shape if length is None else (*tensor.shape[:-2], length, tensor.shape[-1])
+        if quantizing and not self.form.group:
+            wide = tensor.tape.new(shape, FP32)
+            scaled = wide.tape.new(shape, FP32)
+            del wide, scaled
+        storage = tensor.tape.allocate(self.form.nbytes(prod(shape)), OVERHEAD, "KV cache")
+        return Tensor(shape, contiguous_stride(shape), tensor.dtype, storage)
+
+    def _grown(self, tensor: Tensor, tokens: int, window: int | None) -> Tensor:
+        """The residual is as long as it may be."""
+        recent = min(tokens, RESIDUAL - 1) if self.form.group else 0
+        return self._stored(tensor, tensor.shape[-2] + tokens - recent, quantizing=False)
+
+    def grow(self, tokens: int) -> None:
+        """Let `tokens` decoded tokens pass; the latest of them are kept in full precision."""
+        super().grow(tokens)
+        recent = min(tokens, RESIDUAL - 1) if self.form.group else 0
+        for held in self._layers.values():
+            if recent:
+                held[2:] = [_residual(tensor, recent) for tensor in held[:2]]
 
     def nbytes(self) -> dict[int, int]:
         """Bytes of the quantized tensors kept, by layer."""
         return {
             layer: sum(tensor.storage.allocation.raw_nbytes for tensor in kept) for layer, kept in self._layers.items()
         }
+
+
+def _residual(like: Tensor, tokens: int) -> Tensor:
+    shape = (*like.shape[:-2], tokens, like.shape[-1])
+    storage = like.tape.allocate(prod(shape) * like.dtype.itemsize, OVERHEAD, "KV cache")
+    return Tensor(shape, contiguous_stride(shape), like.dtype, storage)

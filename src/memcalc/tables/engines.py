@@ -1,15 +1,16 @@
-"""Inference engines: how each keeps its caches, which dtypes it offers for them, and what it reserves. One row an engine.
+"""Inference engines: how each keeps its caches, which dtypes it offers for them, what it reserves. One row an engine.
 
-A row says what the engine's documentation states; where memcalc has measured it (Transformers), the tape runs it op by op.
+A row says what the engine's documentation states; what memcalc has measured (Transformers) the tape runs op by op.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from memcalc.errors import UsageError
+from memcalc.tables.dtypes import FP32, DType
 
 AUTO: Final = "auto"
 """The cache has the dtype that the model computes in."""
@@ -37,70 +38,86 @@ _GGML = {"int8": CacheFormat(8, 32, 16), "int4": CacheFormat(4, 32, 16)}
 """Blocks of 32 with one 16-bit scale: ggml's q8_0 (34 bytes) and q4_0 (18 bytes)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """An inference engine.
 
-    `cache` is how it keeps keys and values: growing by concatenation, allocated once for the longest sequence, or in pages of
-    `page` tokens taken from a pool. `caps_windows` says whether layers with a sliding window keep no more than it.
-    `utilization` is the share of the GPU that the engine fills with weights, activations and pool; None where it takes
-    only what it needs. `batched_tokens` is the most tokens that one forward pass of prefill takes; None for the whole prompt.
+    `cache` is how it keeps keys and values: growing by concatenation (dynamic), allocated once for the longest sequence
+    (static), or in pages of `page` tokens taken from a pool (paged). `caps_windows` says whether layers with a sliding
+    window keep no more than it. `formats` are the dtypes that it offers for the cache, `auto` what it takes by itself
+    (None: what the model computes in). `utilization` is the share of the GPU that it fills with weights, activations
+    and pool; None where it takes only what it needs. `batched_tokens` is the most tokens of one pass of prefill; None
+    for the whole prompt. `attention` is that of its own kernels, which work on its pages; None where it takes the
+    setup's. `compute` is the dtype of its activations; None for that of the weights.
     """
 
     name: str
-    cache: str
-    page: int
-    caps_windows: bool
-    utilization: float | None
+    cache: Literal["dynamic", "static", "paged"]
+    page: int = 1
+    caps_windows: bool = True
     formats: Mapping[str, CacheFormat]
-    source: str
+    auto: CacheFormat | None = None
+    utilization: float | None = None
     batched_tokens: int | None = None
-    notes: tuple[str, ...] = field(default=())
+    attention: str | None = None
+    compute: DType | None = None
+    notes: tuple[str, ...] = ()
+    source: str
 
-    def format(self, kv_dtype: str) -> CacheFormat | None:
-        """How a cache of this dtype is stored; None for the model's own. Raises UsageError where the engine has none."""
+    def format(self, kv_dtype: str, dtype: str) -> CacheFormat | None:
+        """How a cache of this dtype is stored; None for the model's own `dtype`. UsageError where there is none."""
         if kv_dtype == AUTO:
+            return self.auto
+        if kv_dtype == dtype and self.compute is None:
             return None
         if kv_dtype not in self.formats:
             raise UsageError(
-                f"engine {self.name} has no {kv_dtype} cache; it offers {', '.join((AUTO, *self.formats))} (--kv-dtype)."
+                f"engine {self.name} has no {kv_dtype} cache; it offers {', '.join((AUTO, *self.formats))} "
+                "(--kv-dtype)."
             )
         return self.formats[kv_dtype]
 
 
-_KERNELS = "activations are those of Transformers' modules with the same attention; an engine's fused kernels need less"
+_KERNELS = "activations are those of Transformers' modules with fused attention; an engine's other kernels need less"
+_GRAPHS = "CUDA graphs take further memory, which the documentation gives no number for"
 
 ENGINES: dict[str, Engine] = {
     row.name: row
     for row in (
         Engine(
-            "transformers", "dynamic", 1, True, None, _QUANTO,
-            "Transformers 5.24, DynamicCache and QuantizedCache (residual of 128 tokens in full precision); measured rows",
+            name="transformers", cache="dynamic", formats=_QUANTO | _FP8,
+            source="Transformers 5.24: DynamicCache; QuantizedCache, which keeps up to 127 tokens in full precision "
+            "but for fp8. Measured rows",
         ),
         Engine(
-            "transformers-static", "static", 1, True, None, {},
-            "Transformers 5.24, StaticCache: allocated at the first token for prompt and new tokens",
+            name="transformers-static", cache="static", formats={},
+            source="Transformers 5.24: StaticCache, allocated at the first token for the prompt and all new tokens",
         ),
         Engine(
-            "vllm", "paged", 16, True, 0.9, _FP8,
-            "vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype auto or fp8; "
-            "hybrid KV cache manager for sliding windows; max_num_batched_tokens 8192 when serving", 8192,
-            (_KERNELS,),
+            name="vllm", cache="paged", page=16, formats=_FP8, utilization=0.9, batched_tokens=8192, attention="flash",
+            notes=(_KERNELS, _GRAPHS),
+            source="vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype "
+            "auto or fp8, max_num_batched_tokens 8192 when serving; hybrid KV cache manager for sliding windows",
         ),
         Engine(
-            "sglang", "paged", 1, True, 0.9, _FP8,
-            "SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype fp8_e5m2 or fp8_e4m3; "
-            "chunked_prefill_size 8192", 8192, (_KERNELS,),
+            name="sglang", cache="paged", formats=_FP8, utilization=0.9, batched_tokens=8192, attention="flash",
+            notes=(_KERNELS, _GRAPHS),
+            source="SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype "
+            "fp8_e5m2 or fp8_e4m3, chunked_prefill_size 8192",
         ),
         Engine(
-            "tgi", "paged", 1, False, 1.0, _FP8,
-            "Text Generation Inference documentation, launcher arguments: cuda_memory_fraction 1.0, kv_cache_dtype fp8; every "
-            "layer is paged in full; max_batch_prefill_tokens 4096", 4096, (_KERNELS,),
+            name="tgi", cache="paged", caps_windows=False, formats=_FP8, utilization=1.0, batched_tokens=4096,
+            attention="flash", notes=(_KERNELS, _GRAPHS),
+            source="Text Generation Inference documentation, launcher arguments: cuda_memory_fraction 1.0, "
+            "kv_cache_dtype fp8, max_batch_prefill_tokens 4096; every layer is paged in full",
         ),
         Engine(
-            "llama.cpp", "static", 1, True, None, _PLAIN | _GGML,
-            "llama.cpp documentation of the server: --cache-type-k/v f32, f16, bf16, q8_0 (int8), q4_0 (int4); the cache is "
-            "allocated for the whole context; --swa-full keeps window layers in full; --ubatch-size 512", 512, (_KERNELS,),
+            name="llama.cpp", cache="static", formats=_PLAIN | _GGML, auto=_PLAIN["fp16"], batched_tokens=512,
+            attention="flash", compute=FP32,
+            notes=("llama.cpp computes in fp32, and its cache is fp16 unless --kv-dtype says otherwise", _KERNELS),
+            source="llama.cpp documentation of the server: --cache-type-k/v f32, f16 (default), bf16, q8_0 (int8), "
+            "q4_0 (int4), --ubatch-size 512, a cache for the whole context, --swa-full to keep window layers in full; "
+            "ggml: activations in F32",
         ),
     )
 }  # fmt: skip

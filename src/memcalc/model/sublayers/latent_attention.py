@@ -36,8 +36,8 @@ def _rotated(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> list[Te
 class LatentAttention(Module):
     """Multi-head attention whose cache holds one vector of `kv_rank` and one rotary key of `rope_dim` per token.
 
-    Query and key have `nope_dim` + `rope_dim` elements a head, values `value_dim`; with `q_rank` the query comes through
-    a low-rank bottleneck. `rotate` works on what the rotary embedding gives.
+    Query and key have `nope_dim` + `rope_dim` elements a head, values `value_dim`; with `q_rank` the query comes
+    through a low-rank bottleneck. `rotate` works on what the rotary embedding gives.
     """
 
     scope = "attention"
@@ -83,6 +83,19 @@ class LatentAttention(Module):
         key = ops.copy_into(key, key_rot)
         return key, value
 
+    def _absorbed(self, query_pass: Tensor, query_rot: Tensor, latent: Tensor) -> Tensor:
+        """Attention over the latent itself: the expansion is multiplied into the query and into what comes out.
+
+        Source: "absorb" in DeepSeek's own inference code, and the MLA backends of vLLM and SGLang.
+        """
+        tape, (batch, heads, length, _) = query_pass.tape, query_pass.shape
+        query = tape.new((batch, heads, length, latent.shape[-1]), latent.dtype)
+        query = ops.cat((query, query_rot), -1)
+        mixed = tape.new((batch, heads, length, latent.shape[-1]), latent.dtype)
+        del query
+        out = tape.new((batch, length, heads, self.value_dim), mixed.dtype)
+        return ops.view(out, batch, length, -1)
+
     def forward(
         self, hidden: Tensor, rotation: tuple[Tensor, ...], mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
@@ -97,8 +110,11 @@ class LatentAttention(Module):
         latent = ops.view(latent, batch, 1, length, -1)
         key_rot = ops.view(key_rot, batch, 1, length, -1)
         query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
-        if query.tape.cache is not None:
-            latent, key_rot = query.tape.cache.update(self, latent, key_rot)
+        cache = query.tape.cache
+        if cache is not None:
+            latent, key_rot = cache.update(self, latent, key_rot)
+            if cache.absorbs and length == 1:
+                return self.o_proj(self._absorbed(query_pass, query_rot, latent)), None
         query_states = ops.cat((query_pass, query_rot), -1)
         key, value = self._expand(latent, key_rot)
         out, weights = attend(query_states, key, value, mask, 1, self.dropout)
