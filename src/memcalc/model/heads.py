@@ -150,12 +150,12 @@ class TextEmbedder(Network):
 def decoder(
     c: Config, architecture: str | None, model: Module, hidden: int, embedding: Embedding, *,
     tied: bool, own_token_loss: bool = False, bend: Sequence[Callable[[Tensor], Tensor]] = (),
-    cast: bool = False,
+    cast: bool = False, bias: bool = False,
 ) -> Network:  # fmt: skip
     """The decoder `model` with the head that `architecture` names; a language-model head where it names none.
 
     `own_token_loss` is for families whose token classification does not go through Transformers' shared head; `bend` is
-    what a language-model head does to its logits, `cast` whether it casts its input.
+    what a language-model head does to its logits, `cast` whether it casts its input, `bias` whether it has one.
     """
     name = architecture or ""
     if name.endswith("ForSequenceClassification"):
@@ -165,8 +165,8 @@ def decoder(
     if name.endswith("ForQuestionAnswering"):
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
-        table = embedding if tied else None
-        return CausalLM(model, hidden, embedding.weight.shape[0], tied_to=table, bend=bend, cast=cast)
+        table, vocab = embedding if tied else None, embedding.weight.shape[0]
+        return CausalLM(model, hidden, vocab, tied_to=table, bend=bend, cast=cast, bias=bias)
     if name.endswith("Model"):
         return TextEmbedder(model)
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from memcalc.model import ops
+from memcalc.model.config import Config
 from memcalc.model.module import Module, Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import causal_lm_loss
@@ -24,6 +25,21 @@ class Batch:
     labels: Tensor | None
     padding: bool = False
     target_len: int | None = None
+    images: int = 1
+    """Images per sequence, where the model reads images."""
+    image_size: int | None = None
+    """Their height and width in pixels; None where the config decides."""
+
+    def pixels(self, c: Config, count: int = 1) -> Tensor:
+        """Pixels [b · count, channels, height, width] of the images that a vision config takes, an input of the step.
+
+        They come in fp32, or in the weights' dtype where that is narrower.
+        """
+        tape = self.ids.tape
+        given = c.items("image_size") if isinstance(c.get("image_size"), (list, tuple)) else None
+        sides = [c.integer("image_size")] * 2 if given is None else [int(str(side)) for side in given]
+        shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
+        return tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
 
     def class_labels(self) -> Tensor:
         """One label per sequence [b], an input of the step."""
@@ -76,14 +92,15 @@ class DecoderModel(Module):
     else the sliding window in tokens. A rotary embedding that answers with a dict has a pair for each window. On their
     way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
     `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
-    held, or not made at all. With `all_masks`, every block gets all masks by window.
+    held, or not made at all. With `all_masks`, every block gets all masks by window. With `rebinds`, dropout takes over
+    the embeddings' name, so that they go.
     """
 
     def __init__(
         self, embed_tokens: Module, layers: Stack, norm: Module, rotary_emb: Module | None,
         windows: Iterable[int | None] = (None,), *,
         scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
-        positions: Literal["passed", "held", "none"] = "passed", all_masks: bool = False,
+        positions: Literal["passed", "held", "none"] = "passed", all_masks: bool = False, rebinds: bool = False,
     ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
@@ -93,6 +110,7 @@ class DecoderModel(Module):
         self.scaled, self.dropout, self.norm_first = scaled, dropout, norm_first
         self.positions = positions
         self.all_masks = all_masks
+        self.rebinds = rebinds
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
@@ -109,8 +127,9 @@ class DecoderModel(Module):
             window: recurrent_mask(ids, padding) if window == RECURRENT else causal_mask(inputs_embeds, padding, window)
             for window in self.windows
         }
-        hidden = inputs_embeds
-        hidden = ops.dropout(hidden, self.dropout)
+        hidden = ops.dropout(inputs_embeds, self.dropout)
+        if self.rebinds:
+            inputs_embeds = hidden
         rotation = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
         if self.norm_first:
             hidden = self.norm(hidden)
@@ -141,9 +160,10 @@ class CausalLM(Network):
     def __init__(
         self, model: Module, hidden: int, vocab: int, *,
         tied_to: Embedding | None, bend: Sequence[Callable[[Tensor], Tensor]] = (), cast: bool = False,
+        bias: bool = False,
     ) -> None:  # fmt: skip
         self.model = model
-        self.lm_head = Linear(hidden, vocab, group="LM head")
+        self.lm_head = Linear(hidden, vocab, bias=bias, group="LM head")
         if tied_to is not None:
             self.lm_head.weight = tied_to.weight
         self.bend = tuple(bend)

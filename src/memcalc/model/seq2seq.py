@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.cache import Cache
 from memcalc.model.network import Batch
@@ -42,6 +43,10 @@ def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool],
     """What the encoder makes of the source; in generation it is kept, and made only once."""
     if cache is not None and cache.states is not None:
         return cache.states
+    if cache is not None and type(cache) is not Cache:
+        raise UsageError(
+            "an encoder-decoder is estimated with Transformers' own cache only; leave out --engine and --kv-dtype."
+        )
     states = encoder(batch.ids, batch.padding)
     if cache is not None and batch.labels is None:
         cache.states = states

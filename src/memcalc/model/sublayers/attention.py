@@ -138,7 +138,8 @@ class GroupedQueryAttention(Module):
     `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
     none). A layer with a sliding `window` caches no more than that. `softcapped` bends the scores of eager attention,
     `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before its projection.
-    `sinks` gives each head a score of its own, `key_scaled` multiplies keys by a number.
+    `sinks` gives each head a score of its own, `key_scaled` multiplies keys by a number. `out` names the output's
+    projection.
     """
 
     scope = "attention"
@@ -148,7 +149,7 @@ class GroupedQueryAttention(Module):
         bias: bool = False, out_bias: bool = False, fused: bool = False, head_norm: HeadNorm | bool = False,
         rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
         window: int | None = None, softcapped: bool = False, clipped: bool = False, sinks: bool = False,
-        key_scaled: bool = False, out_norm: Callable[[], Module] | None = None,
+        key_scaled: bool = False, out_norm: Callable[[], Module] | None = None, out: str = "o_proj",
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
@@ -158,14 +159,15 @@ class GroupedQueryAttention(Module):
         self.softcapped, self.clipped, self.key_scaled = softcapped, clipped, key_scaled
         self.fused = fused
         self.sinks = Parameter(heads, group="attention") if sinks else None
+        self.out = out
         if fused:
-            self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
+            setattr(self, out, Linear(heads * head_dim, hidden, bias=out_bias, group="attention"))
             self.qkv_proj = Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias=bias, group="attention")
         else:
             self.q_proj = Linear(hidden, heads * head_dim, bias=bias, group="attention")
             self.k_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
             self.v_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
-            self.o_proj = Linear(heads * head_dim, hidden, bias=out_bias, group="attention")
+            setattr(self, out, Linear(heads * head_dim, hidden, bias=out_bias, group="attention"))
         self.attn_sub_norm = None if out_norm is None else out_norm()
         self.head_norm = PER_HEAD if head_norm is True else head_norm or None
         if self.head_norm is not None:
@@ -236,7 +238,7 @@ class GroupedQueryAttention(Module):
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         if self.attn_sub_norm is not None:
             out = self.attn_sub_norm(out)
-        out = self.o_proj(out)
+        out = vars(self)[self.out](out)
         out = ops.dropout(out, self.out_dropout)
         return out, weights
 
