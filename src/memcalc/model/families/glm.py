@@ -58,7 +58,7 @@ FAMILIES = {
         "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",
         "attention_bias": True, "max_position_embeddings": 131072, "pad_token_id": 151329,
         "tie_word_embeddings": False,
-    }, verified="measured rows"),
+    }, verified=_ROWS),
     "chatglm": Family("chatglm", chatglm, {
         "vocab_size": 65024, "hidden_size": 4096, "intermediate_size": 13696, "num_hidden_layers": 28,
         "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "hidden_act": "silu",

@@ -93,7 +93,7 @@ FAMILIES = {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 131072,
         "sliding_window": 4096, "tie_word_embeddings": False,
-    }, verified="measured rows"),
+    }, verified=_ROWS),
     "cwm": Family("cwm", cwm, {
         "vocab_size": 128256, "hidden_size": 6144, "intermediate_size": 21504, "num_hidden_layers": 64,
         "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
@@ -108,7 +108,7 @@ FAMILIES = {
         "vocab_size": 128256, "hidden_size": 2560, "intermediate_size": 6912, "num_hidden_layers": 30,
         "num_attention_heads": 20, "num_key_value_heads": 5, "hidden_act": "relu2", "max_position_embeddings": 2048,
         "tie_word_embeddings": False,
-    }, verified="measured rows"),
+    }, verified=_ROWS),
     "hyperclovax": Family("hyperclovax", hyperclovax, {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "use_post_norm": True,

@@ -173,7 +173,7 @@ FAMILIES = {
         "num_attention_heads": 80, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
         "attention_bias": True, "attention_out_bias": False, "attention_dropout": 0.1, "residual_dropout": 0.1,
         "max_position_embeddings": 524288, "pad_token_id": 1, "tie_word_embeddings": False,
-    }, verified="measured rows"),
+    }, verified=_ROWS),
     "hunyuan_v1_dense": Family("hunyuan_v1_dense", hunyuan_v1_dense, {
         "vocab_size": 290943, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "pad_token_id": 0,

@@ -69,5 +69,5 @@ FAMILIES = {
         "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048,
         "sliding_window": 4096, "pad_token_id": 1, "tie_word_embeddings": False,
-    }, verified="measured rows"),
+    }, verified=_ROWS),
 }  # fmt: skip

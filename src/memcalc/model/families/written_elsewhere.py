@@ -53,9 +53,9 @@ FAMILIES = {
     }, {"seq_length": "max_position_embeddings"}, verified=_AS_QWEN2),
     "exaone": Family("exaone", llama, {
         **_LLAMA, "vocab_size": 102400, "intermediate_size": 14336, "num_key_value_heads": 8, "pad_token_id": 0,
-    }, {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}, verified="measured rows"),
+    }, {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}, verified="measured rows, exact counts"),
     "internlm3": Family("internlm3", llama, {
         **_LLAMA, "vocab_size": 128512, "intermediate_size": 10240, "num_hidden_layers": 48, "num_key_value_heads": 2,
         "head_dim": 128, "max_position_embeddings": 32768, "pad_token_id": 2,
-    }, {"qkv_bias": "attention_bias", "bias": "mlp_bias"}, verified="measured rows"),
+    }, {"qkv_bias": "attention_bias", "bias": "mlp_bias"}, verified="measured rows, exact counts"),
 }  # fmt: skip
