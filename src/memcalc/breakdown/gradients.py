@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.model.autograd import AccumulateGrad
+from memcalc.model.tensor import rounded
 from memcalc.setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -20,4 +22,18 @@ def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     if not isinstance(setup, TrainingSetup) or step.steps_in_backward:
         return
     if phase == "step" or setup.grad_accum > 1:
-        yield "gradients of trained weights", sum(weight.nbytes * weight.copies for weight in step.trained)
+        yield "gradients of trained weights", sum(_sizes(step))
+
+
+def _sizes(step: Step) -> Iterator[int]:
+    """Bytes of each gradient; those that are views of one larger tensor (of a class token) keep it, once."""
+    seen: set[int] = set()
+    for _, parameter in step.parameters:
+        if not parameter.reached:
+            continue
+        held = parameter.node.held if isinstance(parameter.node, AccumulateGrad) else None
+        if held is None:
+            yield rounded(parameter.numel * parameter.dtype.itemsize) * parameter.copies
+        elif id(held) not in seen:
+            seen.add(id(held))
+            yield held.nbytes * parameter.copies

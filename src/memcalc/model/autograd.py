@@ -7,10 +7,11 @@ PyTorch 2.14; the order inside a node was read off timelines of `torch.distribut
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sys import getrefcount
 from typing import Any
 from weakref import ref
 
-from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Tape, TracedBlock
+from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Allocation, Tape, TracedBlock
 from memcalc.model.tensor import Shape, Storage, Tensor, is_contiguous
 from memcalc.tables.dtypes import DType
 
@@ -82,7 +83,7 @@ class AccumulateGrad(Node):
     `row` of the box is where the gradient shows: that of a trained weight is a gradient, that of another leaf temporary.
     """
 
-    __slots__ = ("arrived", "gradient", "name", "reached", "row")
+    __slots__ = ("arrived", "gradient", "held", "name", "reached", "row")
 
     def __init__(self, tape: Tape, name: str, gradient: Tensor | None, row: str = GRADIENTS) -> None:
         super().__init__(tape, _accumulate, (), None)
@@ -90,18 +91,30 @@ class AccumulateGrad(Node):
         self.name = name
         self.gradient = gradient
         self.reached = False
+        self.held: Allocation | None = None
+        """The memory that the gradient keeps: that of a larger tensor where it is a view of one."""
         self.row = row
         self.arrived: Callable[[AccumulateGrad], None] | None = None
         """Told when the gradient is there (an optimizer that steps in backward)."""
 
 
+_ALONE = 3
+"""References to a gradient that nobody else has: the node's buffer, a local, and the call that counts."""
+
+
 def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
-    """Take a gradient over; one that does not lie in memory as its weight does is copied."""
+    """Take a gradient over; one that does not lie in memory as its weight does, or that goes elsewhere too, is copied.
+
+    Source: torch/csrc/autograd/functions/accumulate_grad.h, `is_tensor_stealable`.
+    """
     assert isinstance(node, AccumulateGrad)
     new = grads[0]
     node.reached = node.reached or new is not None
+    copied = new is not None and (getrefcount(new) > _ALONE or not is_contiguous(new.shape, new.stride))
+    if new is not None and not copied:
+        node.held = new.storage.allocation
     if new is not None and node.gradient is None:
-        if not is_contiguous(new.shape, new.stride):
+        if copied:
             new = node.tape.new(new.shape, new.dtype)
         node.gradient = new.detach()
         allocation = new.storage.allocation

@@ -10,7 +10,7 @@ from memcalc.model.config import Config
 from memcalc.model.heads import QuestionAnswerer, TokenClassifier, unknown_head
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Batch, Network, Outputs
-from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, token_loss
+from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, in_batch_loss, token_loss
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
@@ -36,27 +36,20 @@ class Encoder(Module):
 
 
 class EncoderModel(Module):
-    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens.
-
-    `attention` is the only implementation that the family has, if there is but one.
-    """
+    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens."""
 
     def __init__(
         self, embeddings: Module, encoder: Module, *,
         pooler: Module | None = None, project: Module | None = None, causal: bool = False,
-        attention: str | None = None,
     ) -> None:  # fmt: skip
         self.embeddings = embeddings
         self.embeddings_project = project
         self.encoder = encoder
         self.pooler = pooler
         self.causal = causal
-        self.attention = attention
 
     def forward(self, ids: Tensor, padding: bool) -> Encoded:
         """Ids [b, s] to hidden states and pooled first token."""
-        if self.attention is not None:
-            ids.tape.attention = self.attention
         embedded = self.embeddings(ids)
         if self.embeddings_project is not None:
             embedded = self.embeddings_project(embedded)
@@ -158,16 +151,8 @@ class SentenceEmbedder(Network):
             del mask
             if batch.labels is None:
                 return Outputs(None, (hidden, pooled))
-            unit = _normalised(pooled)
-            scores = ops.scale(ops.matmul(unit, ops.transpose(unit, 0, 1)))
-            loss = ops.cross_entropy(scores, tape.new(batch.ids.shape[:1], batch.ids.dtype))
+            loss = in_batch_loss(pooled)
         return Outputs(loss, (hidden, pooled))
-
-
-def _normalised(x: Tensor) -> Tensor:
-    """x over its length."""
-    length = ops.sqrt(ops.sum_over(ops.power(x), -1, keepdim=True))
-    return ops.divide(x, ops.expand(length, *x.shape))
 
 
 @dataclass(frozen=True, slots=True)

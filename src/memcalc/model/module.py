@@ -129,6 +129,7 @@ class Module:
 
     def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> None:
         """Put every weight on `tape` in `dtype`. With `accumulated`, gradients of earlier micro-batches exist."""
+        tape.weights = dtype
         for _, parameter in self.tensors():
             is_buffer = isinstance(parameter, Buffer)
             parameter.dtype = parameter.fixed_dtype or dtype

@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final
 
 from memcalc.model.tensor import ALIGNMENT, Shape, Storage, Tensor, contiguous_stride
-from memcalc.tables.dtypes import DType
+from memcalc.tables.dtypes import FP32, DType
 
 if TYPE_CHECKING:
     from memcalc.model.autograd import CheckpointFrame
@@ -105,6 +105,8 @@ class Tape:
         self.grad_enabled = True
         self.training = True
         self.autocast: DType | None = None
+        self.weights: DType = FP32
+        """The dtype of the model's weights, and so of its floating inputs."""
         self.cast_cache: dict[int, Tensor] = {}
         """The 16-bit copies of weights that an autocast context keeps, by identity of the weight."""
         self.checkpoint: CheckpointFrame | None = None

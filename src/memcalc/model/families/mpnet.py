@@ -137,7 +137,7 @@ def mpnet(c: Config, architecture: str | None) -> Network:
     def body(pooler: bool) -> Module:
         return EncoderModel(
             EncoderEmbeddings(c, hidden, typed=False, counted=True), MPNetEncoder(c, hidden),
-            pooler=Pooler(hidden) if pooler else None, attention="eager",
+            pooler=Pooler(hidden) if pooler else None,
         )  # fmt: skip
 
     def vocabulary(model: Module) -> Module:

@@ -152,8 +152,8 @@ class Pooler(Module):
 
     scope = "head and loss"
 
-    def __init__(self, hidden: int, act: str = "tanh") -> None:
-        self.dense = Linear(hidden, hidden, bias=True, group="head")
+    def __init__(self, hidden: int, act: str = "tanh", width: int | None = None) -> None:
+        self.dense = Linear(hidden, width or hidden, bias=True, group="head")
         self.act = activation(act)
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.model import ops
 from memcalc.model.tensor import Tensor, is_contiguous
-from memcalc.tables.dtypes import FP32
+from memcalc.tables.dtypes import FP32, INT64
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -33,6 +33,13 @@ def class_loss(logits: Tensor, labels: Tensor, problem: str = "single_label_clas
     if problem == "multi_label_classification":
         return ops.binary_cross_entropy(logits, labels)
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
+
+
+def in_batch_loss(embedded: Tensor) -> Tensor:
+    """Cosines of every embedding [b, h] of the batch with every other one, and cross-entropy over the rows."""
+    unit = ops.divide(embedded, ops.sqrt(ops.sum_over(ops.power(embedded), -1, keepdim=True)))
+    scores = ops.scale(ops.matmul(unit, ops.transpose(unit, 0, 1)))
+    return ops.cross_entropy(scores, embedded.tape.new(embedded.shape[:1], INT64))
 
 
 def position_loss(starts: Tensor, ends: Tensor, first: Tensor, last: Tensor) -> Tensor:

@@ -1,0 +1,175 @@
+"""Vision transformers: ViT, DeiT, DINOv2. One image per sequence of the batch; the config decides its size."""
+
+from __future__ import annotations
+
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.families import Family
+from memcalc.model.heads import unknown_head
+from memcalc.model.images import ImageClassifier, ImageEmbedder
+from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.sublayers.encoder import Pooler
+from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.mlp import GatedMLP, PlainMLP
+from memcalc.model.sublayers.norms import LayerNorm
+from memcalc.model.sublayers.vision import (
+    LayerScale,
+    PatchEmbedding,
+    VisionAttention,
+    VisionBlock,
+    VisionTower,
+    grid_of,
+)
+from memcalc.model.tensor import Tensor
+
+
+class TokenEmbeddings(Module):
+    """Patches behind a class token (and DeiT's distillation token), and a trained position for each."""
+
+    scope = "embedding"
+
+    def __init__(self, c: Config, hidden: int, *, distilled: bool = False, masked: bool = False) -> None:
+        height, width = grid_of(c)
+        self.cls_token = Parameter(1, 1, hidden, group="embedding")
+        self.mask_token = Parameter(1, hidden, group="embedding") if masked else None
+        self.patch_embeddings = PatchEmbedding(c.integer("num_channels"), hidden, c.integer("patch_size"))
+        self.position_embeddings = Parameter(1, height * width + 1 + distilled, hidden, group="embedding")
+        self.distillation_token = Parameter(1, 1, hidden, group="embedding") if distilled else None
+        self.dropout = c.probability("hidden_dropout_prob")
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pixels [b, c, height, width] to [b, n, h]."""
+        batch = pixels.shape[0]
+        embeddings = self.patch_embeddings(pixels)
+        tokens = [token for token in (self.cls_token, self.distillation_token) if token is not None]
+        embeddings = ops.cat([*(ops.expand(token, batch, -1, -1) for token in tokens), embeddings], 1)
+        embeddings = ops.add(embeddings, self.position_embeddings)
+        return ops.dropout(embeddings, self.dropout)
+
+
+def _attention(c: Config, hidden: int) -> Module:
+    return VisionAttention(
+        hidden, c.integer("num_attention_heads"), bias=c.flag("qkv_bias"),
+        dropout=c.probability("attention_probs_dropout_prob"),
+    )  # fmt: skip
+
+
+def _vit_tower(c: Config, *, distilled: bool = False, pooler: bool = False) -> VisionTower:
+    hidden, act = c.integer("hidden_size"), c.text("hidden_act")
+
+    def block(_: int) -> Module:
+        mlp = PlainMLP(hidden, c.integer("intermediate_size"), act, names=("fc1", "fc2"), bias=True)
+        parts = {
+            "attention": _attention(c, hidden), "layernorm_before": LayerNorm(hidden),
+            "layernorm_after": LayerNorm(hidden), "mlp": mlp,
+        }  # fmt: skip
+        roles = ("layernorm_before", "attention", "layernorm_after", "mlp")
+        return VisionBlock(parts, roles, dropout=c.probability("hidden_dropout_prob"))
+
+    width = c.integer("pooler_output_size", hidden)
+    return VisionTower(
+        TokenEmbeddings(c, hidden, distilled=distilled), Stack(["layer"] * c.integer("num_hidden_layers"), block),
+        after=LayerNorm(hidden), pool=Pooler(hidden, c.text("pooler_act"), width) if pooler else None,
+    )  # fmt: skip
+
+
+def _first(states: Tensor) -> Tensor:
+    return ops.select(states, 1)
+
+
+def _first_and_mean(states: Tensor) -> Tensor:
+    """The class token, and behind it the mean of the patches [b, 2·h]."""
+    first = ops.select(states, 1)
+    patches = ops.narrow(states, 1, states.shape[1] - 1)
+    return ops.cat([first, ops.mean(patches, 1, keepdim=False)], 1)
+
+
+def _scores(c: Config, width: int) -> Module:
+    return Linear(width, c.num_labels(), bias=True, group="head")
+
+
+def vit(c: Config, architecture: str | None) -> Network:
+    """ViT."""
+    name, hidden = architecture or "ViTForImageClassification", c.integer("hidden_size")
+    if name.endswith("ForImageClassification"):
+        return ImageClassifier(c, _vit_tower(c), _first, _scores(c, hidden))
+    if name.endswith("Model"):
+        return ImageEmbedder(c, _vit_tower(c, pooler=True))
+    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+
+
+class Teacher(Network):
+    """DeiT with two heads, the mean of whose scores it answers with. Transformers gives it no loss."""
+
+    def __init__(self, c: Config, hidden: int) -> None:
+        self.model = _vit_tower(c, distilled=True)
+        self.cls_classifier = _scores(c, hidden)
+        self.distillation_classifier = _scores(c, hidden)
+        self.config = c
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Scores [b, classes]."""
+        states, _, _ = self.model(batch.pixels(self.config))
+        first = self.cls_classifier(ops.select(states, 1))
+        second = self.distillation_classifier(ops.select(states, 1))
+        return Outputs(None, (ops.scale(ops.add(first, second)), first, second))
+
+
+def deit(c: Config, architecture: str | None) -> Network:
+    """DeiT with a distillation token."""
+    name, hidden = architecture or "DeiTForImageClassification", c.integer("hidden_size")
+    if name.endswith("ForImageClassificationWithTeacher"):
+        return Teacher(c, hidden)
+    if name.endswith("ForImageClassification"):
+        return ImageClassifier(c, _vit_tower(c, distilled=True), _first, _scores(c, hidden))
+    if name.endswith("Model"):
+        return ImageEmbedder(c, _vit_tower(c, distilled=True, pooler=True))
+    raise unknown_head(c, name, ("ForImageClassification", "ForImageClassificationWithTeacher", "Model"))
+
+
+def dinov2(c: Config, architecture: str | None) -> Network:
+    """DINOv2: ViT whose branches are scaled by trained factors."""
+    name, hidden = architecture or "Dinov2ForImageClassification", c.integer("hidden_size")
+    width = int(hidden * c.number("mlp_ratio"))
+
+    def mlp() -> Module:
+        if c.flag("use_swiglu_ffn"):
+            return GatedMLP(hidden, (int(width * 2 / 3) + 7) // 8 * 8, "silu", bias=True)
+        return PlainMLP(hidden, width, c.text("hidden_act"), names=("fc1", "fc2"), bias=True)
+
+    def block(_: int) -> Module:
+        parts = {
+            "norm1": LayerNorm(hidden), "attention": _attention(c, hidden), "layer_scale1": LayerScale(hidden),
+            "norm2": LayerNorm(hidden), "mlp": mlp(), "layer_scale2": LayerScale(hidden),
+        }  # fmt: skip
+        return VisionBlock(
+            parts, ("norm1", "attention", "norm2", "mlp"), scales=("layer_scale1", "layer_scale2"),
+            path_dropout=c.probability("drop_path_rate"),
+        )  # fmt: skip
+
+    tower = VisionTower(
+        TokenEmbeddings(c, hidden, masked=c.flag("use_mask_token")),
+        Stack(["layer"] * c.integer("num_hidden_layers"), block), after=LayerNorm(hidden),
+    )  # fmt: skip
+    if name.endswith("ForImageClassification"):
+        return ImageClassifier(c, tower, _first_and_mean, _scores(c, 2 * hidden))
+    if name.endswith("Model"):
+        return ImageEmbedder(c, tower)
+    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+
+
+_ROWS = "measured rows, exact counts"
+_BASE = {
+    "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+    "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "image_size": 224,
+    "patch_size": 16, "num_channels": 3, "qkv_bias": True, "pooler_act": "tanh",
+}  # fmt: skip
+
+FAMILIES = {
+    "vit": Family("vit", vit, _BASE, blocks="encoder", verified=_ROWS),
+    "deit": Family("deit", deit, _BASE, blocks="encoder", verified=_ROWS),
+    "dinov2": Family("dinov2", dinov2, _BASE | {
+        "patch_size": 14, "mlp_ratio": 4, "drop_path_rate": 0.0, "use_swiglu_ffn": False, "use_mask_token": True,
+    }, blocks="encoder", verified=_ROWS),
+}  # fmt: skip

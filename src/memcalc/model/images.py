@@ -1,0 +1,45 @@
+"""Networks that read images alone."""
+
+from __future__ import annotations
+
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.module import Module
+from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.sublayers.losses import class_loss, in_batch_loss
+from memcalc.model.sublayers.vision import Reduce, VisionTower
+
+
+class ImageClassifier(Network):
+    """A tower with a class per image: scores of what `reduce` makes of its hidden states."""
+
+    def __init__(self, c: Config, model: VisionTower, reduce: Reduce, classifier: Module) -> None:
+        self.model = model
+        self.classifier = classifier
+        self.reduce = reduce
+        self.config, self.problem = c, c.problem_type()
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and logits [b, classes]."""
+        outputs = self.model(batch.pixels(self.config))
+        with batch.ids.tape.scoped("head and loss"):
+            reduced = self.reduce(outputs[0])
+            logits = self.classifier(reduced)
+            loss = None if batch.labels is None else class_loss(logits, batch.class_labels(), self.problem)
+        return Outputs(loss, (logits,))
+
+
+class ImageEmbedder(Network):
+    """The bare tower: one vector per image, trained to tell each image of the batch from the others."""
+
+    def __init__(self, c: Config, model: VisionTower) -> None:
+        self.model = model
+        self.config = c
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and embeddings [b, h]."""
+        states, pooled, _ = self.model(batch.pixels(self.config))
+        with batch.ids.tape.scoped("head and loss"):
+            embedded = ops.select(states, 1) if pooled is None else pooled
+            loss = None if batch.labels is None else in_batch_loss(embedded)
+        return Outputs(loss, (states, embedded))

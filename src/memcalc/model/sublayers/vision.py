@@ -1,0 +1,199 @@
+"""Parts of vision transformers: patches, attention, blocks that normalise first, and the tower that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from memcalc.errors import ConfigError
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.sublayers.attention import attend
+from memcalc.model.sublayers.linear import Linear
+from memcalc.model.tensor import Tensor
+
+
+class PatchEmbedding(Module):
+    """A convolution that strides as far as it is wide: one vector for each patch of the image."""
+
+    scope = "embedding"
+
+    def __init__(self, channels: int, hidden: int, patch: int, *, bias: bool = True) -> None:
+        self.weight = Parameter(hidden, channels, patch, patch, group="embedding")
+        self.bias = Parameter(hidden, group="embedding") if bias else None
+        self.patch = patch
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pixels [b, c, height, width] to patches [b, n, h]."""
+        grid = ops.convolution(pixels, self.weight, self.bias, stride=self.patch)
+        return ops.transpose(ops.view(grid, *grid.shape[:2], -1), 1, 2)
+
+
+def grid_of(c: Config, size: int | None = None) -> tuple[int, int]:
+    """Height and width of the image of a config, or of a square one of `size`, in patches."""
+    patch = c.integer("patch_size")
+    given = c.items("image_size") if isinstance(c.get("image_size"), (list, tuple)) else None
+    sides = [c.integer("image_size")] * 2 if given is None else [int(str(side)) for side in given]
+    height, width = (size, size) if size is not None else sides
+    if min(height, width) < patch:
+        raise ConfigError(
+            f"{c.where} has 'image_size' {sides}, which holds no patch of 'patch_size' {patch}; correct one."
+        )
+    return height // patch, width // patch
+
+
+class VisionAttention(Module):
+    """Attention with `names` for the query, key, value and output projections, without mask or cache.
+
+    With `together`, all three are projected before any is split into heads (CLIP).
+    """
+
+    scope = "attention"
+
+    def __init__(
+        self, hidden: int, heads: int, *, names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
+        bias: bool = True, dropout: float = 0.0, together: bool = False,
+    ) -> None:  # fmt: skip
+        if hidden % heads:
+            raise ConfigError(
+                f"'num_attention_heads' {heads} does not divide 'hidden_size' {hidden} in the vision config."
+            )
+        self.head_dim = hidden // heads
+        self.names = tuple(names)
+        for name in self.names[:3]:
+            setattr(self, name, Linear(hidden, hidden, bias=bias, group="attention"))
+        setattr(self, self.names[3], Linear(hidden, hidden, bias=True, group="attention"))
+        self.dropout = dropout
+        self.together = together
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """[b, n, h] to [b, n, h], and the probabilities where they exist."""
+        of_query, of_key, of_value, of_output = (vars(self)[name] for name in self.names)
+        if self.together:
+            query, key, value = of_query(hidden), of_key(hidden), of_value(hidden)
+            query = self._heads(query)
+            key = self._heads(key)
+            value = self._heads(value)
+        else:
+            query = self._heads(of_query(hidden))
+            key = self._heads(of_key(hidden))
+            value = self._heads(of_value(hidden))
+        out, weights = attend(query, key, value, mask, 1, self.dropout)
+        out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
+        out = of_output(out)
+        return out, weights
+
+
+def drop_path(x: Tensor, p: float) -> Tensor:
+    """Whole samples of x [b, ...] dropped with probability `p` (stochastic depth)."""
+    if p == 0.0 or not x.tape.training:
+        return x
+    kept = ops.like(x.tape.new((x.shape[0], *(1,) * (len(x.shape) - 1)), x.dtype))
+    return ops.multiply(ops.scale(x), kept)
+
+
+class VisionBlock(Module):
+    """Norm, attention, add; norm, MLP, add. `parts` are its modules by name, in the order of the checkpoint.
+
+    `roles` names the first norm, attention, second norm and MLP; `scales` what multiplies the branches, if anything.
+    """
+
+    scope = "residual stream"
+
+    def __init__(
+        self, parts: Mapping[str, Module], roles: tuple[str, str, str, str], *,
+        scales: tuple[str, str] | None = None, dropout: float = 0.0, path_dropout: float = 0.0,
+    ) -> None:  # fmt: skip
+        for name, module in parts.items():
+            setattr(self, name, module)
+        self.roles = roles
+        self.scales = scales
+        self.dropout, self.path_dropout = dropout, path_dropout
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """[b, n, h] to [b, n, h]."""
+        first, attention, second, mlp = (vars(self)[name] for name in self.roles)
+        residual = hidden
+        hidden = first(hidden)
+        hidden, _weights = attention(hidden, mask=mask)
+        if self.scales is not None:
+            hidden = vars(self)[self.scales[0]](hidden)
+        hidden = ops.dropout(hidden, self.dropout)
+        hidden = ops.add(drop_path(hidden, self.path_dropout), residual)
+        residual = hidden
+        hidden = second(hidden)
+        hidden = mlp(hidden)
+        if self.scales is not None:
+            hidden = vars(self)[self.scales[1]](hidden)
+        hidden = ops.dropout(hidden, self.dropout)
+        return ops.add(drop_path(hidden, self.path_dropout), residual)
+
+
+class LayerScale(Module):
+    """A trained factor for each element."""
+
+    def __init__(self, hidden: int, name: str = "lambda1") -> None:
+        self.name = name
+        setattr(self, name, Parameter(hidden, group="norms"))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., h] to [..., h]."""
+        return ops.multiply(hidden, vars(self)[self.name])
+
+
+Seen = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
+"""Hidden states of patches [b, n, h], pooled [b, h] or None, and the input and output of every block where kept."""
+
+
+class VisionTower(Module):
+    """Embeddings of patches, blocks, norm and pooling of a vision transformer.
+
+    `before` is a norm in front of the blocks, `after` one behind them, and `pool` what pools the normalised states.
+    With `norm_pooled` the norm is on the pooled first token alone, and the states stay as they are (CLIP).
+    """
+
+    def __init__(
+        self, embeddings: Module, layers: Stack, *,
+        before: Module | None = None, after: Module | None = None, pool: Module | None = None,
+        norm_pooled: bool = False,
+    ) -> None:  # fmt: skip
+        self.embeddings = embeddings
+        self.pre_layernorm = before
+        self.layers = layers
+        self.post_layernorm = after
+        self.head = pool
+        self.norm_pooled = norm_pooled
+
+    def forward(self, pixels: Tensor, *, keep: bool = False) -> Seen:
+        """Pixels [b, c, height, width] to hidden states; with `keep`, the states between all blocks as well."""
+        hidden = self.embeddings(pixels)
+        if self.pre_layernorm is not None:
+            hidden = self.pre_layernorm(hidden)
+        embedded = hidden
+        states = [embedded] if keep else []
+        for layer in self.layers:
+            hidden = layer(hidden, None)
+            if keep:
+                states.append(hidden)
+        if self.norm_pooled:
+            pooled = ops.select(hidden, 1)
+            pooled = self.post_layernorm(pooled) if self.post_layernorm is not None else pooled
+            return hidden, pooled, tuple(states)
+        out = self.post_layernorm(hidden) if self.post_layernorm is not None else hidden
+        return out, None if self.head is None else self.head(out), tuple(states)
+
+
+def as_tower(tower: Module, group: str = "vision", scope: str = "vision tower") -> Module:
+    """A tower inside a larger model: its weights and its memory are shown under one name."""
+    for _, parameter in tower.tensors():
+        parameter.group = group
+    for _, module in tower.modules():
+        module.scope = scope
+    return tower
+
+
+Reduce = Callable[[Tensor], Tensor]
+"""Hidden states [b, n, h] to one vector per image [b, h]."""
