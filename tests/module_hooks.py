@@ -86,9 +86,17 @@ def kept_leaves(step: Step) -> dict[str, int]:
     """
     setup, leaves = step.setup, 0
     assert isinstance(setup, TrainingSetup)
+    replaced = {
+        id(inner)
+        for _, module in step.network.modules()
+        if isinstance(module, TrainedCopy)
+        for _, inner in module.original_module.modules()
+    }
     for _, module in step.network.modules():
-        if isinstance(module, Embedding) and module.output_needs_gradient:
-            weight = module.weight
+        if not isinstance(module, Embedding) or not module.output_needs_gradient:
+            continue
+        weight = module.weight
+        if not weight.trainable and id(module) not in replaced:
             leaves += 2 * rounded(setup.batch * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
     runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
     return {"forward": leaves * (runs - 1), "backward": leaves * (runs - 1), "step": leaves * runs}

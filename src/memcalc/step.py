@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from memcalc.errors import ConfigError
-from memcalc.model.adapters import adapt
+from memcalc.adaptation import adapt
 from memcalc.model.config import Config
 from memcalc.model.engine import backward
 from memcalc.model.families import family
@@ -66,8 +66,7 @@ class Step:
     def implementation(self) -> str:
         """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
         assert isinstance(self.setup, TrainingSetup)
-        assert self.optimizer is not None
-        return self.setup.optimizer_impl or next(iter(self.optimizer.step))
+        return _implementation(self.setup)
 
     @property
     def steps_in_backward(self) -> bool:
@@ -94,12 +93,16 @@ def _steps_in_backward(setup: TrainingSetup) -> bool:
     return setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
 
 
+def _implementation(setup: TrainingSetup) -> str:
+    default: str = next(iter(optimizer(setup.optimizer).step))
+    return setup.optimizer_impl or default
+
+
 def _updater(tape: Tape, network: Network, setup: TrainingSetup) -> StepOnArrival | None:
     if not _steps_in_backward(setup):
         return None
     row = optimizer(setup.optimizer)
-    step = row.step[setup.optimizer_impl or next(iter(row.step))]
-    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, step)
+    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[_implementation(setup)])
     step_in_backward(network, updater)
     return updater
 

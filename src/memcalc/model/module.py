@@ -203,22 +203,44 @@ class Stack(Module):
         self, kinds: Sequence[Hashable], build: Callable[[int], Module], *,
         name: str = "block", last_differs: bool = False, shared: bool = False,
     ) -> None:  # fmt: skip
-        positions = _representatives(kinds, last_differs or shared)
         self.shared = shared
         self.name = name
         self.depth = len(kinds)
+        self._kinds = tuple(kinds)
+        self._build = build
+        self._last_differs = last_differs or shared
         self.blocks: list[Module] = []
         self._traced: list[TracedBlock] = []
-        for position, answers_for in positions:
-            block = build(position)
+        self._arrange(self._kinds)
+
+    def _arrange(self, kinds: Sequence[Hashable]) -> None:
+        self.blocks, self._traced = [], []
+        for position, answers_for in _representatives(kinds, self._last_differs):
+            block = self._build(position)
             self.blocks.append(block)
-            self._traced.append(TracedBlock(name, len(kinds), kinds[position], position, answers_for))
-            if shared:
+            self._traced.append(TracedBlock(self.name, self.depth, kinds[position], position, answers_for))
+            if self.shared:
                 continue
-            for _, module in block.modules():
-                module.copies = len(answers_for)
-            for _, parameter in block.tensors():
-                parameter.copies = len(answers_for)
+            if len(answers_for) > 1:
+                _stand_for(block, len(answers_for))
+
+    def split(self, marks: Sequence[Hashable]) -> None:
+        """Build the blocks anew, and tell those of one kind apart by their marks, one a position."""
+        if len(set(marks)) > 1:
+            self._arrange(tuple(zip(self._kinds, marks, strict=True)))
+
+    @property
+    def positions(self) -> list[tuple[int, Module]]:
+        """Every position of the stack with the block that answers for it."""
+        pairs = zip(self.blocks, self._traced, strict=True)
+        return sorted(
+            ((position, block) for block, traced in pairs for position in traced.positions), key=lambda pair: pair[0]
+        )
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """The traced blocks, named by their positions as torch names them."""
+        for block, traced in zip(self.blocks, self._traced, strict=True):
+            yield str(traced.position), block
 
     def __iter__(self) -> Iterator[Block]:
         return map(Block, self.blocks, self._traced)
@@ -229,13 +251,11 @@ class Stack(Module):
         A run of equal blocks comes twice, the second time for all but the first: so every neighbour that a weight has
         is there, and the counts are right.
         """
-        pairs = zip(self.blocks, self._traced, strict=True)
-        where = [(position, block) for block, traced in pairs for position in traced.positions]
         if self.shared:
             yield from super().in_order(seen)
             return
         before = set(seen)
-        for _, run in groupby(sorted(where, key=lambda pair: pair[0]), key=lambda pair: id(pair[1])):
+        for _, run in groupby(self.positions, key=lambda pair: id(pair[1])):
             blocks = list(run)
             mine = set(before)
             walked = list(blocks[0][1].in_order(mine))
@@ -243,6 +263,14 @@ class Stack(Module):
             if len(blocks) > 1:
                 yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
             seen |= mine
+
+
+def _stand_for(block: Module, copies: int) -> None:
+    """Let a block and all of its weights answer for so many of the model."""
+    for _, module in block.modules():
+        module.copies = copies
+        for _, parameter in module.own():
+            parameter.copies = copies
 
 
 def _representatives(kinds: Sequence[Hashable], last_differs: bool) -> list[tuple[int, list[int]]]:

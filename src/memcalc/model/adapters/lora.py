@@ -44,6 +44,12 @@ class LoraLinear(Module):
         self.lora_B = _factor(rank, outputs, dtype, base.copies, bias=bias)
         self.lora_magnitude_vector = _settle(Parameter(outputs, group=GROUP), dtype, base.copies) if dora else None
 
+    @property
+    def weight(self) -> Parameter:
+        """The base layer's weight, for those who look at it directly."""
+        weight: Parameter = self.base_layer.weight  # type: ignore[attr-defined]
+        return weight
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
         out = self.base_layer(x)

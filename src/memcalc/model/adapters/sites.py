@@ -90,6 +90,7 @@ def output_head(found: list[Site]) -> Module | None:
     return heads[-1] if heads else None
 
 
-def input_embedding(found: list[Site]) -> Embedding | None:
-    """The token embedding (Transformers' `get_input_embeddings`): the first one of the network."""
-    return next((site.module for site in found if isinstance(site.module, Embedding)), None)
+def input_embeddings(found: list[Site]) -> list[Embedding]:
+    """The token embedding (Transformers' `get_input_embeddings`): the first one, and those that share its table."""
+    embeddings = [site.module for site in found if isinstance(site.module, Embedding)]
+    return [embedding for embedding in embeddings if embedding.weight is embeddings[0].weight]

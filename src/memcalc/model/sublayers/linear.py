@@ -18,6 +18,16 @@ class Linear(Module):
         self.weight = Parameter(outputs, inputs, group=group)
         self.bias = Parameter(outputs, group=group) if bias else None
 
+    @property
+    def inputs(self) -> int:
+        """Width of the input."""
+        return self.weight.shape[1]
+
+    @property
+    def outputs(self) -> int:
+        """Width of the output."""
+        return self.weight.shape[0]
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
         return ops.linear(x, self.weight, self.bias)
