@@ -134,7 +134,7 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     tape = Tape(sum_out_of_place=like_tracker)
     tape.attention = family(spec.model_type).attention_used(setup.attention)
     tape.checkpointing = setup.activation_checkpointing == "full"
-    network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
+    tensors = network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, network, setup)
     length = setup.seq_len or DEFAULT_SEQ_LEN
     ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
@@ -153,12 +153,12 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     return Step(
         tape,
         network,
-        tuple(network.tensors()),
+        tensors,
         setup,
         None,
         forward_end,
         length,
-        trained=tuple(_weight(p, p.copies, setup) for _, p in network.parameters() if p.reached),
+        trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
         update_order=tuple(_weight(p, n, setup) for p, n in network.in_order(set()) if p.reached),
         notes=tuple(notes),
     )

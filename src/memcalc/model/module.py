@@ -82,10 +82,12 @@ class Module:
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """Direct submodules with their names, in order of registration."""
-        for name, value in vars(self).items():
+        for name, value in self.__dict__.items():
+            if not isinstance(value, (Module, list)):
+                continue
             if isinstance(value, Module):
                 yield name, value
-            elif isinstance(value, list):
+            else:
                 for index, item in enumerate(value):
                     if isinstance(item, Module):
                         yield f"{name}.{index}", item
@@ -127,10 +129,16 @@ class Module:
         for _, child in self.children():
             yield from child.in_order(seen)
 
-    def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> None:
-        """Put every weight on `tape` in `dtype`. With `accumulated`, gradients of earlier micro-batches exist."""
+    def bind(
+        self, tape: Tape, dtype: DType, *, accumulated: bool = False
+    ) -> tuple[tuple[str, Parameter], ...]:
+        """Put every weight on `tape` in `dtype`; returns them, as `tensors` does.
+
+        With `accumulated`, gradients of earlier micro-batches exist.
+        """
         tape.weights = dtype
-        for _, parameter in self.tensors():
+        tensors = tuple(self.tensors())
+        for _, parameter in tensors:
             is_buffer = isinstance(parameter, Buffer)
             parameter.dtype = parameter.fixed_dtype or dtype
             parameter.storage = tape.untracked(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
@@ -139,6 +147,7 @@ class Module:
             elif parameter.trainable and tape.grad_enabled:
                 held = tape.untracked(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
                 parameter.node = AccumulateGrad(tape, parameter.group, held)
+        return tensors
 
 
 class Block:
