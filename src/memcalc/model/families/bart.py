@@ -144,10 +144,13 @@ class BartModel(Module):
         self.decoder = BartDecoder(c, target, style)
         self.shift = wrap_right if style.wraps else shift_right
 
-    def forward(self, batch: Batch, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Hidden states of the decoder [b, t, h], and of the encoder [b, s, h]."""
+    def decoder_ids(self, batch: Batch, labels: Tensor | None) -> tuple[Tensor, Cache | None]:
+        """What the decoder reads, and the cache that says how much it has read."""
         cache = decoder_cache(batch.ids.tape, in_training=False)
-        decoder_ids = decoder_input(batch, labels, cache, self.shift)
+        return decoder_input(batch, labels, cache, self.shift), cache
+
+    def forward(self, batch: Batch, decoder_ids: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
+        """Hidden states of the decoder [b, t, h], and of the encoder [b, s, h]."""
         states = encoded(batch, cache, self.encoder)
         hidden = self.decoder(decoder_ids, batch.padding, states, cache)
         if cache is not None:
@@ -170,7 +173,8 @@ class BartForConditionalGeneration(Network):
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits. In generation, the first call encodes and decodes a start token, later ones decode."""
         labels = None if batch.labels is None else batch.target()
-        hidden, states = self.model.forward(batch, labels)
+        decoder_ids, cache = self.model.decoder_ids(batch, labels)
+        hidden, states = self.model.forward(batch, decoder_ids, cache)
         with hidden.tape.scoped("LM head and loss"):
             logits = self.lm_head(hidden)
             if self.final_logits_bias is not None:
@@ -192,7 +196,7 @@ class BartForSequenceClassification(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]; the decoder reads the shifted source."""
-        hidden, states = self.model.forward(batch, batch.ids)
+        hidden, states = self.model.forward(batch, *self.model.decoder_ids(batch, batch.ids))
         tape, size = hidden.tape, batch.ids.shape[0]
         with tape.scoped("head and loss"):
             _is_end = ops.compare(batch.ids)
