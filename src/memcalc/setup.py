@@ -25,6 +25,16 @@ class _Setup(Checked):
         None,
         description=f"Sequence length in tokens (source length of an encoder-decoder). [default: {DEFAULT_SEQ_LEN}]",
     )
+    target_len: PositiveInt | None = Field(
+        None, description="Target length of an encoder-decoder in tokens. [default: the source length]"
+    )
+    images: PositiveInt = Field(1, description="Images per sequence, where the model reads images.")
+    image_size: PositiveInt | None = Field(
+        None, description="Height and width of an image in pixels. [default: the config's]"
+    )
+    expert_imbalance: float = Field(
+        1.0, ge=1, description="Tokens of the most loaded expert group, as a multiple of an even spread."
+    )
     attention: Attention = Field("sdpa", description="Attention implementation.")
     padding_mask: bool = Field(False, description="Sequences are padded, so a real mask reaches attention.")
     quantization: Quantization = Field(
@@ -132,7 +142,9 @@ class TrainingSetup(_Setup):
 class InferenceSetup(_Setup):
     """Prefill of a prompt and decoding of one token on one GPU."""
 
-    dtype: Literal["fp32", "bf16", "fp16"] = Field("bf16", description="Dtype that the weights are loaded in.")
+    dtype: Literal["fp32", "bf16", "fp16"] | None = Field(
+        None, description="Dtype that weights are loaded in. [default: the one that the config declares, else bf16]"
+    )
     engine: Literal["transformers", "transformers-static", "vllm", "sglang", "tgi", "llama.cpp"] = Field(
         "transformers", description="Inference engine: how it keeps its caches and what it reserves."
     )

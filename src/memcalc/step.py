@@ -16,6 +16,7 @@ from memcalc.model.module import Buffer, Parameter
 from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
+from memcalc.model.tensor import Tensor
 from memcalc.model.updating import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
@@ -47,6 +48,10 @@ class Step:
     """Bytes of keys, values and states after prefill."""
     standing_cache: Mapping[str, int] = field(default_factory=dict)
     """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
+    weights: Mapping[str, int] | None = None
+    """Bytes of the weights by what they are; None where they are those of the network."""
+    used: Mapping[str, Any] = field(default_factory=dict)
+    """Options that were chosen for the user, by name."""
     notes: tuple[str, ...] = ()
     """What was taken for granted when the model was adapted, for the Assumptions."""
 
@@ -57,7 +62,7 @@ class Step:
 
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
-        used = {"seq_len": self.seq_len, "attention": self.tape.attention}
+        used = {"seq_len": self.seq_len, "attention": self.tape.attention, **self.used}
         if self.training:
             used["optimizer_impl"] = self.implementation
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
@@ -107,6 +112,11 @@ def _updater(tape: Tape, network: Network, setup: TrainingSetup) -> StepOnArriva
     return updater
 
 
+def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSetup) -> Batch:
+    """The micro-batch of a setup around token ids [b, s]."""
+    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images, setup.image_size)
+
+
 _UNTRACED = {
     "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None, "allocator_reserve": None,
 }  # fmt: skip
@@ -133,13 +143,14 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     recipe = PRECISIONS[setup.precision]
     tape = Tape(sum_out_of_place=like_tracker)
     tape.attention = family(spec.model_type).attention_used(setup.attention)
+    tape.expert_imbalance = setup.expert_imbalance
     tape.checkpointing = setup.activation_checkpointing == "full"
     tensors = network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, network, setup)
     length = setup.seq_len or DEFAULT_SEQ_LEN
     ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
     with tape.autocasting(recipe.autocast):
-        outputs = network(Batch(ids, ids, setup.padding_mask))
+        outputs = network(batch(ids, ids, setup))
     forward_end = tape.clock
     loss, held = outputs.loss, outputs.kept if setup.hold_outputs else ()
     if loss is None:
