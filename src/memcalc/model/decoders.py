@@ -64,7 +64,7 @@ def dense_decoder(
     table = embedding(vocab, hidden)
     layers = Stack(list(zip(windows, turned, feed_forward, strict=True)), build)
     if rotary is None:
-        rotary = RotaryEmbedding(c.head_dim())
+        rotary = RotaryEmbedding(c.head_dim(), long=c.rope_type() == "longrope")
     decoder = DecoderModel(table, layers, norm(hidden), rotary or None, sorted_windows(masks or windows), **model)
     tied = c.flag("tie_word_embeddings")
     return heads.decoder(c, architecture, decoder, hidden, table, tied=tied, bend=bend, bias=head_bias)

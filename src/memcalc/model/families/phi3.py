@@ -21,7 +21,7 @@ def phi3(c: Config, architecture: str | None) -> Network:
         attention={"fused": True, "rotate": rotary_head_of_each},
         mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
         block=partial(DecoderBlock, dropout=c.probability("resid_pdrop", 0.0)),
-        rotary=RotaryEmbedding(c.rotary_dim(c.head_dim())),
+        rotary=RotaryEmbedding(c.rotary_dim(c.head_dim()), long=c.rope_type() in ("longrope", "su")),
     )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ _LLAMA = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
+_ROWS = "measured rows, exact counts"
 _AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
 _AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
 FAMILIES = {
@@ -53,9 +54,9 @@ FAMILIES = {
     }, {"seq_length": "max_position_embeddings"}, verified=_AS_QWEN2),
     "exaone": Family("exaone", llama, {
         **_LLAMA, "vocab_size": 102400, "intermediate_size": 14336, "num_key_value_heads": 8, "pad_token_id": 0,
-    }, {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}, verified="measured rows, exact counts"),
+    }, {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}, verified=_ROWS),
     "internlm3": Family("internlm3", llama, {
         **_LLAMA, "vocab_size": 128512, "intermediate_size": 10240, "num_hidden_layers": 48, "num_key_value_heads": 2,
         "head_dim": 128, "max_position_embeddings": 32768, "pad_token_id": 2,
-    }, {"qkv_bias": "attention_bias", "bias": "mlp_bias"}, verified="measured rows, exact counts"),
+    }, {"qkv_bias": "attention_bias", "bias": "mlp_bias"}, verified=_ROWS),
 }  # fmt: skip

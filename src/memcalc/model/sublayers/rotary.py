@@ -32,14 +32,20 @@ class RotaryEmbedding(Module):
 
     Two buffers of inverse frequencies belong to it (the second is kept to undo dynamic scaling). With `pairs`,
     neighbouring elements share an angle, else those half the dimension apart; with `once`, each angle comes once and
-    dim is half the heads'. With `fp32`, the pair stays in fp32.
+    dim is half the heads'. With `fp32`, the pair stays in fp32. A third buffer has the frequencies of long sequences
+    where there are such (`long`: Phi-3's longrope).
     """
 
     scope = "rotary embedding"
 
-    def __init__(self, dim: int, *, pairs: bool = False, once: bool = False, fp32: bool = False) -> None:
+    def __init__(
+        self, dim: int, *, pairs: bool = False, once: bool = False, fp32: bool = False, long: bool = False
+    ) -> None:
+        if dim % 2:
+            raise ConfigError(f"a rotary embedding turns pairs, but a head has {dim} elements; give an even 'head_dim'.")
         self.inv_freq = Buffer(dim // 2)
         self.original_inv_freq = Buffer(dim // 2)
+        self.long_inv_freq = Buffer(dim // 2) if long else None
         self.pairs = pairs
         self.once = once
         self.fp32 = fp32
