@@ -64,6 +64,15 @@ class Module:
     checkpoints: bool = True
     """Whether Transformers can checkpoint this module, where it is a block of a stack."""
 
+    def __getattr__(self, name: str) -> Any:
+        """A weight that an adapter replaces while this module runs is made when it is first asked for."""
+        waiting = self.__dict__.get("_adapted", {})
+        if name not in waiting:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        made = waiting.pop(name)()
+        self.__dict__[name] = made
+        return made
+
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`. The arguments live until it returns, as in torch."""
         scope = self.scope

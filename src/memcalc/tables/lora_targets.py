@@ -28,6 +28,30 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+FUSED_PROJECTIONS = {
+    "mixtral": {"gate": ("gate.weight",), "w1": ("gate_up_proj",), "w3": ("gate_up_proj",), "w2": ("down_proj",)},
+    "qwen2_moe": {
+        "gate": ("gate.weight",), "gate_proj": ("gate_up_proj",), "up_proj": ("gate_up_proj",),
+        "down_proj": ("down_proj",),
+    },
+}  # fmt: skip
+"""What names of single experts' layers stand for now that a layer's experts are one tensor, by kind of mixture.
+
+Source: _MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py of PEFT 0.21.
+"""
+
+MIXTURES = {
+    **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), "mixtral"),
+    **dict.fromkeys(
+        ("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
+         "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "hunyuan_v1_moe", "longcat_flash", "olmoe", "qwen3_moe",
+         "qwen3_next", "solar_open"),
+        "qwen2_moe",
+    ),
+}  # fmt: skip
+"""The kind of mixture of each `model_type` (transformers 5.24, conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN)."""
+
+
 def default_targets(model_type: str, linear_modules: str) -> tuple[str, ...]:
     """The default targets of a family. Raises UsageError where PEFT has none; `linear_modules` is for its message."""
     try:

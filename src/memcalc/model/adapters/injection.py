@@ -5,17 +5,18 @@ Source of the rules: peft/tuners/tuners_utils.py of PEFT 0.21.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memcalc.errors import UsageError
+from memcalc.model.adapters.experts import AdaptedWeight
 from memcalc.model.adapters.lora import LoraEmbedding, LoraLinear
 from memcalc.model.adapters.saved_modules import save_modules
 from memcalc.model.adapters.sites import Site, linear_names, matches, output_head, sites, split_names
 from memcalc.model.module import Module
+from memcalc.model.sublayers.experts import Experts
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear
 from memcalc.tables.dtypes import FP32, DType
-from memcalc.tables.lora_targets import default_targets
+from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, default_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,53 +36,111 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> None:
     """Freeze everything and put adapters beside the layers that `lora` targets."""
     for _, parameter in network.tensors():
         parameter.trainable = False
-    targeted = _targeted(sites(network), model_type, lora)
-    _check_rank(targeted, lora.rank)
+    found = sites(network)
+    names, fused = _in_mixtures(_names(found, model_type, lora), model_type)
+    targeted = _targeted(found, names, lora)
+    mixtures = _mixtures(found, fused)
+    _check_matched(found, targeted, mixtures, lora)
     for site in targeted:
         site.replace(_adapted(site.module, lora))
+    for site, wrapped in mixtures:
+        _adapt_mixture(site, wrapped, lora)
     if lora.bias in ("all", "lora-only"):
         _train_biases(network, only_adapted=lora.bias == "lora-only")
     if lora.modules_to_save is not None:
         save_modules(network, lora.modules_to_save)
 
 
-def _targeted(found: list[Site], model_type: str, lora: Lora) -> list[Site]:
-    """The modules that get an adapter. Modules that are trained in full never do."""
-    targets = lora.targets
+def _names(found: list[Site], model_type: str, lora: Lora) -> frozenset[str]:
+    """The names of what gets an adapter: "all-linear" stands for every linear layer but the output head."""
+    if lora.targets is None:
+        return frozenset(default_targets(model_type, linear_names(found)))
+    if lora.targets.lower() != "all-linear":
+        return split_names(lora.targets)
+    head = output_head(found)
+    everywhere = frozenset(site.name for site in found if _is_linear(site.module) and site.module is not head)
+    if model_type not in MIXTURES:
+        return everywhere
+    return frozenset(name.rpartition(".")[2] for name in everywhere) | FUSED_PROJECTIONS[MIXTURES[model_type]].keys()
+
+
+def _in_mixtures(names: frozenset[str], model_type: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The names without those that mean parts of fused experts, and the parameters that those mean.
+
+    Gate and up projection are one tensor, so one of them alone cannot be adapted. What bears such a name elsewhere in
+    the model (a dense MLP, a shared expert) gets no adapter from PEFT.
+    """
+    projections = FUSED_PROJECTIONS.get(MIXTURES.get(model_type, ""), {})
+    ends = {name: name.rpartition(".")[2] for name in names}
+    fused = {name for name in names if ends[name] in projections}
+    parameters = frozenset(parameter for name in fused for parameter in projections[ends[name]])
+    for parameter in parameters:
+        needed = {old for old, new in projections.items() if parameter in new}
+        missing = needed - set(ends.values())
+        if missing:
+            raise UsageError(
+                f"--lora-targets names only part of the experts' fused {parameter}, which PEFT refuses; "
+                f"add {', '.join(sorted(missing))}, or leave it out."
+            )
+    return names - fused, parameters
+
+
+def _targeted(found: list[Site], names: frozenset[str], lora: Lora) -> list[Site]:
+    """The modules of these names. Modules that are trained in full never get an adapter."""
     saved = split_names(lora.modules_to_save or "")
-    candidates = [site for site in found if not saved.intersection(site.name.split("."))]
-    if targets is not None and targets.lower() == "all-linear":
-        head = output_head(found)
-        chosen = [site for site in candidates if _is_linear(site.module) and site.module is not head]
-    else:
-        names = frozenset(default_targets(model_type, linear_names(found))) if targets is None else split_names(targets)
-        chosen = [site for site in candidates if matches(site.name, names)]
-    if not chosen:
+    return [site for site in found if matches(site.name, names) and not saved.intersection(site.name.split("."))]
+
+
+def _mixtures(found: list[Site], parameters: frozenset[str]) -> list[tuple[Site, list[str]]]:
+    """The experts and routers whose parameters are meant, with the attributes that hold those, innermost first."""
+    chosen: list[tuple[Site, list[str]]] = []
+    attributes = [own for name, own in (("gate_up_proj", "up_proj"), ("down_proj", "down_proj")) if name in parameters]
+    for site in found:
+        if isinstance(site.module, Experts) and attributes:
+            chosen.append((site, attributes))
+        elif site.leaf == "gate" and "gate.weight" in parameters and hasattr(site.module, "per_token"):
+            chosen.append((site, ["weight"]))
+    return chosen
+
+
+def _adapt_mixture(site: Site, attributes: list[str], lora: Lora) -> None:
+    if lora.dora or lora.dropout or lora.bias == "adapter":
         raise UsageError(
-            f"--lora-targets {targets or 'default'} matches no module of this model; its linear modules are "
+            f"PEFT has neither dropout nor bias nor DoRA for adapters on {site.name}, a mixture of experts; leave them "
+            f"out, or name only attention layers with --lora-targets."
+        )
+    module = site.module
+    for attribute in attributes:
+        rank = 2 * lora.rank if attribute == "up_proj" else lora.rank
+        transposed = attribute != "weight" and getattr(site.module, "transposed", False)
+        module = AdaptedWeight(module, attribute, rank, lora.dtype, transposed=transposed)
+    site.replace(module)
+
+
+def _check_matched(found: list[Site], targeted: list[Site], mixtures: list[tuple[Site, list[str]]], lora: Lora) -> None:
+    """Refuse targets that match nothing or something else than a layer, and a rank that no targeted matrix has."""
+    if not targeted and not mixtures:
+        raise UsageError(
+            f"--lora-targets {lora.targets or 'default'} matches no module of this model; its linear modules are "
             f"{linear_names(found)}."
         )
-    for site in chosen:
+    for site in targeted:
         if not _is_linear(site.module) and not isinstance(site.module, Embedding):
             raise UsageError(
                 f"--lora-targets names {site.leaf!r}, which is no linear layer or embedding, so it cannot have an "
                 f"adapter; linear modules are {linear_names(found)}."
             )
-    return chosen
+    sides = [min(shape_of(site.module)) for site in targeted]
+    sides += [min(getattr(site.module, name).shape[-2:]) for site, names in mixtures for name in names]
+    if lora.rank > max(sides):
+        raise UsageError(
+            f"--lora-rank {lora.rank} exceeds every targeted matrix, of which none has a rank above {max(sides)}; "
+            "choose a smaller one, or train the model itself without --lora-rank."
+        )
 
 
 def _is_linear(module: Module) -> bool:
     return isinstance(module, (Linear, Conv1D))
-
-
-def _check_rank(targeted: Iterable[Site], rank: int) -> None:
-    """Refuse a rank that no targeted matrix has."""
-    largest = max(min(shape_of(site.module)) for site in targeted)
-    if rank > largest:
-        raise UsageError(
-            f"--lora-rank {rank} exceeds every targeted matrix, of which none has a rank above {largest}; "
-            "choose a smaller one, or train the model itself without --lora-rank."
-        )
 
 
 def shape_of(module: Module) -> tuple[int, int]:

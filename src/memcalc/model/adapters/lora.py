@@ -15,7 +15,7 @@ from memcalc.tables.dtypes import FP32, DType
 GROUP = "LoRA adapters"
 
 
-def _factor(inputs: int, outputs: int, dtype: DType, copies: int, *, bias: bool = False) -> Linear:
+def factor(inputs: int, outputs: int, dtype: DType, copies: int, *, bias: bool = False) -> Linear:
     """One of the two factors: a trained linear layer of its own dtype."""
     layer = Linear(inputs, outputs, bias=bias, group=GROUP)
     layer.copies = copies
@@ -40,14 +40,14 @@ class LoraLinear(Module):
         self.copies = base.copies
         self.inputs = inputs
         self.dropout = dropout
-        self.lora_A = _factor(inputs, rank, dtype, base.copies)
-        self.lora_B = _factor(rank, outputs, dtype, base.copies, bias=bias)
+        self.lora_A = factor(inputs, rank, dtype, base.copies)
+        self.lora_B = factor(rank, outputs, dtype, base.copies, bias=bias)
         self.lora_magnitude_vector = _settle(Parameter(outputs, group=GROUP), dtype, base.copies) if dora else None
 
     @property
     def weight(self) -> Parameter:
         """The base layer's weight, for those who look at it directly."""
-        weight: Parameter = self.base_layer.weight  # type: ignore[attr-defined]
+        weight: Parameter = self.base_layer.weight
         return weight
 
     def forward(self, x: Tensor) -> Tensor:

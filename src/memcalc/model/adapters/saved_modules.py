@@ -27,7 +27,7 @@ class TrainedCopy(Module):
     @property
     def weight(self) -> Parameter:
         """The copy's weight, for those who look at it directly."""
-        weight: Parameter = self.trained.weight  # type: ignore[attr-defined]
+        weight: Parameter = self.trained.weight
         return weight
 
 
