@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from weights import Tensors, checkpoint
 
-from memcalc.sources.quantization import find_quantization
+from memcalc.model.quantization import find_quantization
 from memcalc.sources.stored import Role
 
 W4A16 = {

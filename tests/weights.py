@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.sources.checkpoint import Checkpoint, assemble
-from memcalc.sources.quantization import find_quantization
+from memcalc.model.quantization import find_quantization
 from memcalc.sources.safetensors_header import BITS, parse_header
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]

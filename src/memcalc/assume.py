@@ -12,7 +12,7 @@ from memcalc.step import Step
 
 
 _DEFAULTS = {
-    "batch": "micro-batch size", "precision": "precision", "dtype": "weights in", "optimizer": "optimizer",
+    "batch": "micro-batch size", "precision": "precision", "optimizer": "optimizer",
     "optimizer_impl": "optimizer implementation", "attention": "attention",
 }  # fmt: skip
 """Fields of a setup whose defaults are worth a word."""
@@ -24,9 +24,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if setup.seq_len is None:
         yield f"sequence length {step.seq_len} (default; --seq-len)"
     used = step.resolved()
-    taken = [
-        f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said
-    ]
+    taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
     if taken:
         yield f"defaults: {', '.join(taken)}"
     if not setup.padding_mask:

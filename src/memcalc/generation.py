@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memcalc.loaded_weights import loaded
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import family
-from memcalc.model.network import Batch, Network
+from memcalc.model.network import Network
 from memcalc.model.serving_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup
 from memcalc.sharding import tensor_parallel
-from memcalc.step import Step, build
+from memcalc.step import Step, batch, build
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import ENGINES, CacheFormat, Engine
 
@@ -26,16 +27,18 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     """
     kin = family(spec.model_type)
     engine = ENGINES[setup.engine]
-    form = engine.format(setup.kv_dtype, setup.dtype)
     config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), setup.tensor_parallel)
     network = build(replace(spec, config=config))
+    weights = loaded(spec, setup, engine, network, network if setup.tensor_parallel == 1 else build(spec))
+    form = engine.format(setup.kv_dtype, weights.dtype)
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
+    tape.expert_imbalance = setup.expert_imbalance
     tape.attention = kin.attention_used(engine.attention or setup.attention)
     tape.all_logits = setup.logits == "all"
     tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
-    network.bind(tape, ALIASES[setup.dtype])
+    network.bind(tape, engine.compute or ALIASES[weights.dtype])
     sequences = setup.batch * setup.num_beams
     _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
     if setup.new_tokens > 1:
@@ -49,14 +52,16 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     del tape.inputs[1:]
-    outputs = network(Batch(token, None, setup.padding_mask))
+    outputs = network(batch(token, None, setup))
     del outputs, old
     if setup.num_beams > 1:
         _reorder(tape)
     tape.finish()
     return Step(
         tape, network, tuple(network.tensors()), setup, None, 0, length, phases=("prefill", "decode"),
-        cache_bytes=cache_bytes, standing_cache=standing, notes=(*notes, *_said(setup, engine)),
+        cache_bytes=cache_bytes, standing_cache=standing, weights=weights.parts,
+        used={"dtype": weights.dtype, "quantization": weights.quantization},
+        notes=(*weights.notes, *notes, *_said(setup, engine)),
     )  # fmt: skip
 
 
@@ -94,12 +99,12 @@ def _prefill(
     earlier = length - chunk
     if earlier:
         tape.enter("earlier chunks", None)
-        network(Batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup.padding_mask))
+        network(batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         tape.cache.length = earlier
         tape.inputs.clear()
         tape.enter("prefill", None)
     prompt = tape.untracked((sequences, chunk), INT64, OVERHEAD, "token ids")
-    network(Batch(prompt, None, setup.padding_mask))
+    network(batch(prompt, None, setup))
     tape.cache.length = length
 
 

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """Parameters by group and dtype, and buffers; the same in every phase."""
+    if step.weights is not None:
+        yield from step.weights.items()
+        return
     sizes: dict[str, int] = {}
     for _, tensor in step.tensors:
         name = "buffers" if isinstance(tensor, Buffer) else f"{short(tensor.dtype)} {tensor.group}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import ConfigError
+from memcalc.model.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class ModelSpec:
     """The class that config.json names first under `architectures`."""
     config: Mapping[str, Any]
     """The values of config.json."""
+    stored: StoredWeights | None = None
+    """Its weights as they are stored, where headers tell."""
 
     @property
     def key(self) -> SpecKey:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memcalc.sources.quantization import Quantization
+from memcalc.model.quantization import Quantization
 from memcalc.sources.roles import understand
 from memcalc.sources.safetensors_header import BITS, Header
 from memcalc.sources.stored import Role, StoredTensor

@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from memcalc.errors import CheckpointError
+from memcalc.model.quantization import Quantization
 from memcalc.sources.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.ggml_types import FILE_TYPES, GGML_TYPES
 from memcalc.sources.gguf_cursor import Cursor
 from memcalc.sources.names import shown
 from memcalc.sources.not_safetensors import SIGNATURES
-from memcalc.sources.quantization import Quantization
 from memcalc.sources.stored import Role, StoredTensor
 
 VERSIONS = (2, 3)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memcalc.sources.quantization import Quantization
+from memcalc.model.quantization import Quantization
 from memcalc.sources.safetensors_header import HeaderTensor
 
 # Last parts of a name that belong to the weight before them: `q_proj.weight.absmax` is about `q_proj`'s `weight`.

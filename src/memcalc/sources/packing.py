@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
+from memcalc.model.quantization import weight_layouts
 from memcalc.sources.module_tensors import ModuleTensors
-from memcalc.sources.quantization import weight_layouts
 from memcalc.sources.safetensors_header import BITS, HeaderTensor
 
 # A weight's shape, or only its number of elements where the shape is not in the header.

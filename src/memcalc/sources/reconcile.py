@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from memcalc.model.declared import declared_dtypes
 from memcalc.sources.checkpoint import Checkpoint, safetensors_dtype
 from memcalc.units import format_bytes, format_count
 
@@ -46,19 +47,8 @@ class Dtypes:
 
 
 def declared_dtype(config: Mapping[str, Any]) -> str | None:
-    """What the config declares, under `dtype` or `torch_dtype`; the text model's own wins over the top level.
-
-    "auto", null and unknown words declare nothing.
-    """
-    for inner in ("text_config", "llm_config", "language_config", "thinker_config"):
-        nested = config.get(inner)
-        if isinstance(nested, Mapping) and (found := declared_dtype(nested)):
-            return found
-    for key in ("dtype", "torch_dtype"):
-        value = config.get(key)
-        if isinstance(value, str) and (spelled := safetensors_dtype(value)):
-            return spelled
-    return None
+    """What the config declares, as safetensors spells it; "auto", null and unknown words declare nothing."""
+    return next((spelled for word in declared_dtypes(config) if (spelled := safetensors_dtype(word))), None)
 
 
 def dtypes(checkpoint: Checkpoint | None, config: Mapping[str, Any] | None, asked: str | None = None) -> Dtypes:

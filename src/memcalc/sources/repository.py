@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from memcalc.errors import CheckpointError, ConfigError
+from memcalc.model.quantization import find_quantization
 from memcalc.sources.adapter import adapter_from
 from memcalc.sources.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint import Checkpoint, Declared, assemble
@@ -15,7 +16,6 @@ from memcalc.sources.gguf_config import config_from_gguf
 from memcalc.sources.json_object import parse_object
 from memcalc.sources.loaded import LoadedModel
 from memcalc.sources.names import shown
-from memcalc.sources.quantization import find_quantization
 from memcalc.sources.safetensors_header import read_header
 from memcalc.sources.shards import ShardIndex, check_present, disagreements, parse_index
 from memcalc.units import format_bytes

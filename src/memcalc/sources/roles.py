@@ -6,9 +6,9 @@ Only parameters and packed weights count as parameters; all four take bytes.
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 
+from memcalc.model.quantization import Quantization
 from memcalc.sources.module_tensors import ModuleTensors, by_module
 from memcalc.sources.packing import PACKINGS, Packing
-from memcalc.sources.quantization import Quantization
 from memcalc.sources.safetensors_header import HeaderTensor
 from memcalc.sources.stored import Role, StoredTensor
 

@@ -48,7 +48,8 @@ class Engine:
     (None: what the model computes in). `utilization` is the share of the GPU that it fills with weights, activations
     and pool; None where it takes only what it needs. `batched_tokens` is the most tokens of one pass of prefill; None
     for the whole prompt. `attention` is that of its own kernels, which work on its pages; None where it takes the
-    setup's. `compute` is the dtype of its activations; None for that of the weights.
+    setup's. `compute` is the dtype of its activations; None for that of the weights. `reads_gguf`: it loads GGUF weights
+    as they are stored.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Engine:
     batched_tokens: int | None = None
     attention: str | None = None
     compute: DType | None = None
+    reads_gguf: bool = False
     notes: tuple[str, ...] = ()
     source: str
 
@@ -95,7 +97,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="vllm", cache="paged", page=16, formats=_FP8, utilization=0.9, batched_tokens=8192, attention="flash",
-            notes=(_KERNELS, _GRAPHS),
+            reads_gguf=True, notes=(_KERNELS, _GRAPHS),
             source="vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype "
             "auto or fp8, max_num_batched_tokens 8192 when serving; hybrid KV cache manager for sliding windows",
         ),
@@ -113,7 +115,7 @@ ENGINES: dict[str, Engine] = {
         ),
         Engine(
             name="llama.cpp", cache="static", formats=_PLAIN | _GGML, auto=_PLAIN["fp16"], batched_tokens=512,
-            attention="flash", compute=FP32,
+            attention="flash", compute=FP32, reads_gguf=True,
             notes=("llama.cpp computes in fp32, and its cache is fp16 unless --kv-dtype says otherwise", _KERNELS),
             source="llama.cpp documentation of the server: --cache-type-k/v f32, f16 (default), bf16, q8_0 (int8), "
             "q4_0 (int4), --ubatch-size 512, a cache for the whole context, --swa-full to keep window layers in full; "

@@ -11,6 +11,9 @@ from typing import Any
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
 KEYS = ("quantization_config", "compression_config", "quantization", "quant_config")
 
+# Where it lists the modules that stay wide. Source: the quantization config classes of Transformers; ModelOpt's export.
+SKIPPED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules")
+
 # How deep to look: `thinker_config.text_config.quantization_config` exists.
 DEPTH = 3
 
@@ -56,6 +59,16 @@ def _statements(config: Mapping[str, Any], path: str, depth: int) -> Iterator[tu
         for key, value in config.items():
             if isinstance(value, Mapping) and key not in KEYS:
                 yield from _statements(value, f"{path}{key}.", depth - 1)
+
+
+def skipped_modules(stated: Quantization) -> tuple[str, ...]:
+    """Names of modules, or patterns behind "re:", that the repository keeps wide though their like is quantized."""
+    found: list[str] = []
+    for key in SKIPPED:
+        value = stated.settings.get(key)
+        if isinstance(value, (list, tuple)):
+            found.extend(item for item in value if isinstance(item, str) and item)
+    return tuple(found)
 
 
 def _method(settings: Mapping[str, Any]) -> str | None:

@@ -1,0 +1,153 @@
+"""The weights of a model that is served: in which dtype they are loaded, and what they take quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memcalc.errors import UsageError
+from memcalc.model.declared import declared_dtypes
+from memcalc.model.module import Buffer
+from memcalc.model.naming import NamedWeight, every_weight
+from memcalc.model.network import Network
+from memcalc.model.quantization import find_quantization, skipped_modules
+from memcalc.model.spec import ModelSpec
+from memcalc.model.stored_weights import GGUF
+from memcalc.model.sublayers.experts import Experts
+from memcalc.model.sublayers.linear import Conv1D, Linear
+from memcalc.model.tensor import rounded
+from memcalc.setup import InferenceSetup
+from memcalc.sharding import share
+from memcalc.tables.dtypes import ALIASES, short
+from memcalc.tables.engines import Engine
+from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
+
+DEFAULT_DTYPE = "bf16"
+LOADABLE = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
+
+    `parts` are the bytes of all weights by what they are, None where they are simply the network's in `dtype`.
+    """
+
+    dtype: str
+    quantization: str
+    parts: Mapping[str, int] | None
+    notes: tuple[str, ...]
+
+
+def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network) -> Loading:
+    """The weights of `network`, which is one GPU's share of `whole`.
+
+    Raises UsageError where the model is quantized already and another quantization is asked for.
+    """
+    dtype, line = dtype_to_load(spec, setup)
+    form, notes = _format(spec, setup)
+    method = "none" if form is None else form.name
+    buffers = {"buffers": _buffers(network, dtype)}
+    stored = spec.stored
+    if stored is not None and stored.packed and (stored.kind != GGUF or engine.reads_gguf):
+        here, everywhere = _count(network), _count(whole)
+        parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
+        if stored.wide:
+            parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
+        return Loading(dtype, stored.kind, parts | buffers, (line, *notes, "quantized weights are those of the files"))
+    if stored is not None and stored.kind == GGUF:
+        notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
+    elif form is not None:
+        return Loading(dtype, method, _by_format(network, form, dtype, _skipped(spec, setup)) | buffers, (line, *notes))
+    if engine.compute is not None:
+        return Loading(dtype, method, _by_format(network, None, dtype, ()) | buffers, (line, *notes))
+    return Loading(dtype, method, None, (line, *notes))
+
+
+def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, str]:
+    """The dtype of wide weights: what the user says, the config declares, or the files store; and how it was found."""
+    if setup.dtype is not None:
+        return setup.dtype, f"weights in {setup.dtype} (--dtype)"
+    for word in declared_dtypes(spec.config):
+        if word in ALIASES and (name := short(ALIASES[word])) in LOADABLE:
+            return name, f"weights in {name}, as config.json declares (--dtype)"
+    if spec.stored is not None and spec.stored.dtype in LOADABLE:
+        return str(spec.stored.dtype), f"weights in {spec.stored.dtype}, as they are stored (--dtype)"
+    return DEFAULT_DTYPE, f"weights in {DEFAULT_DTYPE} (default, as the config declares no dtype; --dtype)"
+
+
+def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
+    stated = find_quantization(spec.config)
+    if stated is None:
+        return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
+    if setup.quantization != "none":
+        raise UsageError(
+            f"the model is quantized already ({stated}), as its config says in {stated.where}; "
+            "leave out --quantization, or take the model that it was made from."
+        )
+    form = stated_format(stated)
+    if form is None:
+        return None, (f"quantization {stated.method!r} is not known: weights are counted as if it were not there",)
+    return form, (f"weights quantized as {stated.where} of the config says: {stated}",)
+
+
+def _skipped(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, ...]:
+    stated = find_quantization(spec.config)
+    return () if stated is None or setup.quantization != "none" else skipped_modules(stated)
+
+
+def _count(network: Network) -> int:
+    return sum(parameter.numel * parameter.copies for _, parameter in network.parameters())
+
+
+def _buffers(network: Network, dtype: str) -> int:
+    return sum(
+        rounded(tensor.numel * (tensor.fixed_dtype or ALIASES[dtype]).itemsize) * tensor.copies
+        for _, tensor in network.tensors()
+        if isinstance(tensor, Buffer)
+    )
+
+
+def _by_format(network: Network, form: WeightFormat | None, dtype: str, skipped: tuple[str, ...]) -> dict[str, int]:
+    """Bytes of every weight by format and group; `skipped` modules stay wide."""
+    parts: dict[str, int] = {}
+    for weight in every_weight(network):
+        parameter = weight.parameter
+        if form is not None and _is_quantized(weight, form) and not _matches(weight.name, skipped):
+            name, nbytes = f"{form.name} {parameter.group}", form.nbytes(_as_matrix(weight))
+        else:
+            kind = parameter.fixed_dtype or ALIASES[dtype]
+            name, nbytes = f"{short(kind)} {parameter.group}", parameter.numel * kind.itemsize
+        parts[name] = parts.get(name, 0) + rounded(nbytes)
+    return parts
+
+
+def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
+    """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms, biases and the head stay wide."""
+    if isinstance(weight.owner, Experts):
+        return form.experts and len(weight.parameter.shape) == 3
+    linear = isinstance(weight.owner, (Linear, Conv1D)) and len(weight.parameter.shape) == 2
+    return linear and not form.only_experts and weight.parameter.group not in ("LM head", "head", "embedding")
+
+
+def _as_matrix(weight: NamedWeight) -> tuple[int, ...]:
+    """The shape as [out, in], whichever way the weight lies."""
+    shape = weight.parameter.shape
+    turned = isinstance(weight.owner, Conv1D) or (isinstance(weight.owner, Experts) and weight.owner.transposed)
+    return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+
+
+def _matches(name: str, skipped: tuple[str, ...]) -> bool:
+    """Whether a config lists this weight's module: by a part of its name, or by a pattern behind "re:"."""
+    for pattern in skipped:
+        if not pattern.startswith("re:"):
+            if pattern.removeprefix("model.") in name:
+                return True
+            continue
+        try:
+            if re.search(pattern[3:], name):
+                return True
+        except re.error:
+            continue
+    return False

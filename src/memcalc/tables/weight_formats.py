@@ -1,0 +1,136 @@
+"""How quantized weights lie in memory: bits of a weight, and of the constants that weights share. One row a format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memcalc.model.quantization import Quantization
+
+Shared = tuple[int, int]
+"""So many weights of a matrix share so many bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """A format of quantized matrices.
+
+    `shared` are scales, zeros and their like: groups of weights, each with its constants. `row_bits` are kept for each
+    output of a matrix, `input_bits` for each input (the order of GPTQ), `block_bits` for each square of 128. `experts`
+    says whether the matrices of experts, which are no linear layers in Transformers, are quantized too; `only_experts`
+    that nothing else is.
+    """
+
+    name: str
+    bits: int
+    shared: tuple[Shared, ...] = ()
+    row_bits: int = 0
+    input_bits: int = 0
+    block_bits: int = 0
+    experts: bool = True
+    only_experts: bool = False
+    source: str
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of a matrix [out, in], or of a pile of them, with its constants."""
+        count, inputs = prod(shape), shape[-1]
+        bits = count * self.bits + sum(-(-count // size) * constant for size, constant in self.shared)
+        bits += prod(shape[:-1]) * self.row_bits + prod(shape[:-2]) * inputs * self.input_bits
+        if self.block_bits:
+            bits += prod(shape[:-2]) * -(-shape[-2] // 128) * -(-inputs // 128) * self.block_bits
+        return -(-bits // 8)
+
+
+_BITSANDBYTES = (
+    "bitsandbytes functional.py: absmax in fp32 for 64 weights; doubled, in 8 bits, with fp32 for 256 of them"
+)
+
+FORMATS: Mapping[str, WeightFormat] = {
+    row.name: row
+    for row in (
+        WeightFormat(name="nf4", bits=4, shared=((64, 32),), experts=False, source=_BITSANDBYTES),
+        WeightFormat(name="fp4", bits=4, shared=((64, 32),), experts=False, source=_BITSANDBYTES),
+        WeightFormat(name="nf4-double", bits=4, shared=((64, 8), (64 * 256, 32)), experts=False, source=_BITSANDBYTES),
+        WeightFormat(
+            name="int8", bits=8, row_bits=32, experts=False,
+            source="bitsandbytes nn/modules.py: an fp32 scale per output",
+        ),
+        WeightFormat(
+            name="gptq-4", bits=4, shared=((128, 20),), input_bits=32,
+            source="AutoGPTQ qlinear: an fp16 scale and a 4-bit zero per 128 weights, int32 g_idx per input",
+        ),
+        WeightFormat(
+            name="awq-4", bits=4, shared=((128, 20),),
+            source="AutoAWQ linear: an fp16 scale and a 4-bit zero per 128 weights",
+        ),
+        WeightFormat(
+            name="fp8", bits=8, block_bits=32,
+            source="Transformers integrations/finegrained_fp8.py: an fp32 scale per block of 128 by 128",
+        ),
+        WeightFormat(
+            name="mxfp4", bits=4, shared=((32, 8),), only_experts=True,
+            source="OCP Microscaling Formats: an 8-bit exponent per 32 weights; gpt-oss quantizes its experts alone",
+        ),
+    )
+}  # fmt: skip
+"""The formats of --quantization, by name."""
+
+
+def _bitsandbytes(stated: Quantization) -> WeightFormat:
+    if stated.bits == 8:
+        return FORMATS["int8"]
+    kind = stated.settings.get("bnb_4bit_quant_type", "fp4")
+    double = bool(stated.settings.get("bnb_4bit_use_double_quant"))
+    return FORMATS["nf4-double" if double else "nf4" if kind == "nf4" else "fp4"]
+
+
+def _blocks(stated: Quantization) -> WeightFormat:
+    """One scale for a whole matrix where no size of a block is stated."""
+    if stated.settings.get("weight_block_size"):
+        return FORMATS["fp8"]
+    return WeightFormat(name="fp8", bits=8, source="Transformers integrations: a scale per matrix")
+
+
+def _integers(
+    scale: int, *, zero: bool = False, group: int | None = None, input_bits: int = 0
+) -> Callable[[Quantization], WeightFormat]:
+    """Integers with a scale of so many bits for each group, or for each row, and a zero as wide as a weight."""
+
+    def row(stated: Quantization) -> WeightFormat:
+        bits, size = stated.bits or 4, stated.group_size or group
+        constants = scale + (bits if zero else 0)
+        return WeightFormat(
+            name=str(stated), bits=bits, shared=((size, constants),) if size else (), row_bits=0 if size else constants,
+            input_bits=input_bits, source="the repository's own config",
+        )  # fmt: skip
+
+    return row
+
+
+_STATED: Mapping[str, Callable[[Quantization], WeightFormat]] = {
+    "bitsandbytes": _bitsandbytes,
+    "gptq": _integers(16, zero=True, input_bits=32),
+    "auto-round": _integers(16, zero=True, group=128),
+    "awq": _integers(16, zero=True, group=128),
+    "fp8": _blocks,
+    "fbgemm-fp8": _integers(32),
+    "mxfp4": lambda _: FORMATS["mxfp4"],
+    "compressed-tensors": _integers(16),
+    "modelopt": _integers(8, group=16),
+    "mlx": _integers(32, group=64),
+    "hqq": _integers(32, group=64),
+    "quanto": _integers(16),
+    "torchao": _integers(32),
+    "eetq": _integers(16),
+    "bitnet": _integers(16),
+}
+"""Methods that configs name, and how wide their libraries keep the scale of a group."""
+
+
+def stated_format(stated: Quantization) -> WeightFormat | None:
+    """The format of a repository that states its quantization; None where the layout of its method is not known."""
+    row = _STATED.get(stated.method)
+    return None if row is None else row(stated)
