@@ -61,6 +61,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "whisper": ("whisper",),
     "neox": ("gpt_neox", "persimmon", "phi", "phi-msft"),
     "opt": ("opt",),
+    "bloom": ("bloom",),
+    "falcon": ("falcon",),
     "whisper": ("whisper",),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "compact": ("distilbert", "albert"),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder
@@ -36,12 +35,9 @@ class FusedHeads(Module):
     def __init__(
         self, c: Config, *, cut: Literal["chunks", "elements"], bias: bool = True, head_norm: bool = False
     ) -> None:
-        hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
-        if hidden % heads:
-            raise ConfigError(
-                f"{c.where} has 'hidden_size' {hidden}, which 'num_attention_heads' {heads} does not divide."
-            )
-        self.heads, self.head_dim, self.cut = heads, hidden // heads, cut
+        hidden = c.integer("hidden_size")
+        self.heads, _, self.head_dim = c.heads()
+        self.cut = cut
         self.query_key_value = Linear(hidden, 3 * hidden, bias=bias, group="attention")
         self.dense = Linear(hidden, hidden, bias=bias, group="attention")
         self.q_layernorm = LayerNorm(self.head_dim) if head_norm else None
@@ -195,7 +191,8 @@ FAMILIES = {
     "phi": Family("phi", phi, _PHI, verified=_ROWS),
     "phi-msft": Family("phi-msft", phi_msft, {**_PHI, "rotary_dim": 32}, {
         "n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
-        "n_positions": "max_position_embeddings", "activation_function": "hidden_act", "attn_pdrop": "attention_dropout",
+        "n_positions": "max_position_embeddings", "activation_function": "hidden_act",
+        "attn_pdrop": "attention_dropout",
     }, verified="exact counts; tensors as Transformers' phi keeps them"),
     "persimmon": Family("persimmon", persimmon, {
         "vocab_size": 262144, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 36,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from memcalc.errors import ConfigError
 from memcalc.model import heads, ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
@@ -23,12 +22,8 @@ class OPTAttention(Module):
     scope = "attention"
 
     def __init__(self, c: Config, hidden: int) -> None:
-        count, bias = c.integer("num_attention_heads"), c.flag("enable_bias")
-        if hidden % count:
-            raise ConfigError(
-                f"{c.where} has 'hidden_size' {hidden}, which 'num_attention_heads' {count} does not divide."
-            )
-        self.head_dim = hidden // count
+        _, _, self.head_dim = c.heads()
+        bias = c.flag("enable_bias")
         self.k_proj = Linear(hidden, hidden, bias=bias, group="attention")
         self.v_proj = Linear(hidden, hidden, bias=bias, group="attention")
         self.q_proj = Linear(hidden, hidden, bias=bias, group="attention")

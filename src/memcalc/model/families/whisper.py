@@ -1,4 +1,4 @@
-"""Whisper: convolutions over a mel spectrogram, an encoder of fixed length, and a decoder that writes the transcript."""
+"""Whisper: convolutions over a mel spectrogram, an encoder of fixed length, a decoder that writes the transcript."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Operations that choose elements: top-k, sorting, rows by index, and what mixtures of experts do with them.
 
 Their gradients are written into a zero-filled tensor of the input's size: in place on a GPU, into a second tensor where
-PyTorch's trackers look on. Source: torch/csrc/autograd/FunctionsManual.cpp of PyTorch 2.14 (`areAnyTensorSubclassLike`).
+PyTorch's trackers look on. Source: `areAnyTensorSubclassLike` in torch/csrc/autograd/FunctionsManual.cpp, PyTorch 2.14.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ def take(x: Tensor, indices: Tensor) -> Tensor:
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
         node.save(indices.storage)
+    return out
+
+
+def take_one(x: Tensor, dim: int) -> Tensor:
+    """One element of x along `dim`, the dimension kept, by an index that is a list: a copy; keeps the index."""
+    dim %= len(x.shape)
+    index = x.tape.new((1,), INT64)
+    out = x.tape.new((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
+    node = record(x.tape, out, _scattered, (x,), x.shape)
+    if node is not None:
+        node.save(index.storage)
     return out
 
 

@@ -6,7 +6,7 @@ Source: torch/csrc/autograd/{VariableTypeManual,functions/tensor}.cpp of PyTorch
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import divide_gradients, like
+from memcalc.model.ops.elementwise import divide_gradients, like, scratch
 from memcalc.model.ops.views import clone
 from memcalc.model.tensor import Tensor
 
@@ -14,6 +14,13 @@ from memcalc.model.tensor import Tensor
 def rebased(x: Tensor) -> Tensor:
     """The storage of x under a new node to come."""
     return Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
+
+
+def scale_(x: Tensor) -> Tensor:
+    """x times or divided by a number, in place."""
+    out = rebased(x)
+    record(x.tape, out, scratch(1), (x,))
+    return out
 
 
 def divide_(a: Tensor, b: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL, INT64
 
-
 RECURRENT: Final = -1
 """In place of a sliding window: a layer that attends to nothing and has states of its own."""
 
@@ -20,13 +19,14 @@ def padding_input(ids: Tensor) -> Tensor:
 
 
 def causal_mask(
-    hidden: Tensor, padding: bool, window: int | None = None, *, past: int | None = None
+    hidden: Tensor, padding: bool, window: int | None = None, *, past: int | None = None, always: bool = False
 ) -> Tensor | None:
     """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
 
-    Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it where
-    the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash attention
-    takes none. A window of zero is one that no layer has, but for which the model makes a mask of all tokens.
+    Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it
+    where the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash
+    attention takes none. With `always`, nothing is skipped. A window of zero is one that no layer has, but for which
+    the model makes a mask of all tokens.
     """
     tape = hidden.tape
     length = hidden.shape[1]
@@ -40,7 +40,8 @@ def causal_mask(
     elif window and tape.cache is not None:
         seen = min(past, window - 1) + length
     alone = length == 1 and not static
-    return _mask(hidden, padding, length, seen, skip=(window is None or seen < window) and (alone or seen == length))
+    skip = not always and (window is None or seen < window) and (alone or seen == length)
+    return _mask(hidden, padding, length, seen, skip=skip)
 
 
 def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:

@@ -1,0 +1,27 @@
+"""Functions that bring their own backward (torch.autograd.Function): they keep their input and compute the rest anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.tensor import Tensor
+
+
+def function(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """forward(x), outside the graph; its gradient is backward(gradient, x)."""
+    tape = x.tape
+    before, tape.grad_enabled = tape.grad_enabled, False
+    try:
+        out = forward(x.detach())
+    finally:
+        tape.grad_enabled = before
+    node = record(tape, out, _function_backward, (x,), backward)
+    if node is not None:
+        node.save(x.storage)
+    return out
+
+
+def _function_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    return [None if grad is None else node.context(grad, grad.detach())]  # x has the gradient's shape and dtype
