@@ -119,9 +119,9 @@ class DecoderModel(Module):
             inputs_embeds = ops.scale(inputs_embeds)
         if ids.tape.cache is not None:
             for block in self.layers.blocks:
-                attention = _mixer(block)
-                if attention.window != RECURRENT:
-                    ids.tape.cache.announce(attention, attention.window, block.copies, inputs_embeds)
+                attention, window = _mixer(block)
+                if window != RECURRENT:
+                    ids.tape.cache.announce(attention, window, block.copies, inputs_embeds)
         position_ids = None if self.positions == "none" else positions(ids.tape, ids.shape[1])
         masks = {
             window: recurrent_mask(ids, padding) if window == RECURRENT else causal_mask(inputs_embeds, padding, window)
@@ -135,7 +135,7 @@ class DecoderModel(Module):
             hidden = self.norm(hidden)
         passed = position_ids if self.positions == "passed" else None
         for layer in self.layers:
-            window = _mixer(layer.module).window
+            window = _mixer(layer.module)[1]
             turn = rotation[window] if isinstance(rotation, dict) else rotation
             mask = masks if self.all_masks else masks[window]
             out = layer(hidden, rotation=turn, mask=mask, position_ids=passed)
@@ -144,10 +144,11 @@ class DecoderModel(Module):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
 
-def _mixer(block: Module) -> Any:
-    """What mixes tokens in a decoder block: its attention, or a mixer in its place."""
+def _mixer(block: Module) -> tuple[Module, int | None]:
+    """What mixes tokens in a decoder block, its attention or a mixer in its place, and that one's window."""
     parts = vars(block)
-    return parts["self_attn"] if "self_attn" in parts else parts["mixer"]
+    mixer = parts["self_attn"] if "self_attn" in parts else parts["mixer"]
+    return mixer, getattr(mixer, "window", None)
 
 
 class CausalLM(Network):

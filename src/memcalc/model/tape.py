@@ -158,6 +158,16 @@ class Tape:
             self.inputs.append(allocation)
         return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
 
+    def multiply_alive(self, since: int, count: int) -> None:
+        """Let what was allocated from tick `since` on and is still alive stand for `count` such tensors.
+
+        A loop over tokens runs its body once for many of them.
+        """
+        for allocation in self.allocations[since:]:
+            if allocation.dies == NEVER:
+                allocation.nbytes *= count
+                allocation.raw_nbytes *= count
+
     # -- where we are -----------------------------------------------------------------------------------------------
 
     def _mark(self) -> None:

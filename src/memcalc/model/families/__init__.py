@@ -63,18 +63,21 @@ _FILES: dict[str, tuple[str, ...]] = {
     "opt": ("opt",),
     "bloom": ("bloom",),
     "falcon": ("falcon",),
-    "whisper": ("whisper",),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
     "vit": ("vit", "deit", "dinov2"),
+    "contrastive": (
+        "clip", "siglip", "clip_text_model", "siglip_text_model", "clip_vision_model", "siglip_vision_model",
+    ),
     "modernbert": ("modernbert",),
     "moe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
     "deepseek": ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1"),
-    "mamba": ("mamba2", "bamba"),
+    "mamba": ("mamba", "mamba2", "falcon_mamba", "bamba"),
     "granite_moe": ("granitemoe", "granitemoehybrid"),
     "falcon_h1": ("falcon_h1",),
+    "hybrids": ("jamba", "nemotron_h"),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""
 

@@ -29,16 +29,17 @@ def latent_attention(c: Config, rotate: Rotate) -> LatentAttention:
     """The latent attention of a DeepSeek config."""
     return LatentAttention(
         c.integer("hidden_size"), c.integer("num_attention_heads"), q_rank=c.optional("q_lora_rank"),
-        kv_rank=c.integer("kv_lora_rank"), nope_dim=c.integer("qk_nope_head_dim"), rope_dim=c.integer("qk_rope_head_dim"),
-        value_dim=c.integer("v_head_dim"), bias=c.flag("attention_bias"), dropout=c.probability("attention_dropout"),
-        rotate=rotate,
+        kv_rank=c.integer("kv_lora_rank"), nope_dim=c.integer("qk_nope_head_dim"),
+        rope_dim=c.integer("qk_rope_head_dim"), value_dim=c.integer("v_head_dim"), bias=c.flag("attention_bias"),
+        dropout=c.probability("attention_dropout"), rotate=rotate,
     )  # fmt: skip
 
 
 def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
     """Experts under a group-limited router, and shared ones."""
     gate = GroupLimitedRouter(
-        c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"), groups=c.integer("n_group"), top_groups=c.integer("topk_group"),
+        c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"),
+        groups=c.integer("n_group"), top_groups=c.integer("topk_group"),
         normalise=c.flag("norm_topk_prob"),
     )  # fmt: skip
     return _with_shared(c, gate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from memcalc.errors import ConfigError
@@ -10,10 +11,11 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
-from memcalc.model.module import Stack
+from memcalc.model.module import Module, Stack
 from memcalc.model.network import DecoderModel, Network
 from memcalc.model.sublayers.blocks import DecoderBlock, MixerBlock
 from memcalc.model.sublayers.linear import Embedding
+from memcalc.model.sublayers.mamba1 import MambaMixer, WeightlessNorm
 from memcalc.model.sublayers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape, mixer_of
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.norms import RMSNorm
@@ -29,24 +31,58 @@ def in_fp32(logits: Tensor) -> Tensor:
 
 def mamba2(c: Config, architecture: str | None) -> Network:
     """Mamba 2 and Codestral Mamba, without the `mamba_ssm` kernels."""
-    hidden, depth = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    hidden, bias = c.integer("hidden_size"), c.flag("use_bias")
     shape = Mamba2Shape(
         c.integer("num_heads"), c.integer("head_dim"), c.integer("state_size"), c.integer("n_groups"),
         c.integer("chunk_size"), c.integer("conv_kernel"),
     )  # fmt: skip
-    bias, fp32 = c.flag("use_bias"), c.flag("residual_in_fp32")
 
-    def block(_layer: int) -> MixerBlock:
-        mixer = Mamba2Mixer(
+    def mixer() -> Module:
+        return Mamba2Mixer(
             hidden, shape, c.text("hidden_act"), GatedRMSNorm(shape.inner, shape.groups),
             conv_bias=c.flag("use_conv_bias"), bias=bias, out_bias=bias,
         )  # fmt: skip
-        return MixerBlock(mixer, RMSNorm(hidden), fp32=fp32)
 
+    return _recurrent(c, architecture, mixer)
+
+
+def mamba(c: Config, architecture: str | None) -> Network:
+    """Mamba, without the `mamba_ssm` kernels: a loop over tokens."""
+    return _recurrent(c, architecture, partial(_mamba1, c))
+
+
+def falcon_mamba(c: Config, architecture: str | None) -> Network:
+    """Falcon Mamba: norms over steps, b and c."""
+    widths = (_inner(c), c.integer("state_size"), c.integer("state_size"))
+
+    def norms() -> list[Module]:
+        return [WeightlessNorm(width) for width in widths]
+
+    return _recurrent(c, architecture, partial(_mamba1, c, norms))
+
+
+def _mamba1(c: Config, norms: Callable[[], list[Module]] | None = None) -> Module:
+    hidden = c.integer("hidden_size")
+    rank = -(-hidden // 16) if c.get("time_step_rank") in ("auto", None) else c.integer("time_step_rank")
+    return MambaMixer(
+        hidden, _inner(c), c.integer("state_size"), rank,
+        c.integer("conv_kernel"), c.text("hidden_act"), conv_bias=c.flag("use_conv_bias"), bias=c.flag("use_bias"),
+        norms=norms,
+    )  # fmt: skip
+
+
+def _inner(c: Config) -> int:
+    """Width of the inner states: given, or so many times the hidden size."""
+    return c.integer("intermediate_size", int(c.number("expand") * c.integer("hidden_size")))
+
+
+def _recurrent(c: Config, architecture: str | None, mixer: Callable[[], Module]) -> Network:
+    """A model of nothing but mixers."""
+    hidden, fp32 = c.integer("hidden_size"), c.flag("residual_in_fp32")
     embedding = Embedding(c.integer("vocab_size"), hidden)
-    model = DecoderModel(
-        embedding, Stack(["mixer"] * depth, block), RMSNorm(hidden), None, [RECURRENT], positions="none"
-    )
+    depth = c.integer("num_hidden_layers")
+    layers = Stack(["mixer"] * depth, lambda _: MixerBlock(mixer(), RMSNorm(hidden), fp32=fp32))
+    model = DecoderModel(embedding, layers, RMSNorm(hidden), None, [RECURRENT], positions="none")
     tied = c.flag("tie_word_embeddings")
     network = decoder(c, architecture, model, hidden, embedding, tied=tied, bend=[in_fp32], cast=True)
     network.takes_past = False
@@ -69,6 +105,11 @@ def bamba(c: Config, architecture: str | None) -> Network:
     )  # fmt: skip
 
 
+_MAMBA: dict[str, object] = {
+    "vocab_size": 50280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 32, "expand": 2, "conv_kernel": 4,
+    "use_bias": False, "use_conv_bias": True, "hidden_act": "silu", "time_step_rank": "auto",
+    "tie_word_embeddings": True,
+}  # fmt: skip
 _ROWS = "measured rows, exact counts"
 FAMILIES = {
     "bamba": Family("bamba", bamba, {
@@ -78,6 +119,8 @@ FAMILIES = {
         "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_expand": 2,
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
     }, verified=_ROWS),
+    "mamba": Family("mamba", mamba, {**_MAMBA, "residual_in_fp32": True}, verified=_ROWS),
+    "falcon_mamba": Family("falcon_mamba", falcon_mamba, {**_MAMBA, "residual_in_fp32": True}, verified=_ROWS),
     "mamba2": Family("mamba2", mamba2, {
         "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64,
         "state_size": 128, "n_groups": 8, "chunk_size": 256, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,

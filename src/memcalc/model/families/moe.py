@@ -30,7 +30,7 @@ def mixtral(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
-        gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, cast=False)
+        gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, cast="not")
         return MixtureOfExperts(gate, experts)
 
     return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixture)
@@ -77,9 +77,7 @@ def qwen2_moe(c: Config, architecture: str | None) -> Network:
     types = c.layer_types(sliding)
     windows = [window if kind == "sliding_attention" else None for kind in types]
     attention, mlps = {"bias": c.flag("qkv_bias", True)}, _qwen_mlps(c, mixture)
-    return dense_decoder(
-        c, architecture, windows=windows, masks=[None, window or 0], mlp=mlps, attention=attention
-    )
+    return dense_decoder(c, architecture, windows=windows, masks=[None, window or 0], mlp=mlps, attention=attention)
 
 
 def olmoe(c: Config, architecture: str | None) -> Network:

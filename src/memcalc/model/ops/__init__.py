@@ -6,6 +6,7 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 from memcalc.model.ops.attention import scaled_dot_product_attention
 from memcalc.model.ops.complex import as_complex, as_real, polar, turn
 from memcalc.model.ops.convolution import conv1d, convolution
+from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.elementwise import (
     add,
     add_,
@@ -37,11 +38,10 @@ from memcalc.model.ops.elementwise import (
     to,
     where,
 )
-from memcalc.model.ops.einsum import einsum
-from memcalc.model.ops.indexing import gather, max_over, sort, take, take_one, topk
 from memcalc.model.ops.function import function
+from memcalc.model.ops.indexing import gather, max_over, sort, take, take_one, topk
 from memcalc.model.ops.inplace import copy_into, divide_, scale_
-from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm
+from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm, weight_times
 from memcalc.model.ops.piecewise import at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
@@ -82,11 +82,12 @@ from memcalc.model.ops.views import (
 __all__ = [
     "add", "add_", "addmm", "as_complex", "as_real", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat",
     "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite", "clone", "compare", "contiguous",
-    "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum", "divide", "divide_", "dropout", "einsum", "embedding",
-    "exp", "expand", "expm1", "function", "gather", "gelu", "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax",
-    "lower", "masked_fill", "masked_fill_", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply",
-    "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar", "power", "relu", "repeat", "reshape",
-    "rms_norm_fused", "rsqrt", "scale", "scale_", "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin",
-    "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one",
-    "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "view", "where",
+    "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum", "divide", "divide_", "dropout",
+    "einsum", "embedding", "exp", "expand", "expm1", "function", "gather", "gelu", "grouped_mm", "layer_norm",
+    "like", "linear", "log", "log_softmax", "lower", "masked_fill", "masked_fill_", "matmul", "max_over", "mean",
+    "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar",
+    "power", "relu", "repeat", "reshape", "rms_norm_fused", "rsqrt", "scale", "scale_",
+    "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "sort",
+    "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one", "tanh", "to",
+    "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "view", "weight_times", "where",
 ]  # fmt: skip

@@ -57,7 +57,8 @@ def _sum_of_products(a: Tensor, b: Tensor, summed: list[int]) -> Tensor:
             left.append(dim)
         else:
             right.append(dim)
-    batch, rows, columns = prod(a.shape[d] for d in both), prod(a.shape[d] for d in left), prod(b.shape[d] for d in right)
+    batch, rows = prod(a.shape[d] for d in both), prod(a.shape[d] for d in left)
+    columns = prod(b.shape[d] for d in right)
     sizes = (*(a.shape[d] for d in (*both, *left)), *(1 for _ in summed), *(b.shape[d] for d in right))
     order = [*both, *left, *summed, *right]
     a = reshape(permute(a, *order), batch, rows, inner)

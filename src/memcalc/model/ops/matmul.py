@@ -9,7 +9,7 @@ from math import prod
 
 from memcalc.model.autograd import AccumulateGrad, Grads, Node, record
 from memcalc.model.ops.elementwise import add_, broadcast_shapes, to
-from memcalc.model.ops.views import expand, reshape, transpose, view
+from memcalc.model.ops.views import contiguous, expand, reshape, transpose, view
 from memcalc.model.tape import WEIGHTS
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
 from memcalc.tables.dtypes import short
@@ -129,6 +129,17 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return view(bmm(left, right), *batch, a.shape[-2], b.shape[-1])
 
 
+def weight_times(weight: Tensor, x: Tensor) -> Tensor:
+    """weight [out, in] @ x [b, in, s] where the weight is trained: folded into one mm, whose result is copied."""
+    if x.tape.autocast is not None:
+        x = lower(x)
+        weight = lower(weight)
+    turned, transposed = transpose(x, 1, 2), transpose(weight, 0, 1)
+    batch, length, inner = turned.shape
+    out = view(mm(reshape(turned, batch * length, inner), transposed), batch, length, weight.shape[0])
+    return contiguous(transpose(out, 1, 2))
+
+
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Batched a @ b: keeps each operand that the other's gradient needs; b's gradient comes first."""
     if a.tape.autocast is not None:
@@ -155,7 +166,7 @@ def _bmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def grouped_mm(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
-    """Rows [n, in], sorted by group, each times its group's matrix of [groups, in, out]; `offsets` are the groups' ends.
+    """Rows [n, in] sorted by group, each times its group's matrix of [groups, in, out]; `offsets` are where groups end.
 
     Autocast leaves it alone. Keeps rows, weight and offsets; the weight's gradient comes first.
     """

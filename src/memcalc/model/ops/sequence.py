@@ -12,7 +12,7 @@ from memcalc.tables.dtypes import BOOL
 
 
 def pad(x: Tensor, dim: int, extra: int) -> Tensor:
-    """x with `extra` zeros before or behind it along `dim`: a contiguous copy, or one laid out as x if nothing is added.
+    """x with `extra` zeros before or behind it along `dim`: a contiguous copy, or one laid out as x if there are none.
 
     Its gradient is a copy too.
     """

@@ -77,14 +77,18 @@ class DecoderBlock(Module):
 
 
 class MixerBlock(Module):
-    """One norm and one mixer: attention, a state-space mixer, an MLP. Sums are in fp32 if `fp32` says so (Mamba)."""
+    """One norm and one mixer of tokens. Sums are in fp32 if `fp32` says so (Mamba).
+
+    With `alone`, what stands in place of the mixer takes nothing but the hidden states (Nemotron H: an MLP, experts).
+    """
 
     scope = "residual stream"
 
-    def __init__(self, mixer: Module, norm: Module, *, fp32: bool = False) -> None:
+    def __init__(self, mixer: Module, norm: Module, *, fp32: bool = False, alone: bool = False) -> None:
         self.norm = norm
         self.mixer = mixer
         self.fp32 = fp32
+        self.alone = alone
 
     def forward(
         self, hidden: Tensor, rotation: Rotation | None, mask: Tensor | None, position_ids: Tensor | None
@@ -94,7 +98,10 @@ class MixerBlock(Module):
         hidden = self.norm(ops.to(hidden, vars(self.norm)["weight"].dtype))
         if self.fp32:
             residual = ops.to(residual, FP32)
-        hidden, _weights = self.mixer(hidden, rotation, mask)
+        if self.alone:
+            hidden = self.mixer(hidden)
+        else:
+            hidden, _weights = self.mixer(hidden, rotation, mask)
         return ops.add(residual, hidden)
 
 

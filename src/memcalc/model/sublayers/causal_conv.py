@@ -29,9 +29,9 @@ class CausalConv(Module):
             return self._over_sequence(x, weight)
         channels, width = weight.shape
         seen = tape.cache.has_state(owner, STATE)
-        if seen and length == 1:
-            return self._over_token(x, tape.cache.state(owner, (x.shape[0], channels, width), x.dtype, x, STATE), weight)
         state = tape.cache.state(owner, (x.shape[0], channels, width), x.dtype, x, STATE)
+        if seen and length == 1:
+            return self._over_token(x, state, weight)
         if seen:
             x = ops.cat((state, x), -1)
         elif length < width:

@@ -73,7 +73,7 @@ class Experts(Module):
         expert_ids, order = ops.sort(expert_ids)
         rows = ops.take(hidden, ops.like(order))
         row_weights = ops.take(sample_weights, order)
-        counted, counts = ops.like(expert_ids, INT32), tape.new((self.count,), INT32)
+        histogram = ops.like(expert_ids, INT32), tape.new((self.count,), INT32)
         offsets = tape.new((self.count,), INT32)
         bias = None if self.up_proj_bias is None else ops.take(self.up_proj_bias, expert_ids)
         out = self._grouped(rows, self.up_proj, offsets, bias)
@@ -86,7 +86,9 @@ class Experts(Module):
         del arranged
         weighted = ops.take(weighted, back)
         summed = ops.sum_over(ops.view(weighted, tokens, self.per_token, width), 1)
-        return ops.to(summed, hidden.dtype)
+        out = ops.to(summed, hidden.dtype)
+        del histogram
+        return out
 
 
 class MixtureOfExperts(Module):
@@ -139,18 +141,30 @@ class ExpertsBesideMLP(Module):
 
 
 class SharedAndRoutedExperts(Module):
-    """A router, experts, and behind them an MLP of shared experts that every token meets (DeepSeek)."""
+    """A router, experts, and behind them an MLP of shared experts that every token meets (DeepSeek).
+
+    `around` are projections to and from a narrower width in which the experts work (Nemotron 3).
+    """
 
     scope = "experts"
 
-    def __init__(self, experts: Module, gate: Module, shared: Module) -> None:
+    def __init__(
+        self, experts: Module, gate: Module, shared: Module, around: tuple[Module, Module] | None = None
+    ) -> None:
         self.experts = experts
         self.gate = gate
         self.shared_experts = shared
+        self.fc1_latent_proj = None if around is None else around[0]
+        self.fc2_latent_proj = None if around is None else around[1]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         _logits, weights, indices = self.gate(hidden)
         flat = ops.view(hidden, -1, hidden.shape[-1])
-        out = ops.view(self.experts(flat, weights, indices), *hidden.shape)
+        if self.fc1_latent_proj is not None:
+            flat = self.fc1_latent_proj(flat)
+        out = self.experts(flat, weights, indices)
+        if self.fc2_latent_proj is not None:
+            out = self.fc2_latent_proj(out)
+        out = ops.view(out, *hidden.shape)
         return ops.add(out, self.shared_experts(hidden))

@@ -19,7 +19,7 @@ STATE = "state-space states"
 
 
 class GatedRMSNorm(Module):
-    """RMSNorm by groups of an input that a gate has been multiplied on, in fp32; the weight multiplies the cast result."""
+    """RMSNorm by groups, in fp32, of an input times an activated gate; the weight multiplies the cast result."""
 
     scope = "norms"
 
@@ -89,7 +89,7 @@ class Mamba2Mixer(Module):
         self.out_proj = Linear(shape.inner, hidden, bias=out_bias, group="state-space mixer")
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
-        """[b, s, h] to [b, s, h], as an attention answers; there is no rotary embedding and there are no probabilities."""
+        """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
         shape, dtype, (batch, length, _) = self.shape, hidden.dtype, hidden.shape
         cache = hidden.tape.cache
         hidden = masked(hidden, mask)
@@ -112,8 +112,8 @@ class Mamba2Mixer(Module):
         else:
             scanned, last = chunk_scan(
                 ops.view(hidden, batch, length, shape.heads, shape.head_dim), dt, a,
-                ops.view(b, batch, length, shape.groups, shape.state), ops.view(c, batch, length, shape.groups, shape.state),
-                self.D, self.dt_bias, shape.chunk, state,
+                ops.view(b, batch, length, shape.groups, shape.state),
+                ops.view(c, batch, length, shape.groups, shape.state), self.D, self.dt_bias, shape.chunk, state,
             )  # fmt: skip
             if cache is not None:
                 cache.state(self, state_shape, last.dtype, last, STATE)
@@ -145,7 +145,8 @@ class Mamba2Mixer(Module):
 def mixer_of(c: Config) -> Mamba2Mixer:
     """The mixer that the `mamba_...` keys of a hybrid's config describe."""
     hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
-    head_dim = c.integer("mamba_expand") * hidden // heads if c.get("mamba_d_head") == "auto" else c.integer("mamba_d_head")
+    automatic = c.get("mamba_d_head") == "auto"
+    head_dim = c.integer("mamba_expand") * hidden // heads if automatic else c.integer("mamba_d_head")
     shape = Mamba2Shape(
         heads, head_dim, c.integer("mamba_d_state"), c.integer("mamba_n_groups"), c.integer("mamba_chunk_size"),
         c.integer("mamba_d_conv"),

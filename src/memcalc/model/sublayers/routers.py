@@ -5,6 +5,8 @@ Each gives logits, weights and indices. The logits stay with the caller, as in T
 
 from __future__ import annotations
 
+from typing import Literal
+
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.tensor import Tensor
@@ -17,10 +19,13 @@ Routing = tuple[Tensor, Tensor, Tensor]
 class TopKRouter(Module):
     """Softmax in fp32 over all experts, then the best `per_token` (Mixtral, Qwen).
 
-    `normalise`: their weights are made to sum to one, in place; `cast`: and go back to the logits' dtype.
+    `normalise`: their weights are made to sum to one, in place; `cast`: they go to the dtype of logits or hidden.
     """
 
-    def __init__(self, hidden: int, count: int, per_token: int, *, normalise: bool = True, cast: bool = True) -> None:
+    def __init__(
+        self, hidden: int, count: int, per_token: int, *,
+        normalise: bool = True, cast: Literal["logits", "hidden", "not"] = "logits",
+    ) -> None:  # fmt: skip
         self.weight = Parameter(count, hidden, group="experts")
         self.per_token = per_token
         self.normalise = normalise
@@ -30,12 +35,12 @@ class TopKRouter(Module):
         """Tokens [n, h] to their routing."""
         hidden = ops.reshape(hidden, -1, hidden.shape[-1])
         logits = ops.linear(hidden, self.weight)
-        probs = ops.softmax(logits, FP32) if self.cast else ops.softmax(ops.to(logits, FP32))
+        probs = ops.softmax(ops.to(logits, FP32)) if self.cast == "not" else ops.softmax(logits, FP32)
         weights, indices = ops.topk(probs, self.per_token)
         if self.normalise:
             weights = ops.divide_(weights, ops.sum_over(weights, keepdim=True))
-        if self.cast:
-            weights = ops.to(weights, logits.dtype)
+        if self.cast != "not":
+            weights = ops.to(weights, logits.dtype if self.cast == "logits" else hidden.dtype)
         return logits, weights, indices
 
 
@@ -92,7 +97,7 @@ class GroupLimitedRouter(Module):
 
 
 class SoftmaxGroupRouter(Module):
-    """DeepSeek-V2's: softmax scores; with `groups`, only experts of the best `top_groups` count. The weight is in fp32."""
+    """DeepSeek-V2: softmax scores, of experts in the best `top_groups` of `groups` if given. The weight is in fp32."""
 
     def __init__(
         self, hidden: int, count: int, per_token: int, *, groups: int | None = None, top_groups: int | None = None

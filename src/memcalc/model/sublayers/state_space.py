@@ -48,7 +48,7 @@ def chunk_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dt_bias: Tensor, size: int,
     initial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Inputs x [b, s, heads, p], steps dt [b, s, heads], a and d [heads], b and c [b, s, groups, n] in chunks of `size`.
+    """x [b, s, heads, p] and steps dt [b, s, heads], a and d [heads], b and c [b, s, groups, n] in chunks of `size`.
 
     Gives the output [b, s, heads, p] and the last state [b, heads, p, n], a view.
     """
@@ -96,7 +96,7 @@ def state_update(
     state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, dt_bias: Tensor,
     gate: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """One token: `state` [b, heads, p, n] moves on in place; x, dt, d and its bias [b, heads, p], b and c [b, groups, n]."""
+    """One token: `state` [b, heads, p, n] moves on in place; x and dt are [b, heads, p], b and c [b, groups, n]."""
     batch, heads, width = x.shape
     groups, size = b.shape[1:]
     dt = ops.add(dt, ops.to(dt_bias, dt.dtype))
