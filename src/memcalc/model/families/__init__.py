@@ -55,7 +55,10 @@ _FILES: dict[str, tuple[str, ...]] = {
         "baichuan", "exaone", "internlm", "internlm2", "internlm3", "mimo", "minicpm", "qwen", "xverse",
     ),  # fmt: skip
     "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
-    "gpt2": ("gpt2",),
+    "gpt2": ("gpt2", "gpt_bigcode"),
+    "gpt_neo": ("gpt_neo",),
+    "gptj": ("codegen", "gptj"),
+    "mpt": ("mpt",),
     "t5": ("t5", "mt5", "umt5"),
     "bart": ("bart", "m2m_100", "marian", "mbart", "pegasus"),
     "whisper": ("whisper",),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from memcalc.model import ops
 from memcalc.model.module import Module
 from memcalc.model.sublayers.activations import Activation, find
@@ -69,10 +72,12 @@ class PlainMLP(Module):
     def __init__(
         self, hidden: int, width: int, act: str | Module, *,
         names: tuple[str, str] = ("up_proj", "down_proj"), bias: bool = False, dropout: float = 0.0,
+        linear: Callable[[int, int], Module] | None = None,
     ) -> None:  # fmt: skip
+        make = linear or partial(Linear, bias=bias, group="MLP")
         self.names = names
-        setattr(self, names[0], Linear(hidden, width, bias=bias, group="MLP"))
-        setattr(self, names[1], Linear(width, hidden, bias=bias, group="MLP"))
+        setattr(self, names[0], make(hidden, width))
+        setattr(self, names[1], make(width, hidden))
         self.act = activation(act) if isinstance(act, str) else act
         self.dropout = dropout
 
