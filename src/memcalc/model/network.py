@@ -11,7 +11,7 @@ from memcalc.model.config import Config
 from memcalc.model.module import Module, Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import causal_lm_loss
-from memcalc.model.sublayers.masks import RECURRENT, causal_mask, recurrent_mask
+from memcalc.model.sublayers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT64
@@ -123,10 +123,7 @@ class DecoderModel(Module):
                 if window != RECURRENT:
                     ids.tape.cache.announce(attention, window, block.copies, inputs_embeds)
         position_ids = None if self.positions == "none" else positions(ids.tape, ids.shape[1])
-        masks = {
-            window: recurrent_mask(ids, padding) if window == RECURRENT else causal_mask(inputs_embeds, padding, window)
-            for window in self.windows
-        }
+        masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
         hidden = ops.dropout(inputs_embeds, self.dropout)
         if self.rebinds:
             inputs_embeds = hidden
@@ -142,6 +139,14 @@ class DecoderModel(Module):
             hidden, _weights = out if isinstance(out, tuple) else (out, None)
             del out
         return self.norm(hidden)  # type: ignore[no-any-return]
+
+    def _mask(self, ids: Tensor, hidden: Tensor, padding: bool, window: int | None) -> Tensor | None:
+        """The mask of layers with this window."""
+        if window == RECURRENT:
+            return recurrent_mask(ids, padding)
+        own = [kind for _, kind in map(_mixer, self.layers.blocks) if kind != RECURRENT]
+        strange = window != 0 and own and window not in own
+        return causal_mask(hidden, padding, window, cached=own[0] if strange else SAME)
 
 
 def _mixer(block: Module) -> tuple[Module, int | None]:

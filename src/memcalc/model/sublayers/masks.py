@@ -12,6 +12,9 @@ from memcalc.tables.dtypes import BOOL, INT64
 RECURRENT: Final = -1
 """In place of a sliding window: a layer that attends to nothing and has states of its own."""
 
+SAME: Final = -2
+"""In place of another window: the same."""
+
 
 def padding_input(ids: Tensor) -> Tensor:
     """The mask [b, s] that says which of `ids` are padding: an input of the step, counted once something aliases it."""
@@ -19,26 +22,29 @@ def padding_input(ids: Tensor) -> Tensor:
 
 
 def causal_mask(
-    hidden: Tensor, padding: bool, window: int | None = None, *, past: int | None = None, always: bool = False
-) -> Tensor | None:
+    hidden: Tensor, padding: bool, window: int | None = None, *,
+    past: int | None = None, always: bool = False, cached: int | None = SAME,
+) -> Tensor | None:  # fmt: skip
     """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
 
     Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it
     where the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash
     attention takes none. With `always`, nothing is skipped. A window of zero is one that no layer has, but for which
-    the model makes a mask of all tokens.
+    the model makes a mask of all tokens. `cached` is the window of the layer whose cache says how many tokens there
+    are: the first one's, where no layer has this mask's.
     """
     tape = hidden.tape
     length = hidden.shape[1]
     tape.causal = True
+    kept = window if cached == SAME else cached
     if past is None:
         past = 0 if tape.cache is None else tape.cache.length
     static = tape.cache is not None and tape.cache.whole is not None
     seen = past + length
     if tape.cache is not None and static:
-        seen = tape.cache.room(window or None, length, past)
-    elif window and tape.cache is not None:
-        seen = min(past, window - 1) + length
+        seen = tape.cache.room(kept or None, length, past)
+    elif kept and tape.cache is not None:
+        seen = min(past, kept - 1) + length
     alone = length == 1 and not static
     skip = not always and (window is None or seen < window) and (alone or seen == length)
     return _mask(hidden, padding, length, seen, skip=skip)
