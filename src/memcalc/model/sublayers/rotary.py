@@ -42,7 +42,9 @@ class RotaryEmbedding(Module):
         self, dim: int, *, pairs: bool = False, once: bool = False, fp32: bool = False, long: bool = False
     ) -> None:
         if dim % 2:
-            raise ConfigError(f"a rotary embedding turns pairs, but a head has {dim} elements; give an even 'head_dim'.")
+            raise ConfigError(
+                f"a rotary embedding turns pairs, but a head has {dim} elements; give an even 'head_dim'."
+            )
         self.inv_freq = Buffer(dim // 2)
         self.original_inv_freq = Buffer(dim // 2)
         self.long_inv_freq = Buffer(dim // 2) if long else None
