@@ -31,9 +31,8 @@ AT_80 = """\
 │                   └── logits and loss               1.0 GiB                  │
 │ OTHER OVERHEAD    ██▏                               2.2 GiB                  │
 │                   ├── CUDA context                  0.7 GiB                  │
-│                   ├── cuBLAS workspaces            16.0 MiB                  │
-│                   ├── input batch                  64.0 KiB                  │
-│                   └── allocator reserve             1.5 GiB                  │
+│                   ├── allocator reserve             1.5 GiB                  │
+│                   └── 2 smaller                    16.1 MiB                  │
 ├──────────────────────────────────────────────────────────────────────────────┤
 │ PEAK     75.9 GiB (81.5 GB) allocated: backward of the loss                  │
 │          77.4 GiB (83.1 GB) reserved by the allocator                        │
@@ -64,9 +63,8 @@ AT_60 = """\
 │ up to 2.0 GiB     └── logits and loss            1.0 GiB │
 │ OTHER OVERHEAD    █▉                             2.2 GiB │
 │                   ├── CUDA context               0.7 GiB │
-│                   ├── cuBLAS workspaces         16.0 MiB │
-│                   ├── input batch               64.0 KiB │
-│                   └── allocator reserve          1.5 GiB │
+│                   ├── allocator reserve          1.5 GiB │
+│                   └── 2 smaller                 16.1 MiB │
 ├──────────────────────────────────────────────────────────┤
 │ PEAK     75.9 GiB (81.5 GB) allocated: backward of the   │
 │          loss                                            │
@@ -99,9 +97,8 @@ ASCII_AT_80_IN_GB = """\
 |                   `-- logits and loss                1.1 GB                  |
 | OTHER OVERHEAD    ##                                 2.4 GB                  |
 |                   |-- CUDA context                   0.7 GB                  |
-|                   |-- cuBLAS workspaces             16.8 MB                  |
-|                   |-- input batch                   65.5 KB                  |
-|                   `-- allocator reserve              1.6 GB                  |
+|                   |-- allocator reserve              1.6 GB                  |
+|                   `-- 2 smaller                     16.8 MB                  |
 +------------------------------------------------------------------------------+
 | PEAK     81.5 GB (75.9 GiB) allocated: backward of the loss                  |
 |          83.1 GB (77.4 GiB) reserved by the allocator                        |

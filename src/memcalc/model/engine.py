@@ -22,7 +22,7 @@ def backward(tape: Tape, loss: Tensor) -> None:
     _count_dependencies(root)
     tape.enter("backward", None)
     tape.grad_enabled = False
-    with tape.scoped("loss"):
+    with tape.scoped(root.scope):
         root.received = [tape.new(loss.shape, loss.dtype)]
     keep = root.received[0]  # the root gradient lives through the whole of backward, as does the loss
     ready: list[tuple[int, Node]] = [(-root.sequence, root)]
