@@ -9,6 +9,7 @@ from itertools import islice, product
 
 from memcalc import TrainingSetup, canonical_spec, estimate
 
+
 def fresh_estimates() -> float:
     """Fastest estimate of a 70B model that no earlier one helps, in seconds."""
     spec, _ = canonical_spec(70 * 10**9)
@@ -30,7 +31,9 @@ def ten_thousand() -> float:
     )  # fmt: skip
     start = time.perf_counter()
     count = 0
-    for batch, length, precision, checkpointing, attention, accumulation, optimizer, implementation in islice(grid, 10_000):
+    for batch, length, precision, checkpointing, attention, accumulation, optimizer, implementation in islice(
+        grid, 10_000
+    ):
         setup = TrainingSetup(
             batch=batch, seq_len=length, precision=precision, activation_checkpointing=checkpointing,
             attention=attention, grad_accum=accumulation, optimizer=optimizer, optimizer_impl=implementation,

@@ -1,6 +1,6 @@
 """Exact parameter counts: total, and active for mixtures of experts.
 
-Each line of `counts/*.jsonl` holds a shape and the count of the model that Transformers builds from it on the meta device.
+Each line of `counts/*.jsonl` holds a shape and the count of the model that Transformers builds from it (meta device).
 """
 
 import json

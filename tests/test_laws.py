@@ -100,10 +100,8 @@ def test_cost_does_not_grow_with_depth(depth: int) -> None:
 @laws
 @given(SHAPES, SETUPS)
 def test_a_deep_model_is_the_sum_of_its_blocks(shape: dict[str, object], setup: dict[str, object]) -> None:
-    """Each block beyond the second adds the same to what is saved: nothing is lost between traced and untraced blocks."""
-    saved = [
-        run(shape | {"num_hidden_layers": depth}, setup).saved_for_backward_bytes for depth in (3, 4, 5, 12)
-    ]
+    """Each block beyond the second adds the same to what is saved: nothing is lost between the blocks."""
+    saved = [run(shape | {"num_hidden_layers": depth}, setup).saved_for_backward_bytes for depth in (3, 4, 5, 12)]
     one = saved[1] - saved[0]  # type: ignore[operator]
     assert saved[2] == saved[1] + one  # type: ignore[operator]
     assert saved[3] == saved[1] + 8 * one  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Every measured row, to the byte. `KNOWN` names the rows that are not equal, with the tensor that makes the difference."""
+"""Every measured row, to the byte. `KNOWN` names the rows that differ, with the tensor that makes the difference."""
 
 from typing import Any
 

@@ -32,8 +32,8 @@ def saved_per_block(hidden: int, heads: int, batch: int, length: int) -> int:
 def test_korthikanti_activations_per_layer(hidden: int, heads: int, batch: int, length: int) -> None:
     """Korthikanti et al. (2205.05198), equation 2: s·b·h·(34 + 5·a·s/h) bytes a layer, in 16-bit with dropout.
 
-    It leaves out what LayerNorm and the three residual copies of PyTorch's eager modules keep on top: mean and reciprocal
-    deviation in fp32 of two norms (16 bytes a token), counted here by themselves.
+    It leaves out what LayerNorm and the three residual copies of PyTorch's eager modules keep on top: mean and
+    reciprocal deviation in fp32 of two norms (16 bytes a token), counted here by themselves.
     """
     formula = length * batch * hidden * 34 + 5 * heads * length**2 * batch
     statistics = 16 * batch * length
@@ -48,7 +48,7 @@ def four_billion() -> Report:
 def test_page_four_billion_parameters_at_batch_sixteen() -> None:
     """The documentation page: 4B parameters at batch 16 in mixed precision need about 85 GB.
 
-    PyTorch's trackers measured forward and backward of exactly this shape; the process total follows from named overheads.
+    PyTorch's trackers measured forward and backward of exactly this shape; the process total adds named overheads.
     """
     report = four_billion()
     assert report.model.parameters.total == 4_047_191_040

@@ -1,4 +1,4 @@
-"""What README and examples show is what the program does: commands run, boxes are literal, every command is documented."""
+"""What README and examples show is what the program does: commands run, boxes are literal, commands are documented."""
 
 import re
 import shlex

@@ -1,7 +1,8 @@
 """A real GPU: totals of `torch.cuda.max_memory_allocated()` on an RTX A6000, from another estimator's public benchmark.
 
-Its runs used torch 2.14.1 and transformers 4.57.6. They keep gradients between steps (here: accumulation), build a mask for
-SDPA even without padding (a padding mask), keep the outputs through backward, and ask for the logits of the whole prompt.
+Its runs used torch 2.14.1 and transformers 4.57.6. They keep gradients between steps (here: accumulation), build a mask
+for SDPA even without padding (a padding mask), keep the outputs through backward, and ask for the logits of the whole
+prompt.
 """
 
 from typing import Any

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.errors import MemcalcError
-    from memcalc.pipeline import estimate
     from memcalc.model.canonical import canonical_spec
     from memcalc.model.spec import ModelSpec
+    from memcalc.pipeline import estimate
     from memcalc.report import Report
     from memcalc.setup import InferenceSetup, TrainingSetup
     from memcalc.tables.gpus import Gpu, find_gpu
 
 __all__ = [
-    "Gpu", "InferenceSetup", "MemcalcError", "ModelSpec", "Report", "TrainingSetup", "canonical_spec", "estimate", "find_gpu",
+    "Gpu", "InferenceSetup", "MemcalcError", "ModelSpec", "Report", "TrainingSetup", "canonical_spec", "estimate",
+    "find_gpu",
 ]  # fmt: skip
 
 __version__ = "0.1.0"

@@ -10,7 +10,6 @@ from memcalc.model.spec import ModelSpec
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
 
-
 _DEFAULTS = {
     "batch": "micro-batch size", "precision": "precision", "optimizer": "optimizer",
     "optimizer_impl": "optimizer implementation", "attention": "attention",
@@ -32,7 +31,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     yield from step.notes
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:
-        yield f"{step.seq_len} tokens exceed the {limit} positions that the model was made for (max_position_embeddings)"
+        yield f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)"
 
 
 def positions(spec: ModelSpec) -> int | None:

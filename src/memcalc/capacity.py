@@ -1,6 +1,6 @@
 """What a GPU can serve: the most sequences at once, and the longest context of one.
 
-Memory never falls when batch or length grows, so both are found by bisection over `generate`, not by a formula of their own.
+Memory never falls when batch or length grows, so both are found by bisection over `generate`, not by another formula.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ class Capacity:
     context: int
 
 
-def capacity(setup: InferenceSetup, seq_len: int, fits: Callable[[InferenceSetup], bool], context_limit: int | None) -> Capacity:
-    """Bisect for what `fits`. The context ends at `context_limit`, the positions that the model has, if it has such an end."""
+def capacity(
+    setup: InferenceSetup, seq_len: int, fits: Callable[[InferenceSetup], bool], context_limit: int | None
+) -> Capacity:
+    """Bisect for what `fits`. The context ends at `context_limit`, the positions that the model has, if it has an end."""
     longest = min(context_limit or LIMIT, LIMIT)
     return Capacity(
         _largest(lambda n: fits(setup.model_copy(update={"batch": n, "seq_len": seq_len})), LIMIT),

@@ -54,7 +54,7 @@ def estimate(
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    outside = Outside.of(step, setup, gpu, totals[top])
+    outside = Outside.of(step.input_bytes, setup, gpu, totals[top])
     rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), outside)
     maxima = _maxima(phases, highest, outside)
     parameters = _parameters(step)
@@ -106,7 +106,7 @@ def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Se
             return False
         found, _ = Sweep(run.tape).peaks()
         peak = max(found[phase][0] + sum(map(sum_parts, _standing(run, phase).values())) for phase in run.phases)
-        return Outside.of(run, candidate, gpu, peak).process <= _usable(candidate, gpu)
+        return Outside.of(run.input_bytes, candidate, gpu, peak).process <= _usable(candidate, gpu)
 
     found = capacity(setup, step.seq_len, fits, positions(spec))
     return Serving(largest_batch=found.batch, longest_context=found.context)
@@ -158,7 +158,7 @@ def _maxima(
 def _parameters(step: Step) -> Parameters:
     total = trainable = embedding = 0
     for _, parameter in step.parameters:
-        count = parameter.numel * parameter.copies
+        count = parameter.count * parameter.copies
         total += count
         trainable += count if step.training and parameter.trainable else 0
         embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0

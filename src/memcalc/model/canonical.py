@@ -47,7 +47,7 @@ def canonical_spec(
         raise UsageError("no size is given; name one with --params 4B, or a shape with --hidden-size and --num-layers.")
     if parameters is not None and parameters < SMALLEST and hidden_size is None:
         raise UsageError(
-            f"{parameters:,} parameters are too few for a shape to be guessed; give it with --hidden-size, --num-layers and "
+            f"{parameters:,} parameters are too few to guess a shape; give it with --hidden-size, --num-layers and "
             f"--vocab-size."
         )
     hidden = hidden_size or next(width for limit, width in _WIDTHS if parameters is None or parameters <= limit)
@@ -55,9 +55,7 @@ def canonical_spec(
     heads = num_heads or max(1, hidden // (head_dim or HEAD_DIM))
     dim = head_dim or (hidden // heads if hidden % heads == 0 else 0)
     if not dim:
-        raise UsageError(
-            f"--hidden-size {hidden} is not a multiple of {heads} heads; give --num-heads that divides it, or --head-dim."
-        )
+        raise UsageError(f"--hidden-size {hidden} is not a multiple of {heads} heads; give a divisor, or --head-dim.")
     kv_heads = num_kv_heads or heads
     if heads % kv_heads:
         raise UsageError(f"--num-kv-heads {kv_heads} does not divide the {heads} attention heads; give one that does.")

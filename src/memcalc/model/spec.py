@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.errors import ConfigError
@@ -28,6 +28,8 @@ class ModelSpec:
     """The values of config.json."""
     stored: StoredWeights | None = None
     """Its weights as they are stored, where headers tell."""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of weights that are served beside the model's own (an adapter), by name."""
 
     @property
     def key(self) -> SpecKey:
@@ -45,13 +47,16 @@ class ModelSpec:
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise ConfigError(
-                "config.json has no 'model_type', so the family is unknown; add it (for example \"model_type\": \"llama\")."
+                'config.json has no \'model_type\', so the family is unknown; add it (such as "model_type": "llama").'
             )
         family(model_type)
         architectures = config.get("architectures")
         first = architectures[0] if isinstance(architectures, (list, tuple)) and architectures else None
         return cls(
-            name=name, model_type=model_type, architecture=first if isinstance(first, str) else None, config=dict(config)
+            name=name,
+            model_type=model_type,
+            architecture=first if isinstance(first, str) else None,
+            config=dict(config),
         )
 
 
@@ -62,7 +67,9 @@ class SpecKey:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._text = f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
+        self._text = (
+            f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SpecKey) and self._text == other._text

@@ -8,7 +8,7 @@ from memcalc.tables.dtypes import FP32, INT64
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Next-token cross-entropy of logits [b, s, V] in fp32; the labels [b, s] are padded and shifted, never the logits."""
+    """Next-token cross-entropy of logits [b, s, V] in fp32; labels [b, s] are padded and shifted, never the logits."""
     logits = ops.to(logits, FP32)
     tape = labels.tape
     batch, length = labels.shape
@@ -22,7 +22,7 @@ def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits [b, s, V] with labels [b, s] in the logits' own dtype (masked LM, token classification)."""
+    """Cross-entropy of logits [b, s, V] with labels [b, s] in the logits' own dtype (masked LM, token classes)."""
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
 
 
