@@ -31,14 +31,17 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
         return config.values, []
     heads = config.integer("num_attention_heads")
     if heads % size:
-        raise UsageError(f"--tensor-parallel {size} does not divide the {heads} attention heads; take a size that does.")
+        raise UsageError(
+            f"--tensor-parallel {size} does not divide the {heads} attention heads; take a size that does."
+        )
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
     said = [f"tensor parallel over {size} GPUs: the report is for one of them"]
     kv_heads = config.integer("num_key_value_heads", heads)
     if kv_heads % size and size % kv_heads:
         raise UsageError(
-            f"--tensor-parallel {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; take one that is."
+            f"--tensor-parallel {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; take one "
+            f"that does or is."
         )
     if kv_heads < size:
         said.append(f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one")
