@@ -59,7 +59,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.finish()
     return Step(
         tape, network, tuple(network.tensors()), setup, None, 0, length, phases=("prefill", "decode"),
-        cache_bytes=cache_bytes, standing_cache=standing, weights=weights.parts,
+        cache_bytes=cache_bytes, standing_cache=standing, weights=weights.parts, beside=spec.beside,
         used={"dtype": weights.dtype, "quantization": weights.quantization},
         notes=(*weights.notes, *notes, *_said(setup, engine)),
     )  # fmt: skip

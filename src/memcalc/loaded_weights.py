@@ -50,12 +50,12 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
     method = "none" if form is None else form.name
     buffers = {"buffers": _buffers(network, dtype)}
     stored = spec.stored
-    if stored is not None and stored.packed and (stored.kind != GGUF or engine.reads_gguf):
+    if stored is not None and (stored.packed or stored.exact) and (stored.kind != GGUF or engine.reads_gguf):
         here, everywhere = _count(network), _count(whole)
         parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
         if stored.wide:
             parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
-        return Loading(dtype, stored.kind, parts | buffers, (line, *notes, "quantized weights are those of the files"))
+        return Loading(dtype, stored.kind or method, parts | buffers, (line, *notes))
     if stored is not None and stored.kind == GGUF:
         notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
     elif form is not None:
@@ -124,7 +124,7 @@ def _by_format(network: Network, form: WeightFormat | None, dtype: str, skipped:
 
 
 def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
-    """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms, biases and the head stay wide."""
+    """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms, biases and head stay wide."""
     if isinstance(weight.owner, Experts):
         return form.experts and len(weight.parameter.shape) == 3
     linear = isinstance(weight.owner, (Linear, Conv1D)) and len(weight.parameter.shape) == 2

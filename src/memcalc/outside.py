@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memcalc.model.tensor import rounded
 from memcalc.report import ALLOCATOR_RESERVE, CUDA_CONTEXT
 from memcalc.setup import InferenceSetup, TrainingSetup
-from memcalc.step import Step
 from memcalc.tables import overheads
 from memcalc.tables.gpus import MIB, Gpu
 from memcalc.units import parse_size
@@ -31,14 +29,14 @@ class Outside:
     """Fields of the setup that the user set."""
 
     @classmethod
-    def of(cls, step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int) -> Outside:
-        """For a step whose tensors peak at `tensors` bytes. Raises UsageError for a size that cannot be read."""
+    def of(cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int) -> Outside:
+        """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
         context = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
         return cls(
             tensors,
-            sum(rounded(a.raw_nbytes) for a in step.tape.inputs if not a.aliased),
+            inputs,
             (
                 workspace.name,
                 workspace.nbytes if setup.cublas_workspace is None else parse_size(setup.cublas_workspace),

@@ -129,6 +129,15 @@ class InferencePhases:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePhases:
+    """The phases of a diffusion pipeline; only its weights are counted."""
+
+    encode: Phase = field(metadata=_says("Text and image encoders work on the prompt."))
+    denoise: Phase = field(metadata=_says("The transformer or UNet denoises."))
+    decode: Phase = field(metadata=_says("The autoencoder makes the picture."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """When most memory is in use, and how much, by the three counters that people read."""
 
@@ -180,7 +189,7 @@ class Report:
             "weight copies included, not rounded; null in inference."
         )
     )
-    phases: TrainingPhases | InferencePhases = field(metadata=_says("Peak of each phase."))
+    phases: TrainingPhases | InferencePhases | PipelinePhases = field(metadata=_says("Peak of each phase."))
     peak: Peak = field(metadata=_says("The peak of the whole job."))
     kv_cache_bytes: int | None = field(metadata=_says("Bytes of the key-value cache after prefill; null in training."))
     gpu: GpuFit | None = field(metadata=_says("The GPU that was asked about; null where none was."))

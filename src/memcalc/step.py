@@ -17,6 +17,7 @@ from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
+from memcalc.model.tensor import rounded
 from memcalc.model.updating import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
@@ -50,6 +51,8 @@ class Step:
     """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None where they are those of the network."""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of further weights, by name."""
     used: Mapping[str, Any] = field(default_factory=dict)
     """Options that were chosen for the user, by name."""
     notes: tuple[str, ...] = ()
@@ -77,6 +80,11 @@ class Step:
     def steps_in_backward(self) -> bool:
         """Whether weights are stepped during backward, so that gradients never stand all at once."""
         return isinstance(self.setup, TrainingSetup) and _steps_in_backward(self.setup)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the batch that PyTorch's trackers do not see."""
+        return sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if not allocation.aliased)
 
     @property
     def parameters(self) -> list[tuple[str, Parameter]]:

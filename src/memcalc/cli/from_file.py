@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from memcalc.cli.job import Job, with_job
-from memcalc.cli.outside import BASE, WEIGHTS, answer, short_name
+from memcalc.cli.outside import BASE, GENERIC, WEIGHTS, answer, short_name
 
 
 @with_job
@@ -20,8 +20,9 @@ def command(
     job: Job,
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
+    generic: Annotated[bool, GENERIC] = False,
 ) -> None:
     """Estimate the model of a config.json, of a folder that holds one, or of a checkpoint. Weights are not read."""
     from memcalc.sources import load
 
-    answer(job, load(path, kind="file", weights=weights, base=base), short_name(path))
+    answer(job, load(path, kind="file", weights=weights, base=base), short_name(path), generic=generic)

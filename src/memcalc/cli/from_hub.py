@@ -6,7 +6,7 @@ import typer
 
 from memcalc.cli.complaints import warn
 from memcalc.cli.job import Job, with_job
-from memcalc.cli.outside import BASE, REVISION, TIMEOUT, TOKEN, WEIGHTS, answer, read_timeout
+from memcalc.cli.outside import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, answer, read_timeout
 
 
 @with_job
@@ -22,6 +22,7 @@ def command(
     timeout: Annotated[str | None, TIMEOUT] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
+    generic: Annotated[bool, GENERIC] = False,
 ) -> None:
     """Estimate a model of the Hub from its config and the headers of its weights; no weights are downloaded."""
     from memcalc.sources import load
@@ -30,4 +31,4 @@ def command(
         name, kind="hub", revision=revision, token=token, timeout=read_timeout(timeout),
         weights=weights, base=base, progress=warn,
     )  # fmt: skip
-    answer(job, model, model.name)
+    answer(job, model, model.name, generic=generic)

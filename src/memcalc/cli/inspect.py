@@ -9,7 +9,7 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.complaints import warn
-from memcalc.cli.outside import BASE, REVISION, TIMEOUT, TOKEN, WEIGHTS, read_timeout, short_name
+from memcalc.cli.outside import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, read_timeout, short_name
 from memcalc.render.text import visible
 from memcalc.units import format_bytes, format_count
 
@@ -26,6 +26,7 @@ def command(
     timeout: Annotated[str | None, TIMEOUT] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
+    generic: Annotated[bool, GENERIC] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.", rich_help_panel="Output")] = False,
 ) -> None:
     """Show what memcalc understands of a model: family, shapes, parameters by part, stored bytes, what was ignored."""
@@ -39,7 +40,7 @@ def command(
         model, kind="file" if local else "hub", revision=revision, token=token, timeout=read_timeout(timeout),
         weights=weights, base=base, progress=warn,
     )  # fmt: skip
-    found = inspect_model(loaded, short_name(model) if local else loaded.name)
+    found = inspect_model(loaded, short_name(model) if local else loaded.name, generic=generic)
     if json:
         output.write(json_format.dumps(found.to_dict(), indent=2) + "\n")
     else:

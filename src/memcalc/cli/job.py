@@ -47,10 +47,13 @@ class Job:
     shown: Shown
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[str] = ()) -> None:
-        """Estimate, print the report, and exit with 3 when it was to be checked and does not fit."""
+        """Estimate and print the report."""
         from memcalc import estimate
 
-        report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions))
+        self.show(estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions)))
+
+    def show(self, report: Report) -> None:
+        """Print `report`, and exit with 3 when it was to be checked and does not fit."""
         output.write(render(report, self.shown))
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)

@@ -1,6 +1,7 @@
 """What the commands for models outside share: options of `from-file`, `from-hub` and `inspect`, and their answer."""
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,6 +24,9 @@ BASE = typer.Option(
     "--base", metavar="MODEL", help="The base model of an adapter, in place of the one that it names.",
     show_default=False, rich_help_panel=_HEADING,
 )  # fmt: skip
+GENERIC = typer.Option(
+    "--generic", help="Estimate a decoder of an unknown family as a Llama-like one.", rich_help_panel=_HEADING
+)
 REVISION = typer.Option(
     "--revision", metavar="REVISION", help="Branch, tag or commit. [default: the main branch]", show_default=False,
     rich_help_panel=_HEADING,
@@ -47,11 +51,17 @@ def read_timeout(text: str | None) -> float:
     return seconds
 
 
-def answer(job: Job, model: "LoadedModel", name: str) -> None:
+def answer(job: Job, model: "LoadedModel", name: str, *, generic: bool) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
-    from memcalc.model.spec import ModelSpec
+    if model.components:
+        from memcalc.sources.pipeline_report import pipeline_report
 
-    job.answer(ModelSpec.from_config(model.require_config(), name), model.notes)
+        job.show(pipeline_report(model, name, job.setup, job.gpu))
+        return
+    from memcalc.sources.described import describe
+
+    found = describe(model, name, job.setup, generic=generic)
+    replace(job, setup=found.setup).answer(found.spec, found.assumptions)
 
 
 def short_name(path: str) -> str:

@@ -1,14 +1,19 @@
 """What memcalc understands of a model, for `inspect`: nothing is estimated, everything is counted."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from memcalc.errors import ConfigError, UnknownFamilyError
 from memcalc.model.counting import active_parameters
+from memcalc.model.quantization import find_quantization
 from memcalc.model.spec import ModelSpec
+from memcalc.sources.described import Built, spec_of
 from memcalc.sources.loaded import LoadedModel
-from memcalc.sources.reconcile import dtypes, part_of, reconcile
+from memcalc.sources.names import some
+from memcalc.sources.reconcile import dtypes, part_of
+from memcalc.sources.remarks import remarks
 from memcalc.step import build
 
 
@@ -42,41 +47,85 @@ class Inspection:
         return asdict(self)
 
 
-def inspect_model(model: LoadedModel, name: str) -> Inspection:
-    """What is understood of `model`.
+def inspect_model(model: LoadedModel, name: str, *, generic: bool = False) -> Inspection:
+    """What is understood of `model`; with `generic`, a decoder of an unknown family is taken for a Llama-like one.
 
     Raises:
         ConfigError, UnknownFamilyError: neither its config nor the headers of its weights tell what it is.
     """
+    if model.components:
+        return _pipeline(model, name)
+    if model.adapter is not None:
+        return _adapter(model, name, generic=generic)
     checkpoint, config = model.checkpoint, model.config or {}
-    notes = list(model.notes)
+    notes: list[str] = []
+    spec = built = None
     try:
-        spec = ModelSpec.from_config(model.require_config(), name)
-        counts = _built(spec)
-        family, architecture = spec.model_type, spec.architecture
+        spec, lines = spec_of(model, name, generic=generic)
+        built = Built.of(spec)
+        notes += lines
     except (ConfigError, UnknownFamilyError) as problem:
         if checkpoint is None:
             raise
-        notes.insert(0, f"only the headers were counted: {problem}")
-        counts, family, architecture = _stored(model), None, None
-    if checkpoint is not None:
-        notes += checkpoint.notes
-        if family is not None:
-            tied = config.get("tie_word_embeddings")
-            notes += reconcile(checkpoint, parameters=counts.total, tied=tied if isinstance(tied, bool) else None)
+        notes.append(f"only the headers were counted: {problem}")
+    if built is None:
+        notes += remarks(model)
+    else:
+        notes += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers)
     found = dtypes(checkpoint, config)
+    stated = find_quantization(config) if checkpoint is None else checkpoint.quantization
     return Inspection(
         name=name,
-        family=family,
-        architecture=architecture,
+        family=None if spec is None else spec.model_type,
+        architecture=None if spec is None else spec.architecture,
         shapes={key: value for key, value in config.items() if isinstance(value, int) and not isinstance(value, bool)},
-        parameters=counts,
+        parameters=_stored(model) if spec is None else _built(spec),
         stored_bytes=None if checkpoint is None else checkpoint.stored_bytes,
         stored_bytes_by_dtype={} if checkpoint is None else checkpoint.stored_bytes_by_dtype,
         dtypes={"stored": found.stored, "declared": found.declared, "loaded": found.loaded},
-        quantization=None if checkpoint is None or checkpoint.quantization is None else str(checkpoint.quantization),
-        ignored=tuple({"path": file.path, "bytes": file.nbytes, "reason": file.reason} for file in model.ignored),
+        quantization=None if stated is None else str(stated),
+        ignored=_ignored(model),
         notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _ignored(model: LoadedModel) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"path": file.path, "bytes": file.nbytes, "reason": file.reason} for file in model.ignored)
+
+
+def _adapter(model: LoadedModel, name: str, *, generic: bool) -> Inspection:
+    """The base model of an adapter, with what the adapter adds among the notes."""
+    model.require_config()  # says which base is missing
+    adapter, base = model.adapter, model.base or replace(model, adapter=None)
+    assert adapter is not None
+    found = inspect_model(base, name, generic=generic)
+    size = f"{adapter.parameters:,} parameters" if adapter.parameters is not None else "of unknown size"
+    rank = "" if adapter.rank is None else f" of rank {adapter.rank}"
+    line = f"{adapter.kind} adapter{rank} on {some(list(adapter.targets), 8)}, {size}; the model is its base"
+    return replace(found, ignored=(*_ignored(model), *found.ignored), notes=(line, *found.notes))
+
+
+def _pipeline(model: LoadedModel, name: str) -> Inspection:
+    """A diffusion pipeline: its components are the parts."""
+    held = [(part, part.checkpoint) for part in model.components if part.checkpoint is not None]
+    by_dtype: Counter[str] = Counter()
+    for _, checkpoint in held:
+        by_dtype.update(checkpoint.stored_bytes_by_dtype)
+    stored = next(iter(dict(by_dtype.most_common())), None)
+    counts = {part.name: checkpoint.parameters for part, checkpoint in held}
+    total = sum(counts.values())
+    return Inspection(
+        name=name,
+        family="diffusion pipeline",
+        architecture=None,
+        shapes={},
+        parameters=Counts(total=total, active=total, parts=counts),
+        stored_bytes=sum(checkpoint.stored_bytes for _, checkpoint in held),
+        stored_bytes_by_dtype=dict(by_dtype.most_common()),
+        dtypes={"stored": stored, "declared": None, "loaded": stored},
+        quantization=None,
+        ignored=_ignored(model),
+        notes=(*(f"{part.name}: {part.class_name}" for part in model.components), *remarks(model)),
     )
 
 

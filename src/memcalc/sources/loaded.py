@@ -67,8 +67,9 @@ class LoadedModel:
             return self.base.require_config()
         if self.adapter is not None:
             base = shown(self.adapter.base_model or "a model it does not name")
+            size = "" if self.adapter.parameters is None else f" of {self.adapter.parameters:,} parameters"
             raise ConfigError(
-                f"{shown(self.name)} is only an adapter for {base}: "
+                f"{shown(self.name)} is only an adapter{size} for {base}: "
                 "give that model with --base, or its size with --params."
             )
         if self.components:
