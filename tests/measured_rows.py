@@ -48,6 +48,7 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
         "optimizer": OPTIMIZERS.get(case.get("optimizer", "adamw"), case.get("optimizer", "adamw")),
         "optimizer_impl": "fused" if case.get("fused") else "for-loop" if case.get("foreach") is False else "foreach",
         "grad_accum": case.get("accum", 1),
+        "target_len": case.get("target_seq"),
         "hold_outputs": case.get("hold_outputs", False),
     }
     if lora := case.get("lora"):

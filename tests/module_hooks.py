@@ -82,7 +82,9 @@ def as_tracked() -> Iterator[None]:
 def kept_leaves(step: Step) -> dict[str, int]:
     """Token embeddings that need a gradient, and that gradient, of every micro-batch that the instrument ran before.
 
-    Its hook on such a leaf keeps both alive for good. Without it they go with the loss (seen with weak references).
+    Its hook on such a leaf keeps both alive for good. Without it they go with the loss (seen with weak references). So
+    it is with the zero biases of T5's cross-attention, which checkpointing makes leaves (`Tape.leaves`). A table that
+    encoder and decoder share stands in the network once more, under its own name.
     """
     setup, leaves = step.setup, 0
     assert isinstance(setup, TrainingSetup)
@@ -92,12 +94,14 @@ def kept_leaves(step: Step) -> dict[str, int]:
         if isinstance(module, TrainedCopy)
         for _, inner in module.original_module.modules()
     }
-    for _, module in step.network.modules():
-        if not isinstance(module, Embedding) or not module.output_needs_gradient:
+    tables = [module for _, module in step.network.modules() if isinstance(module, Embedding)]
+    for number, module in enumerate(tables):
+        weight, shared = module.weight, tables.count(module) > 1
+        if not module.output_needs_gradient or (shared and module not in tables[:number]):
             continue
-        weight = module.weight
         if not weight.trainable and id(module) not in replaced:
             leaves += 2 * rounded(setup.batch * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
+    leaves += 2 * sum(leaf.storage.allocation.nbytes for leaf in step.tape.leaves)
     runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
     return {"forward": leaves * (runs - 1), "backward": leaves * (runs - 1), "step": leaves * runs}
 

@@ -172,7 +172,7 @@ class BigCodeModel(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         longest = c.integer("max_position_embeddings")
         self.wte = Embedding(c.integer("vocab_size"), hidden)
-        self.wpe = Embedding(longest, hidden)
+        self.wpe = PositionTable(longest, hidden)
         self.bias = Buffer(longest, longest, dtype=BOOL, group="attention")
         self.embd_dropout = c.probability("embd_pdrop")
         depth = c.integer("num_hidden_layers")

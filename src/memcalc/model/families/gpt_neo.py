@@ -10,7 +10,7 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.module import Buffer, Module, Stack
 from memcalc.model.network import Network, positions
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm
@@ -97,7 +97,7 @@ class NeoModel(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.wte = Embedding(c.integer("vocab_size"), hidden)
-        self.wpe = Embedding(c.integer("max_position_embeddings"), hidden)
+        self.wpe = PositionTable(c.integer("max_position_embeddings"), hidden)
         self.dropout = c.probability("embed_dropout")
         self.h = Stack(_layers(c), lambda _: NeoBlock(c, hidden))
         self.ln_f = LayerNorm(hidden)

@@ -13,7 +13,7 @@ from memcalc.model.families.neox import PhiBlock
 from memcalc.model.module import Buffer, Module
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import sdpa
-from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.linear import Linear, check_length
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.rotary import Rotation, sliced, spread
@@ -32,6 +32,7 @@ class SinusoidTable(Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
         """The pair for `position_ids`; `x` only lends its dtype."""
+        check_length(position_ids, self.embed_positions.shape[0])
         pair = ops.take(self.embed_positions, position_ids)
         if not self.fp32:
             pair = ops.to(pair, x.dtype)

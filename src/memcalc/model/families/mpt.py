@@ -7,7 +7,7 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Embedding, Linear, check_length
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tape import Tape
@@ -106,6 +106,7 @@ class MptModel(Module):
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
+        check_length(ids, self.longest)
         inputs_embeds = self.wte(ids)
         hidden = inputs_embeds
         with ids.tape.scoped("attention mask"):

@@ -8,7 +8,7 @@ from memcalc.model.families import Family
 from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import attend
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.masks import causal_mask, padding_input
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
@@ -98,7 +98,7 @@ class OPTModel(Module):
         self.width = c.integer("word_embed_proj_dim", hidden)
         narrow = self.width != hidden
         self.embed_tokens = Embedding(c.integer("vocab_size"), self.width)
-        self.embed_positions = Embedding(c.integer("max_position_embeddings") + 2, hidden)
+        self.embed_positions = PositionTable(c.integer("max_position_embeddings") + 2, hidden, offset=2)
         self.project_out = Linear(hidden, self.width, group="embedding") if narrow else None
         self.project_in = Linear(self.width, hidden, group="embedding") if narrow else None
         normed = c.flag("do_layer_norm_before") and not c.flag("_remove_final_layer_norm")
@@ -116,7 +116,7 @@ class OPTModel(Module):
         position_ids = ops.to(ops.shift(ops.multiply(position_ids, seen)), INT64)
         position_ids = ops.narrow(position_ids, 1, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding)
-        positions = ops.embedding(ops.shift(position_ids), self.embed_positions.weight)
+        positions = self.embed_positions(ops.shift(position_ids))
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
         hidden = ops.add(inputs_embeds, positions)

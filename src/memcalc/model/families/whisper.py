@@ -11,11 +11,11 @@ from memcalc.model.module import Module, Parameter, Stack
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Embedding, Linear, check_length
 from memcalc.model.sublayers.losses import token_loss
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.norms import LayerNorm
-from memcalc.model.sublayers.positions import token_range
+from memcalc.model.sublayers.positions import FrozenTable, token_range
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT64
@@ -62,8 +62,7 @@ class WhisperEncoder(Module):
         self.length = c.integer("max_source_positions")
         self.conv1 = Conv(self.mels, hidden, 1)
         self.conv2 = Conv(hidden, hidden, 2)
-        self.embed_positions = Embedding(self.length, hidden)
-        self.embed_positions.weight.trainable = False
+        self.embed_positions = FrozenTable(self.length, hidden)
         self.layers = _blocks(c, "encoder")
         self.layer_norm = LayerNorm(hidden)
         self.dropout = c.probability("dropout")
@@ -97,6 +96,8 @@ class WhisperDecoder(Module):
     def forward(self, ids: Tensor, states: Tensor, cache: Cache | None) -> Tensor:
         """Ids [b, t] and encoder states [b, s, h] to hidden states [b, t, h]."""
         inputs_embeds = self.embed_tokens(ids)
+        if cache is None:
+            check_length(ids, self.embed_positions.weight.shape[0])
         position_ids = ops.shift(token_range(ids))
         position_ids = ops.clone(ops.expand(ops.unsqueeze(position_ids, 0), *ids.shape), contiguous=True)
         positions = ops.take(self.embed_positions.weight, position_ids)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memcalc.model import ops
-from memcalc.model.module import Buffer, Module
-from memcalc.model.sublayers.linear import Embedding
+from memcalc.model.module import Buffer, Module, Parameter
+from memcalc.model.sublayers.linear import Embedding, check_length
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT32, INT64
 
@@ -14,22 +14,34 @@ class LearnedPositions(Embedding):
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Position vectors [b, s, h] for ids [b, s], or [1, s, h] where a decoder gives positions [s]."""
+        _check(ids, positions, self.weight.shape[0] - 2)
         rows = ops.expand(token_range(ids), ids.shape[0], -1) if positions is None else ops.unsqueeze(positions, 0)
         return ops.embedding(ops.shift(rows), self.weight)
 
 
-class FrozenPositions(Embedding):
-    """Sinusoids in a table that counts as a parameter but is not trained."""
+class FrozenTable(Module):
+    """A table of positions that counts as a parameter but is not trained. No token embedding: adapters pass it over."""
+
+    scope = "embedding"
 
     def __init__(self, count: int, width: int) -> None:
-        super().__init__(count, width)
+        self.weight = Parameter(count, width, group="embedding")
         self.weight.trainable = False
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(self, positions: Tensor) -> Tensor:
+        """Positions [s] to vectors [s, h]."""
+        return ops.embedding(positions, self.weight)
+
+
+class FrozenPositions(FrozenTable):
+    """Sinusoids in such a table."""
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Position vectors [s, h] for ids [b, s]."""
+        _check(ids, positions, self.weight.shape[0])
         if positions is None:
             positions = token_range(ids)
-        return ops.embedding(positions, self.weight)
+        return super().forward(positions)
 
 
 class BufferedPositions(Module):
@@ -46,6 +58,12 @@ class BufferedPositions(Module):
         positions = _counted(ids)
         chosen = ops.take(self.weights, ops.view(positions, -1))
         return ops.view(chosen, batch, length, -1)
+
+
+def _check(ids: Tensor, positions: Tensor | None, longest: int) -> None:
+    """No sequence is longer than the table; what a decoder has written so far is not known here."""
+    if positions is None or ids.tape.cache is None:
+        check_length(ids, longest)
 
 
 def token_range(ids: Tensor) -> Tensor:
