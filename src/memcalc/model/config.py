@@ -128,6 +128,12 @@ class Config:
             raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be an object; correct it.")
         return cast(Mapping[str, object], value)
 
+    def nested(
+        self, key: str, defaults: Mapping[str, object], aliases: Mapping[str, str] | None = None
+    ) -> Config:
+        """A nested object as a config of its own (`text_config`, `vision_config`)."""
+        return Config(self.section(key), defaults, aliases, f"{self.where}'s {key!r}")
+
     def layer_types(self, default: list[str]) -> list[str]:
         """The kind of each layer (`layer_types`), one per hidden layer."""
         given = self.items("layer_types")

@@ -11,13 +11,18 @@ from memcalc.model.sublayers.vision import Reduce, VisionTower
 
 
 class ImageClassifier(Network):
-    """A tower with a class per image: scores of what `reduce` makes of its hidden states."""
+    """A tower with a class per image: scores of what `reduce` makes of its hidden states.
 
-    def __init__(self, c: Config, model: VisionTower, reduce: Reduce, classifier: Module) -> None:
+    `pixels` is the config that says how large an image is, where it is not `c` itself.
+    """
+
+    def __init__(
+        self, c: Config, model: VisionTower, reduce: Reduce, classifier: Module, pixels: Config | None = None
+    ) -> None:
         self.model = model
         self.classifier = classifier
         self.reduce = reduce
-        self.config, self.problem = c, c.problem_type()
+        self.config, self.problem = pixels or c, c.problem_type()
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
@@ -30,10 +35,11 @@ class ImageClassifier(Network):
 
 
 class ImageEmbedder(Network):
-    """The bare tower: one vector per image, trained to tell each image of the batch from the others."""
+    """The bare tower: one vector per image, projected if it has one, trained to tell images from each other."""
 
-    def __init__(self, c: Config, model: VisionTower) -> None:
+    def __init__(self, c: Config, model: VisionTower, projection: Module | None = None) -> None:
         self.model = model
+        self.projection = projection
         self.config = c
 
     def forward(self, batch: Batch) -> Outputs:
@@ -41,5 +47,7 @@ class ImageEmbedder(Network):
         states, pooled, _ = self.model(batch.pixels(self.config))
         with batch.ids.tape.scoped("head and loss"):
             embedded = ops.select(states, 1) if pooled is None else pooled
+            if self.projection is not None:
+                embedded = self.projection(embedded)
             loss = None if batch.labels is None else in_batch_loss(embedded)
         return Outputs(loss, (states, embedded))

@@ -55,6 +55,7 @@ from memcalc.model.ops.reduction import (
     rms_norm_fused,
     softmax,
     sum_over,
+    vector_norm,
 )
 from memcalc.model.ops.sequence import cumsum, pad, triangle
 from memcalc.model.ops.views import (
@@ -89,5 +90,5 @@ __all__ = [
     "power", "relu", "repeat", "reshape", "rms_norm_fused", "rsqrt", "scale", "scale_",
     "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "sort",
     "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one", "tanh", "to",
-    "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "view", "weight_times", "where",
+    "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "view", "weight_times", "where", "vector_norm",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from memcalc.model.ops.elementwise import fp32_under_autocast, like, to
 from memcalc.model.ops.views import unsqueeze
 from memcalc.model.tape import ACTIVATIONS
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
-from memcalc.tables.dtypes import FP16, FP32, INT64, DType
+from memcalc.tables.dtypes import FP16, FP32, INT64, DType, promote
 
 
 def _reduced(shape: Shape, dim: int, keepdim: bool) -> Shape:
@@ -46,6 +46,28 @@ def _sum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     wide = grad if keepdim else unsqueeze(grad, dim)
     stride = tuple(0 if index == dim else step for index, step in enumerate(wide.stride))
     return [Tensor(shape, stride, grad.dtype, grad.storage)]
+
+
+def vector_norm(x: Tensor) -> Tensor:
+    """The length of x along its last dimension, kept as a dimension of one: keeps x and itself. fp32 under autocast."""
+    dtype = x.dtype if x.tape.autocast is None else FP32
+    out = x.tape.new(_reduced(x.shape, -1, True), dtype)
+    node = record(x.tape, out, _vector_norm_backward, (x,), (x.shape, x.dtype))
+    if node is not None:
+        node.save(x.storage)
+        node.save(out.storage)
+    return out
+
+
+def _vector_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    shape, dtype = node.context
+    ratio = like(grad)
+    out = node.tape.new(shape, promote(dtype, ratio.dtype))
+    del ratio
+    return [out]
 
 
 def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:

@@ -1,0 +1,71 @@
+"""Pooling by attention (SigLIP): a trained probe attends to all patches, through torch.nn.MultiheadAttention."""
+
+from __future__ import annotations
+
+from memcalc.model import ops
+from memcalc.model.module import Module, Parameter
+from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.mlp import PlainMLP
+from memcalc.model.sublayers.norms import LayerNorm
+from memcalc.model.tensor import Tensor
+
+
+class MultiheadAttention(Module):
+    """torch.nn.MultiheadAttention of one sequence over another, batch first, as it runs where weights are asked for."""
+
+    scope = "attention"
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        self.in_proj_weight = Parameter(3 * hidden, hidden, group="attention")
+        self.in_proj_bias = Parameter(3 * hidden, group="attention")
+        self.out_proj = Linear(hidden, hidden, bias=True, group="attention")
+        self.heads = heads
+
+    def _split(self, x: Tensor, length: int, batch: int) -> Tensor:
+        return ops.transpose(ops.view(x, length, batch * self.heads, -1), 0, 1)
+
+    def forward(self, query: Tensor, states: Tensor) -> Tensor:
+        """Queries [b, l, h] and states [b, n, h], both key and value, to [b, l, h]."""
+        hidden = query.shape[-1]
+        query, states = ops.transpose(query, 1, 0), ops.transpose(states, 1, 0)
+        length, batch, _ = query.shape
+        seen = states.shape[0]
+        of_query, of_both = ops.split(self.in_proj_weight, [hidden, 2 * hidden], 0)
+        bias_query, bias_both = ops.split(self.in_proj_bias, [hidden, 2 * hidden], 0)
+        projected = ops.linear(query, of_query, bias_query)
+        both = ops.linear(states, of_both, bias_both)
+        both = ops.view(both, *both.shape[:-1], 2, hidden)
+        both = ops.contiguous(ops.squeeze(ops.transpose(ops.unsqueeze(both, 0), 0, -2), -2))
+        key, value = ops.select(both, 0), ops.select(both, 0)
+        heads = self._split(projected, length, batch)
+        key, value = self._split(key, seen, batch), self._split(value, seen, batch)
+        scaled = ops.scale(heads)
+        weights = ops.bmm(scaled, ops.transpose(key, -2, -1))
+        weights = ops.softmax(weights)
+        out = ops.bmm(weights, value)
+        out = ops.view(ops.contiguous(ops.transpose(out, 0, 1)), length * batch, hidden)
+        out = self.out_proj(out)
+        out = ops.view(out, length, batch, hidden)
+        weights = ops.view(weights, batch, self.heads, length, seen)
+        mean = ops.mean(weights, 1, keepdim=False)
+        del mean
+        return ops.transpose(out, 1, 0)
+
+
+class AttentionPooling(Module):
+    """The probe's attention, and an MLP with a residual behind it."""
+
+    def __init__(self, hidden: int, heads: int, width: int, act: str) -> None:
+        self.probe = Parameter(1, 1, hidden, group="head")
+        self.attention = MultiheadAttention(hidden, heads)
+        self.layernorm = LayerNorm(hidden)
+        self.mlp = PlainMLP(hidden, width, act, names=("fc1", "fc2"), bias=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, n, h] to [b, h]."""
+        probe = ops.repeat(self.probe, hidden.shape[0])
+        hidden = self.attention(probe, hidden)
+        residual = hidden
+        hidden = self.layernorm(hidden)
+        hidden = ops.add(residual, self.mlp(hidden))
+        return ops.select(hidden, 1)
