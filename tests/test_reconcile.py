@@ -182,3 +182,24 @@ def test_another_models_config_is_suspected() -> None:
     (line,) = reconcile(held, parameters=held.parameters + 64, tied=False)
     assert "apart" not in line
     assert "the config is used" in line
+
+
+def test_layers_that_are_called_otherwise_are_compared_in_sum() -> None:
+    """Encoders whose blocks the files number below another name: no line while the totals agree."""
+    held = checkpoint({f"bert.albert_layer_groups.{i}.w": ("F32", (10,)) for i in range(2)})
+    assert reconcile(held, expected={"encoder.layer.0.w": 10, "encoder.layer.1.w": 10}) == ()
+    (line,) = reconcile(held, expected={"encoder.layer.0.w": 10, "encoder.layer.1.w": 15})
+    assert "the files hold 20 parameters, the config builds 25" in line
+
+
+def test_a_tied_head_with_more_than_its_table() -> None:
+    """Only the table is there twice; dense layer and bias of the head are its own."""
+    head = {"lm_head.dense.weight": ("F32", (8, 8)), "lm_head.bias": ("F32", (100,))}
+    table = {"embeddings.word_embeddings.weight": ("F32", (100, 8))}
+    built = {"embeddings.word_embeddings.weight": 800, "head.dense.weight": 64, "head.bias": 100}
+    assert reconcile(checkpoint(table | head), expected=built, tied=True) == ()
+    twice = checkpoint(table | head | {"lm_head.decoder.weight": ("F32", (100, 8))})
+    (line,) = reconcile(twice, expected=built, tied=True)
+    assert line == "the head is tied, but stored twice: 800 parameters counted once"
+    only_as_head = checkpoint(head | {"lm_head.decoder.weight": ("F32", (100, 8))})
+    assert reconcile(only_as_head, expected=built, tied=True) == ()

@@ -6,7 +6,7 @@ The config gives the shapes that the model is built with; the headers give what 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -23,7 +23,10 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("multimodal projector", r"(multi_modal_projector|mm_projector|mlp1\.|connector|merger|embed_vision|aligner)"),
         ("vision tower", r"(^|\.)(vision\w*|visual|vit|image_\w+|vpm)\."),
         ("audio tower", r"(^|\.)(audio\w*|speech\w*|whisper)\."),
-        ("embedding", r"(embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in|^shared)\.weight$"),
+        (
+            "embedding",
+            r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in|embeddings?|shared)\.weight$",
+        ),
         ("head", r"(lm_head|embed_out|output_projection|^output)\.(weight|bias)$|lm_head"),
     )
 )
@@ -80,19 +83,42 @@ def reconcile(
         layers: how many layers the config has, to tell multi-token-prediction layers behind them.
     """
     stored = _by_part(((t.weight, t.parameters) for t in checkpoint.tensors if t.parameters), layers)
+    built = _by_part(((name, _elements(shape)) for name, shape in (expected or {}).items()), layers)
     lines = list(_declared(checkpoint))
-    twice = stored.pop("head", 0) if tied and "head" in stored else 0
+    twice = 0
+    if tied:
+        heads = [t for t in checkpoint.tensors if t.parameters and part_of(t.weight, layers) == "head"]
+        tables = sorted(tensor.parameters for tensor in heads)
+        twice = tables[-1] if tables and stored["embedding"] else 0
+        _merge_head(stored, "embedding" if tables and not stored["embedding"] else "the rest", tables[-1:], twice)
+        _merge_head(built, "the rest", (), 0)
     if twice:
         lines.append(f"the head is tied, but stored twice: {_count(twice)} counted once")
-    built = _by_part(((name, _elements(shape)) for name, shape in (expected or {}).items()), layers)
-    if tied:
-        built.pop("head", None)
     total = checkpoint.parameters - twice
     if built:
+        parameters = sum(built.values())
+    if built and total != parameters and _comparable(stored, built):
         lines.extend(_part_lines(stored, built))
     elif parameters is not None:
         lines.extend(_total_lines(stored, total, parameters, tied))
     return tuple(lines)
+
+
+def _merge_head(parts: Counter[str], table_to: str, tables: Sequence[int], twice: int) -> None:
+    """A tied head is no part: its table is the embedding's, and what else it has belongs to the rest."""
+    head = parts.pop("head", 0)
+    table = sum(tables)
+    parts[table_to] += table - twice
+    parts["the rest"] += head - table
+    for part in ("embedding", "the rest"):
+        if not parts[part]:
+            del parts[part]
+
+
+def _comparable(stored: Counter[str], built: Counter[str]) -> bool:
+    """Whether both call their layers alike, so that the parts can be told apart."""
+    layers = {part for part in built if "layer " in part}
+    return layers <= stored.keys()
 
 
 def _elements(shape: int | tuple[int, ...]) -> int:
