@@ -6,7 +6,7 @@ The config gives the shapes that the model is built with; the headers give what 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -87,11 +87,10 @@ def reconcile(
     lines = list(_declared(checkpoint))
     twice = 0
     if tied:
-        heads = [t for t in checkpoint.tensors if t.parameters and part_of(t.weight, layers) == "head"]
-        tables = sorted(tensor.parameters for tensor in heads)
-        twice = tables[-1] if tables and stored["embedding"] else 0
-        _merge_head(stored, "embedding" if tables and not stored["embedding"] else "the rest", tables[-1:], twice)
-        _merge_head(built, "the rest", (), 0)
+        table = _tied_table(checkpoint, layers)
+        twice = table if stored["embedding"] else 0
+        _merge_head(stored, "the rest" if stored["embedding"] else "embedding", table, twice)
+        _merge_head(built, "the rest", 0, 0)
     if twice:
         lines.append(f"the head is tied, but stored twice: {_count(twice)} counted once")
     total = checkpoint.parameters - twice
@@ -104,10 +103,21 @@ def reconcile(
     return tuple(lines)
 
 
-def _merge_head(parts: Counter[str], table_to: str, tables: Sequence[int], twice: int) -> None:
+def _tied_table(checkpoint: Checkpoint, layers: int | None) -> int:
+    """Parameters of the head's tensor that is the embedding's table, 0 where none is: alike in size, or the largest."""
+    sizes = {"head": [0], "embedding": [0]}
+    for tensor in checkpoint.tensors:
+        part = part_of(tensor.weight, layers)
+        if part in sizes and tensor.parameters:
+            sizes[part].append(tensor.parameters)
+    if len(sizes["embedding"]) == 1:
+        return max(sizes["head"])
+    return max((size for size in sizes["head"] if size in sizes["embedding"]), default=0)
+
+
+def _merge_head(parts: Counter[str], table_to: str, table: int, twice: int) -> None:
     """A tied head is no part: its table is the embedding's, and what else it has belongs to the rest."""
     head = parts.pop("head", 0)
-    table = sum(tables)
     parts[table_to] += table - twice
     parts["the rest"] += head - table
     for part in ("embedding", "the rest"):
