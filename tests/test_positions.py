@@ -15,7 +15,27 @@ BERT = {**SMALL, "model_type": "bert", "max_position_embeddings": 48}
 ROBERTA = {**SMALL, "model_type": "roberta", "max_position_embeddings": 50, "pad_token_id": 1}
 LLAMA = {**SMALL, "model_type": "llama", "max_position_embeddings": 48}
 
-LEARNED: list[dict[str, Any]] = [GPT2, BERT, ROBERTA]
+OPT = {
+    "model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 64, "num_hidden_layers": 2, "ffn_dim": 128,
+    "num_attention_heads": 4, "vocab_size": 70, "max_position_embeddings": 48,
+}  # fmt: skip
+NEO = {
+    "model_type": "gpt_neo", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 70,
+    "max_position_embeddings": 48, "attention_types": [[["global", "local"], 1]],
+}  # fmt: skip
+BART = {
+    "model_type": "bart", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 70,
+    "max_position_embeddings": 48,
+}  # fmt: skip
+
+LEARNED: list[dict[str, Any]] = [
+    GPT2, BERT, ROBERTA, OPT, NEO, BART, {**GPT2, "model_type": "gpt_bigcode"},
+    {"model_type": "distilbert", "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, "vocab_size": 70,
+     "max_position_embeddings": 48},
+    {**BERT, "model_type": "albert", "embedding_size": 32},
+    {**SMALL, "model_type": "mpnet", "max_position_embeddings": 50},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("config", LEARNED, ids=lambda config: config["model_type"])
