@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.model import ops
-from memcalc.model.tape import OVERHEAD
+from memcalc.model.tape import OVERHEAD, Tape, TracedBlock
 from memcalc.model.tensor import Shape, Tensor
 from memcalc.tables.dtypes import INT64, DType
 
@@ -30,6 +30,7 @@ class Cache:
         self._fixed: set[int] = set()
         self._windows: dict[int, int] = {}
         self._layers: dict[int, list[Tensor]] = {}
+        self._blocks: dict[int, TracedBlock | None] = {}
         self._scalars: dict[int, list[Tensor]] = {}
         self._states: dict[int, dict[str, Tensor]] = {}
 
@@ -48,7 +49,7 @@ class Cache:
         With a `window`, only its last window - 1 tokens are kept for later (the storage is cut at the next call), and
         the layer keeps the window itself as a scalar.
         """
-        held = self._layers.setdefault(id(layer), [])
+        held = self._held_by(layer, key)
         first = not held
         if first:
             held.extend((_empty(key), _empty(value)))
@@ -65,6 +66,11 @@ class Cache:
             held[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
         return full
 
+    def _held_by(self, layer: object, key: Tensor) -> list[Tensor]:
+        """What `layer` holds so far. The block that it runs in is kept in mind."""
+        self._blocks.setdefault(id(layer), key.tape.block)
+        return self._layers.setdefault(id(layer), [])
+
     def held(self, layer: object) -> tuple[Tensor, Tensor] | None:
         """Key and value of `layer` if it has them already (cross-attention computes them once)."""
         self._fixed.add(id(layer))
@@ -79,17 +85,28 @@ class Cache:
         self.length += tokens
         self.past += tokens if self.past else 0
         for layer, held in self._layers.items():
-            if layer in self._fixed or not tokens:
-                continue
-            window = self._windows.get(layer)
-            for index in (0, 1):
-                held[index] = self._grown(held[index], tokens, window)
+            if layer not in self._fixed and tokens:
+                tape = held[0].tape
+                tape.enter(tape.phase, self._blocks.get(layer))
+                self._grow_layer(held, tokens, self._windows.get(layer))
+                tape.enter(tape.phase, None)
 
-    def _grown(self, tensor: Tensor, tokens: int, window: int | None) -> Tensor:
-        length = tensor.shape[-2] + tokens
+    def _grow_layer(self, held: list[Tensor], tokens: int, window: int | None) -> None:
+        """Replace key and value of one layer, inside the span of its block, so that they stand for its copies too.
+
+        The old ones go before the last allocation: what dies with the end of a span would outlive it.
+        """
+        tape = held[0].tape
+        kinds = [(tensor.shape, tensor.dtype) for tensor in held[:2]]
+        for index, (shape, dtype) in enumerate(kinds):
+            grown = self._grown(tape, shape, dtype, tokens, window)
+            held[index:2] = [grown] * (2 - index)
+
+    def _grown(self, tape: Tape, shape: Shape, dtype: DType, tokens: int, window: int | None) -> Tensor:
+        """Keys or values of this shape with so many tokens more."""
+        length = shape[-2] + tokens
         kept = length if window is None else min(length, window)
-        shape = (*tensor.shape[:-2], kept, tensor.shape[-1])
-        grown = _named(tensor.tape.new(shape, tensor.dtype), "KV cache")
+        grown = _named(tape.new((*shape[:-2], kept, shape[-1]), dtype), "KV cache")
         return grown if window is None else ops.narrow(grown, -2, min(kept, window - 1))
 
     def room(self, window: int | None, new: int, seen: int) -> int:

@@ -8,7 +8,7 @@ from math import prod
 from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.cache import Cache
-from memcalc.model.tape import OVERHEAD
+from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
 from memcalc.tables.dtypes import FP32, DType
 from memcalc.tables.engines import CacheFormat, Engine
@@ -115,7 +115,7 @@ class QuantizedCache(Cache):
                 "Transformers quantizes the cache only of models whose layers all attend to everything, and this one "
                 "has a sliding window; use --kv-dtype auto, or another --engine."
             )
-        held = self._layers.setdefault(id(layer), [])
+        held = self._held_by(layer, key)
         if not held:
             held.extend((self._stored(key), self._stored(value)))
             return key, value
@@ -141,18 +141,21 @@ class QuantizedCache(Cache):
         storage = tensor.tape.allocate(self.form.nbytes(prod(shape)), OVERHEAD, "KV cache")
         return Tensor(shape, contiguous_stride(shape), tensor.dtype, storage)
 
-    def _grown(self, tensor: Tensor, tokens: int, window: int | None) -> Tensor:
-        """The residual is as long as it may be."""
-        recent = min(tokens, RESIDUAL - 1) if self.form.group else 0
-        return self._stored(tensor, tensor.shape[-2] + tokens - recent, quantizing=False)
+    def _grow_layer(self, held: list[Tensor], tokens: int, window: int | None) -> None:
+        """The latest of the tokens are kept in full precision."""
+        recent = self._recent(tokens)
+        if recent:
+            held[2:] = [_residual(tensor, recent) for tensor in held[:2]]
+        super()._grow_layer(held, tokens, window)
 
-    def grow(self, tokens: int) -> None:
-        """Let `tokens` decoded tokens pass; the latest of them are kept in full precision."""
-        super().grow(tokens)
-        recent = min(tokens, RESIDUAL - 1) if self.form.group else 0
-        for held in self._layers.values():
-            if recent:
-                held[2:] = [_residual(tensor, recent) for tensor in held[:2]]
+    def _grown(self, tape: Tape, shape: Shape, dtype: DType, tokens: int, window: int | None) -> Tensor:
+        """The residual is as long as it may be."""
+        longer = (*shape[:-2], shape[-2] + tokens - self._recent(tokens), shape[-1])
+        storage = tape.allocate(self.form.nbytes(prod(longer)), OVERHEAD, "KV cache")
+        return Tensor(longer, contiguous_stride(longer), dtype, storage)
+
+    def _recent(self, tokens: int) -> int:
+        return min(tokens, RESIDUAL - 1) if self.form.group else 0
 
     def nbytes(self) -> dict[int, int]:
         """Bytes of the quantized tensors kept, by layer."""
