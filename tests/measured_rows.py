@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from module_hooks import as_tracked, kept_leaves
+from module_hooks import as_tracked, dropped, kept_leaves
 
 from memcalc.breakdown import BREAKDOWN
 from memcalc.generation import generate
@@ -83,7 +83,10 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
         step = generate(
             spec,
             InferenceSetup(
-                batch=case["batch"], seq_len=case["seq"], attention=case.get("attn") or "sdpa", dtype=dtype  # type: ignore[arg-type]
+                batch=case["batch"],
+                seq_len=case["seq"],
+                attention=case.get("attn") or "sdpa",
+                dtype=dtype,  # type: ignore[arg-type]
             ),
         )
         found, _ = Sweep(step.tape).peaks()
@@ -107,11 +110,11 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
     return {
         "params": parameters(step),
         "trainable": sum(p.numel * p.copies for _, p in step.parameters if p.trainable),
-        "saved_for_backward": sweep.saved_for_backward(step.forward_end),
+        "saved_for_backward": sweep.saved_for_backward(step.forward_end) + (dropped(step) if like_tracker else 0),
         "phase_peak": peaks,
     }
 
 
 def parameters(step: Step) -> int:
     """Unique parameters of the model."""
-    return sum(parameter.numel * parameter.copies for _, parameter in step.parameters)
+    return sum(parameter.count * parameter.copies for _, parameter in step.parameters)

@@ -79,6 +79,12 @@ def as_tracked() -> Iterator[None]:
         yield
 
 
+def dropped(step: Step) -> int:
+    """What was saved for backward and dropped before the end of forward: the instrument counts all that was packed."""
+    made = step.tape.allocations[: step.forward_end]
+    return sum(allocation.raw_nbytes for allocation in made if allocation.saved and allocation.dies <= step.forward_end)
+
+
 def kept_leaves(step: Step) -> dict[str, int]:
     """Token embeddings that need a gradient, and that gradient, of every micro-batch that the instrument ran before.
 

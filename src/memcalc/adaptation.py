@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from memcalc.errors import UsageError
 from memcalc.model.adapters.injection import Lora, add_lora
 from memcalc.model.adapters.sites import input_embeddings, sites
 from memcalc.model.freezing import freeze, train_only
-from memcalc.model.module import Stack
+from memcalc.model.module import Buffer, Stack
 from memcalc.model.network import Network
+from memcalc.model.quantization import find_quantization, skipped_modules
+from memcalc.model.quantized import Packed, QuantizedExperts, quantize
+from memcalc.model.spec import ModelSpec
+from memcalc.model.sublayers.experts import Experts
 from memcalc.setup import TrainingSetup
-from memcalc.tables.dtypes import ALIASES
+from memcalc.tables.dtypes import ALIASES, FP32
+from memcalc.tables.precisions import PRECISIONS
+from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
 
 
-def adapt(network: Network, model_type: str, setup: TrainingSetup) -> list[str]:
+def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     """Freeze and extend `network`, unbound, as `setup` asks; returns what should be said under Assumptions."""
+    notes: list[str] = []
     if setup.checkpoint_every > 1:
         _checkpoint_every(network, setup.checkpoint_every)
     if setup.activation_checkpointing == "full":
@@ -20,12 +30,66 @@ def adapt(network: Network, model_type: str, setup: TrainingSetup) -> list[str]:
             embedding.output_needs_gradient = (
                 True  # Transformers makes it so, that frozen blocks still pass gradients on
             )
+    form, notes = _base_format(spec, setup)
+    if form is not None:
+        _quantize(network, form, spec, setup)
+        notes += _training_notes(network, form, setup)
     train_only(network, setup.train)
     if setup.lora_rank is not None:
-        add_lora(network, model_type, _lora(setup, setup.lora_rank))
+        add_lora(network, spec.model_type, _lora(setup, setup.lora_rank))
     if setup.freeze is not None:
         freeze(network, setup.freeze)
-    return []
+    return notes
+
+
+def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[str]]:
+    """What the base is quantized to: as the setup says, else as the repository is, where adapters are trained."""
+    stated = find_quantization(spec.config)
+    asked = setup.quantization
+    if asked != "none":
+        if stated is not None:
+            raise UsageError(
+                f"the model is quantized already ({stated}), as its config says in {stated.where}; "
+                "leave out --quantization, or take the model that it was made from."
+            )
+        return FORMATS[asked], []
+    if stated is None:
+        return None, []
+    form = stated_format(stated)
+    if form is None or setup.lora_rank is None or "quantization" in setup.model_fields_set:
+        return None, [f"the repository's weights ({stated}) are dequantized when they are loaded"]
+    return form, [f"base weights quantized as {stated.where} of the config says: {stated}"]
+
+
+def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: TrainingSetup) -> None:
+    recipe = PRECISIONS[setup.precision]
+    compute = recipe.autocast or recipe.weights
+    stated = find_quantization(spec.config)
+    quantize(network, form, compute, () if stated is None else skipped_modules(stated))
+    keeps = ("gptq",)
+    for _, parameter in network.tensors():
+        if isinstance(parameter, (Buffer, Packed)) or parameter.fixed_dtype is not None:
+            continue
+        if setup.kbit_prepare and form.kernel not in keeps:
+            parameter.fixed_dtype = FP32
+        elif recipe.autocast is not None:
+            parameter.fixed_dtype = recipe.autocast
+
+
+def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) -> Iterator[str]:
+    """What is assumed of a quantized base."""
+    wide = "fp32" if setup.kbit_prepare and form.kernel != "gptq" else "16 bits"
+    yield f"quantized base: head, embeddings, norms and biases stay in {wide} (--kbit-prepare)"
+    if form.kernel == "bnb-4bit":
+        yield "bitsandbytes dequantizes a layer's weight in forward (from 8 tokens on) and again in backward"
+    elif form.kernel == "bnb-8bit":
+        yield "LLM.int8 meets no outlier columns; it holds each layer's input through backward, checkpointed or not"
+    elif form.kernel == "gptq":
+        yield "gptqmodel's PyTorch kernel, the one that trains: autograd keeps each dequantized weight until it is used"
+    elif form.kernel == "dequantize":
+        yield f"{form.name} weights are dequantized in forward and again in backward, as no training kernel is known"
+    if any(isinstance(module, Experts) and not isinstance(module, QuantizedExperts) for _, module in network.modules()):
+        yield f"experts stay wide: Transformers' {form.name} quantizes linear layers only"
 
 
 def _checkpoint_every(network: Network, step: int) -> None:
@@ -34,7 +98,7 @@ def _checkpoint_every(network: Network, step: int) -> None:
         if isinstance(module, Stack):
             module.split([position % step == 0 for position in range(module.depth)])
             for position, block in module.positions:
-                block.checkpoints = block.checkpoints and position % step == 0
+                block.left_out = position % step != 0
 
 
 def _lora(setup: TrainingSetup, rank: int) -> Lora:

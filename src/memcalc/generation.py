@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memcalc.errors import ConfigError
 from memcalc.loaded_weights import loaded
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
@@ -13,7 +14,7 @@ from memcalc.model.serving_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup
-from memcalc.sharding import tensor_parallel
+from memcalc.sharding import check_divided, tensor_parallel, unknown_division
 from memcalc.step import Step, batch, build
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import ENGINES, CacheFormat, Engine
@@ -27,9 +28,9 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     """
     kin = family(spec.model_type)
     engine = ENGINES[setup.engine]
-    config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), setup.tensor_parallel)
-    network = build(replace(spec, config=config))
-    weights = loaded(spec, setup, engine, network, network if setup.tensor_parallel == 1 else build(spec))
+    whole = build(spec)
+    network, notes = _divided(spec, whole, setup.tensor_parallel)
+    weights = loaded(spec, setup, engine, network, whole)
     form = engine.format(setup.kv_dtype, weights.dtype)
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")
@@ -63,6 +64,20 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         used={"dtype": weights.dtype, "quantization": weights.quantization},
         notes=(*weights.notes, *notes, *_said(setup, engine)),
     )  # fmt: skip
+
+
+def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[str]]:
+    """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
+    if size == 1:
+        return whole, []
+    kin = family(spec.model_type)
+    config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), size)
+    try:
+        network = build(replace(spec, config=config))
+    except ConfigError:  # the family ties one size to another, so its share is no model of the family
+        raise unknown_division(size, "attention") from None
+    check_divided(whole, network, size)
+    return network, notes
 
 
 def _said(setup: InferenceSetup, engine: Engine) -> list[str]:

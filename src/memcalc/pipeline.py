@@ -84,7 +84,9 @@ def estimate(
             name=gpu.name, total_bytes=gpu.total_bytes, fits=outside.process <= _usable(setup, gpu),
             free_bytes=_usable(setup, gpu) - outside.process,
         ),
-        serving=_serving(spec, setup, gpu, step) if gpu is not None and isinstance(setup, InferenceSetup) else None,
+        serving=_serving(spec, setup, gpu, step, outside.process)
+        if gpu is not None and isinstance(setup, InferenceSetup)
+        else None,
     )  # fmt: skip
 
 
@@ -96,8 +98,8 @@ def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     return gpu.total_bytes if share is None else int(gpu.total_bytes * share)
 
 
-def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Serving:
-    """The most sequences at once and the longest context that the GPU has room for."""
+def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, needed: int) -> Serving:
+    """The most sequences at once and the longest context that the GPU has room for; `needed` bytes are the job's own."""
 
     def fits(candidate: InferenceSetup) -> bool:
         try:
@@ -109,7 +111,11 @@ def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Se
         return Outside.of(run.input_bytes, candidate, gpu, peak).process <= _usable(candidate, gpu)
 
     found = capacity(setup, step.seq_len, fits, positions(spec))
-    return Serving(largest_batch=found.batch, longest_context=found.context)
+    fills = ENGINES[setup.engine].utilization is not None
+    return Serving(
+        largest_batch=found.batch, longest_context=found.context,
+        occupied_bytes=_usable(setup, gpu) if fills else needed,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)

@@ -12,11 +12,16 @@ from typing import Any
 
 from memcalc.errors import UsageError
 from memcalc.model.config import Config
+from memcalc.model.module import Module
 
 _WIDTHS = (
-    "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size",
+    "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size", "n_inner",
+    "ffn_dim", "d_ff", "linear_num_key_heads", "linear_num_value_heads",
 )  # fmt: skip
-"""Keys of MLP widths, divided exactly."""
+"""Keys of MLP widths and of heads of linear attention, divided exactly."""
+
+_FOUR_TIMES = ("n_inner", "intermediate_size")
+"""Keys of MLP widths that are four times the hidden size where the config has none (GPT-2, GPT-Neo)."""
 
 VOCABULARY_MULTIPLE = 64
 """Engines pad the vocabulary to a multiple of this before they divide it (vLLM's DEFAULT_VOCAB_PADDING_SIZE)."""
@@ -29,6 +34,8 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     """
     if size == 1:
         return config.values, []
+    if not (config.has("num_attention_heads") and config.has("vocab_size")):
+        raise unknown_division(size, "model")
     heads = config.integer("num_attention_heads")
     if heads % size:
         raise UsageError(
@@ -52,10 +59,40 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
             if width % size:
                 raise UsageError(f"--tensor-parallel {size} does not divide {key!r} {width}; take a size that does.")
             _put(config, local, key, width // size)
+    if not any(isinstance(config.get(key), int) for key in _WIDTHS):
+        for key in _FOUR_TIMES:
+            _put(config, local, key, 4 * config.integer("hidden_size") // size)
     vocabulary = config.integer("vocab_size")
     padded = -(-vocabulary // (VOCABULARY_MULTIPLE * size)) * VOCABULARY_MULTIPLE
     _put(config, local, "vocab_size", padded)
     return local, said
+
+
+def check_divided(whole: Module, local: Module, size: int) -> None:
+    """Refuse a model of which a part stayed whole in its share: its config names a width that is not known here.
+
+    Raises UsageError.
+    """
+    held = _matrices(local)
+    for group, count in _matrices(whole).items():
+        if count == held.get(group):
+            raise unknown_division(size, group)
+
+
+def unknown_division(size: int, what: str) -> UsageError:
+    """The error for a family whose `what` is divided in a way that is not described here."""
+    return UsageError(
+        f"memcalc does not know how the {what} of this family is divided over {size} GPUs; leave out --tensor-parallel."
+    )
+
+
+def _matrices(network: Module) -> dict[str, int]:
+    """Weights in matrices by group."""
+    counts: dict[str, int] = {}
+    for _, parameter in network.parameters():
+        if len(parameter.shape) > 1:
+            counts[parameter.group] = counts.get(parameter.group, 0) + parameter.numel * parameter.copies
+    return counts
 
 
 def _put(config: Config, local: dict[str, Any], key: str, value: int) -> None:

@@ -126,7 +126,8 @@ def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSe
 
 
 _UNTRACED = {
-    "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None, "allocator_reserve": None,
+    "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None,
+    "allocator_reserve": None,
 }  # fmt: skip
 """Fields of a setup that change nothing in forward and backward, with a value that stands for all."""
 
@@ -147,7 +148,7 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
 def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     spec = key.spec
     network = build(spec)
-    notes = adapt(network, spec.model_type, setup)
+    notes = adapt(network, spec, setup)
     recipe = PRECISIONS[setup.precision]
     tape = Tape(sum_out_of_place=like_tracker)
     tape.attention = family(spec.model_type).attention_used(setup.attention)
@@ -162,11 +163,12 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     forward_end = tape.clock
     loss, held = outputs.loss, outputs.kept if setup.hold_outputs else ()
     if loss is None:
-        raise ConfigError(f"{spec.model_type} has no loss to train on with head {spec.architecture}; name a head that has one.")
+        raise ConfigError(f"{spec.model_type} has no loss with head {spec.architecture}; name a head that has one.")
     del outputs
     backward(tape, loss)
     if updater is not None:
         updater.finish()
+    tape.held_by_graph.clear()
     del loss, held
     tape.finish()
     return Step(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.model.module import Buffer
+from memcalc.model.module import CONSTANTS, Buffer
 from memcalc.model.tensor import rounded
 from memcalc.tables.dtypes import short
 
@@ -21,6 +21,9 @@ def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
         return
     sizes: dict[str, int] = {}
     for _, tensor in step.tensors:
-        name = "buffers" if isinstance(tensor, Buffer) else f"{short(tensor.dtype)} {tensor.group}"
+        if isinstance(tensor, Buffer):
+            name = CONSTANTS if tensor.group == CONSTANTS else "buffers"
+        else:
+            name = f"{short(tensor.dtype)} {tensor.group}"
         sizes[name] = sizes.get(name, 0) + rounded(tensor.numel * tensor.dtype.itemsize) * tensor.copies
     yield from sizes.items()

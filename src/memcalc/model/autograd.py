@@ -64,7 +64,9 @@ class Node:
         return self.edges[index] is not None
 
 
-def record(tape: Tape, out: Tensor, backward: Backward, inputs: Sequence[Tensor | None], context: Any = None) -> Node | None:
+def record(
+    tape: Tape, out: Tensor, backward: Backward, inputs: Sequence[Tensor | None], context: Any = None
+) -> Node | None:
     """Make `out` the result of a node if any input needs a gradient; returns the node, to save tensors with."""
     if not tape.grad_enabled:
         return None
@@ -80,7 +82,7 @@ def record(tape: Tape, out: Tensor, backward: Backward, inputs: Sequence[Tensor 
 class AccumulateGrad(Node):
     """The end of the graph at a leaf: the first gradient is taken over, later ones are added into it.
 
-    `row` of the box is where the gradient shows: that of a trained weight is a gradient, that of another leaf temporary.
+    `row` of the box is where the gradient shows: that of a trained weight is a gradient, others are temporary.
     """
 
     __slots__ = ("arrived", "gradient", "held", "name", "reached", "row")

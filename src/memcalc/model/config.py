@@ -10,6 +10,9 @@ from memcalc.errors import ConfigError
 LARGEST = 10**9
 """No size in a config is larger: a bigger one is a mistake, and would only make the arithmetic absurd."""
 
+DEEPEST = 10**5
+"""No model has more layers. They are listed one by one, so that a mistake here would fill the memory."""
+
 
 class Config:
     """The values of a config.json, seen by a family: aliases resolved, missing keys filled with the class's defaults.
@@ -61,9 +64,10 @@ class Config:
             raise ConfigError(
                 f"{self.where} gives {key!r} as {_shown(value)}, but it must be a whole number; correct it."
             )
-        if not minimum <= value <= LARGEST:
+        largest = DEEPEST if key.endswith(("layer", "layers", "depth")) else LARGEST
+        if not minimum <= value <= largest:
             raise ConfigError(
-                f"{self.where} gives {key!r} as {_shown(value)}, but it must lie between {minimum} and {LARGEST}; correct it."
+                f"{self.where} gives {key!r} as {_shown(value)}, but it must lie in {minimum}..{largest}; correct it."
             )
         return value
 
@@ -128,9 +132,7 @@ class Config:
             raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be an object; correct it.")
         return cast(Mapping[str, object], value)
 
-    def nested(
-        self, key: str, defaults: Mapping[str, object], aliases: Mapping[str, str] | None = None
-    ) -> Config:
+    def nested(self, key: str, defaults: Mapping[str, object], aliases: Mapping[str, str] | None = None) -> Config:
         """A nested object as a config of its own (`text_config`, `vision_config`)."""
         return Config(self.section(key), defaults, aliases, f"{self.where}'s {key!r}")
 
@@ -141,7 +143,7 @@ class Config:
             return default
         if len(given) != len(default):
             raise ConfigError(
-                f"{self.where} has {len(given)} 'layer_types' for {len(default)} layers ('num_hidden_layers'); they must agree."
+                f"{self.where} has {len(given)} 'layer_types' for {len(default)} ('num_hidden_layers'); they must agree."
             )
         return [str(item) for item in given]
 
@@ -165,7 +167,8 @@ class Config:
         kv_heads = self.integer("num_key_value_heads", heads)
         if heads % kv_heads:
             raise ConfigError(
-                f"{self.where} has 'num_attention_heads' {heads}, which 'num_key_value_heads' {kv_heads} does not divide; correct one."
+                f"{self.where} has 'num_attention_heads' {heads}, which 'num_key_value_heads' {kv_heads} does not divide; "
+                f"correct one."
             )
         return heads, kv_heads, self.head_dim()
 

@@ -41,6 +41,15 @@ class Parameter(Tensor):
         """Whether backward brought a gradient: a weight that the loss does not use is never updated."""
         return isinstance(self.node, AccumulateGrad) and self.node.reached
 
+    @property
+    def count(self) -> int:
+        """How many weights this stands for: its elements, unless they are packed."""
+        return self.numel
+
+
+CONSTANTS = "quantization constants"
+"""Group of the buffers that belong to quantized weights."""
+
 
 class Buffer(Parameter):
     """A tensor that belongs to the model but is no parameter (inverse frequencies of a rotary embedding).
@@ -63,6 +72,8 @@ class Module:
     """The part of the box that the memory of this module is shown under; None leaves the caller's."""
     checkpoints: bool = True
     """Whether Transformers can checkpoint this module, where it is a block of a stack."""
+    left_out: bool = False
+    """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
 
     def __getattr__(self, name: str) -> Any:
         """A weight that an adapter replaces while this module runs is made when it is first asked for."""
@@ -138,9 +149,7 @@ class Module:
         for _, child in self.children():
             yield from child.in_order(seen)
 
-    def bind(
-        self, tape: Tape, dtype: DType, *, accumulated: bool = False
-    ) -> tuple[tuple[str, Parameter], ...]:
+    def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> tuple[tuple[str, Parameter], ...]:
         """Put every weight on `tape` in `dtype`; returns them, as `tensors` does.
 
         With `accumulated`, gradients of earlier micro-batches exist.
@@ -171,7 +180,7 @@ class Block:
         tape = x.tape
         tape.traced_blocks += 1
         tape.enter(tape.phase, self.traced)
-        if tape.checkpointing and tape.grad_enabled:
+        if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
             if not self.module.checkpoints:
                 raise UsageError("Transformers cannot checkpoint activations in this family; use none.")
             out = checkpointed(tape, self.module, x, *args, **kwargs)

@@ -68,7 +68,7 @@ class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
     takes_past: bool = True
-    """Whether Transformers' forward takes `past_key_values`; where not, a plain call begins anew beside the old cache."""
+    """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 
     def forward(self, batch: Batch) -> Outputs:
         """Run the model on `batch`."""
@@ -93,7 +93,7 @@ class DecoderModel(Module):
     way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
     `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
     held, or not made at all. With `all_masks`, every block gets all masks by window. With `rebinds`, dropout takes over
-    the embeddings' name, so that they go.
+    the embeddings' name, so that they go. `chunked` windows are those of Llama 4.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class DecoderModel(Module):
         windows: Iterable[int | None] = (None,), *,
         scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
         positions: Literal["passed", "held", "none"] = "passed", all_masks: bool = False, rebinds: bool = False,
+        chunked: bool = False,
     ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
@@ -111,10 +112,12 @@ class DecoderModel(Module):
         self.positions = positions
         self.all_masks = all_masks
         self.rebinds = rebinds
+        self.chunked = chunked
 
-    def forward(self, ids: Tensor, padding: bool) -> Tensor:
-        """Ids [b, s] to hidden states [b, s, h]."""
-        inputs_embeds = self.embed_tokens(ids)
+    def forward(self, ids: Tensor, padding: bool, embeds: Tensor | None = None) -> Tensor:
+        """Ids [b, s] to hidden states [b, s, h]. Embeddings that are there already (images among them) are taken."""
+        inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
+        del embeds
         if self.scaled:
             inputs_embeds = ops.scale(inputs_embeds)
         if ids.tape.cache is not None:
@@ -146,7 +149,8 @@ class DecoderModel(Module):
             return recurrent_mask(ids, padding)
         own = [kind for _, kind in map(_mixer, self.layers.blocks) if kind != RECURRENT]
         strange = window != 0 and own and window not in own
-        return causal_mask(hidden, padding, window, cached=own[0] if strange else SAME)
+        chunked = self.chunked and window is not None
+        return causal_mask(hidden, padding, window, cached=own[0] if strange else SAME, chunked=chunked)
 
 
 def _mixer(block: Module) -> tuple[Module, int | None]:
@@ -177,7 +181,10 @@ class CausalLM(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
-        hidden = self.model(batch.ids, batch.padding)
+        return self.finish(batch, self.model(batch.ids, batch.padding))
+
+    def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
+        """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""
         tape = batch.ids.tape
         if tape.cache is not None and not tape.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
@@ -186,4 +193,4 @@ class CausalLM(Network):
             for function in self.bend:
                 logits = function(logits)
             loss = None if batch.labels is None else causal_lm_loss(logits, batch.labels)
-        return Outputs(loss, (logits,))
+        return Outputs(loss, (logits, *kept))

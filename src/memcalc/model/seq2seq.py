@@ -47,7 +47,10 @@ def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool],
         raise UsageError(
             "an encoder-decoder is estimated with Transformers' own cache only; leave out --engine and --kv-dtype."
         )
+    tape = batch.ids.tape
+    tape.cache, kept = None, tape.cache  # attention of an encoder caches nothing
     states = encoder(batch.ids, batch.padding)
+    tape.cache = kept
     if cache is not None and batch.labels is None:
         cache.states = states
     return states

@@ -95,7 +95,7 @@ class Tape:
         self.inputs: list[Allocation] = []
         """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
         self.buffers: list[tuple[Allocation, int]] = []
-        """Buffers of the model, each with its copies: unlike parameters they count as saved where autograd keeps one."""
+        """Buffers of the model, each with its copies: unlike parameters they count as saved where one is kept."""
         self.spans: list[Span] = []
         self.phase = phase
         self.block: TracedBlock | None = None
@@ -128,6 +128,8 @@ class Tape:
         """How many blocks have been run forward; it does not grow with the depth of a model."""
         self.leaves: list[Tensor] = []
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
+        self.held_by_graph: list[Storage] = []
+        """What custom functions hold besides saved tensors: it goes with the loss, whatever is checkpointed."""
         self.sum_out_of_place = sum_out_of_place
         """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
         self._mark()
@@ -152,19 +154,19 @@ class Tape:
         return Tensor(shape, stride or contiguous_stride(shape), dtype, storage)
 
     def untracked(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
-        """A tensor that exists before the tape starts (a weight, an input of the step): it is counted outside the tape."""
+        """A tensor that exists before the tape starts (a weight, an input of the step): counted outside it."""
         allocation = Allocation(row, name, prod(shape) * dtype.itemsize, BEFORE)
         if row is OVERHEAD:
             self.inputs.append(allocation)
         return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
 
-    def multiply_alive(self, since: int, count: int) -> None:
-        """Let what was allocated from tick `since` on and is still alive stand for `count` such tensors.
+    def multiply_alive(self, born: range, count: int) -> None:
+        """Let what was allocated in the ticks `born` and is still alive stand for `count` such tensors.
 
         A loop over tokens runs its body once for many of them.
         """
-        for allocation in self.allocations[since:]:
-            if allocation.dies == NEVER:
+        for allocation in self.allocations:
+            if allocation.born in born and allocation.dies == NEVER:
                 allocation.nbytes *= count
                 allocation.raw_nbytes *= count
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
@@ -11,7 +13,7 @@ from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm
-from memcalc.model.sublayers.vision import PatchEmbedding, VisionAttention, VisionBlock, VisionTower, grid_of
+from memcalc.model.sublayers.vision import PatchEmbedding, VisionAttention, VisionBlock, VisionTower, grid_of, kinds_of
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT32, INT64
 
@@ -82,7 +84,7 @@ class TextEmbeddings(Module):
         return ops.add(inputs_embeds, position_embeddings)
 
 
-def _blocks(c: Config, name: str, *, together: bool) -> Stack:
+def _blocks(c: Config, name: str, *, together: bool, keep: Sequence[int] = ()) -> Stack:
     """Blocks of either tower; CLIP projects query, key and value `together`, and registers attention first."""
     hidden, heads, act = c.integer("hidden_size"), c.integer("num_attention_heads"), c.text("hidden_act")
 
@@ -103,25 +105,25 @@ def _blocks(c: Config, name: str, *, together: bool) -> Stack:
             parts = {part: parts[part] for part in ("self_attn", "layer_norm1", "mlp", "layer_norm2")}
         return VisionBlock(parts, ("layer_norm1", "self_attn", "layer_norm2", "mlp"))
 
-    return Stack(["layer"] * c.integer("num_hidden_layers"), block, name=name)
+    return Stack(kinds_of(c.integer("num_hidden_layers"), keep), block, name=name)
 
 
-def clip_vision(c: Config) -> VisionTower:
+def clip_vision(c: Config, keep: Sequence[int] = ()) -> VisionTower:
     """CLIP's vision tower: a class token, a norm before the blocks, and one on the pooled class token."""
     hidden = c.integer("hidden_size")
     return VisionTower(
-        GridEmbeddings(c, classed=True, bias=False), _blocks(c, "vision block", together=True),
-        before=LayerNorm(hidden), after=LayerNorm(hidden), norm_pooled=True,
+        GridEmbeddings(c, classed=True, bias=False), _blocks(c, "vision block", together=True, keep=keep),
+        keep=keep, before=LayerNorm(hidden), after=LayerNorm(hidden), norm_pooled=True,
     )  # fmt: skip
 
 
-def siglip_vision(c: Config) -> VisionTower:
+def siglip_vision(c: Config, keep: Sequence[int] = ()) -> VisionTower:
     """SigLIP's vision tower: no class token; attention pools the patches, where the config has that head."""
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     head = AttentionPooling(hidden, heads, c.integer("intermediate_size"), c.text("hidden_act"))
     return VisionTower(
-        GridEmbeddings(c, classed=False, bias=True), _blocks(c, "vision block", together=False),
-        after=LayerNorm(hidden), pool=head if c.flag("vision_use_head") else None,
+        GridEmbeddings(c, classed=False, bias=True), _blocks(c, "vision block", together=False, keep=keep),
+        keep=keep, after=LayerNorm(hidden), pool=head if c.flag("vision_use_head") else None,
     )  # fmt: skip
 
 

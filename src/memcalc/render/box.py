@@ -211,6 +211,9 @@ class _Box:
         if (serving := self.report.serving) is not None:
             most = f"{serving.largest_batch:,} sequences of {self.report.setup['seq_len']:,} tokens"
             yield "SERVES", f"{most}, or one of {serving.longest_context:,}", ""
+            if serving.occupied_bytes > peak.process_bytes:
+                taken = format_bytes(serving.occupied_bytes, self.unit)
+                yield "", f"{self.report.setup['engine']} fills {taken}, whatever it needs", ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

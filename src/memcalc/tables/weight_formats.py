@@ -21,7 +21,8 @@ class WeightFormat:
     `shared` are scales, zeros and their like: groups of weights, each with its constants. `row_bits` are kept for each
     output of a matrix, `input_bits` for each input (the order of GPTQ), `block_bits` for each square of 128. `experts`
     says whether the matrices of experts, which are no linear layers in Transformers, are quantized too; `only_experts`
-    that nothing else is.
+    that nothing else is. `tables` are further tensors of each matrix, in bytes. `kernel` names the library's way to
+    multiply: what it dequantizes, and what it keeps.
     """
 
     name: str
@@ -32,7 +33,20 @@ class WeightFormat:
     block_bits: int = 0
     experts: bool = True
     only_experts: bool = False
+    tables: tuple[int, ...] = ()
+    kernel: str = "dequantize"
     source: str
+
+    def tensors(self, shape: tuple[int, ...]) -> dict[str, int]:
+        """Bytes of each tensor that a matrix [out, in], or a pile of them, is kept as: weights, then constants."""
+        count, inputs = prod(shape), shape[-1]
+        sizes = {"weights": count * self.bits}
+        sizes |= {f"constants {size}": -(-count // size) * constant for size, constant in self.shared}
+        sizes["row constants"] = prod(shape[:-1]) * self.row_bits
+        sizes["input order"] = prod(shape[:-2]) * inputs * self.input_bits
+        sizes["block constants"] = prod(shape[:-2]) * -(-shape[-2] // 128) * -(-inputs // 128) * self.block_bits
+        sizes |= {f"table {index}": 8 * nbytes for index, nbytes in enumerate(self.tables)}
+        return {name: -(-bits // 8) for name, bits in sizes.items() if bits}
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a matrix [out, in], or of a pile of them, with its constants."""
@@ -51,23 +65,30 @@ _BITSANDBYTES = (
 FORMATS: Mapping[str, WeightFormat] = {
     row.name: row
     for row in (
-        WeightFormat(name="nf4", bits=4, shared=((64, 32),), experts=False, source=_BITSANDBYTES),
-        WeightFormat(name="fp4", bits=4, shared=((64, 32),), experts=False, source=_BITSANDBYTES),
-        WeightFormat(name="nf4-double", bits=4, shared=((64, 8), (64 * 256, 32)), experts=False, source=_BITSANDBYTES),
         WeightFormat(
-            name="int8", bits=8, row_bits=32, experts=False,
+            name="nf4", bits=4, shared=((64, 32),), experts=False, tables=(64,), kernel="bnb-4bit", source=_BITSANDBYTES
+        ),
+        WeightFormat(
+            name="fp4", bits=4, shared=((64, 32),), experts=False, tables=(64,), kernel="bnb-4bit", source=_BITSANDBYTES
+        ),
+        WeightFormat(
+            name="nf4-double", bits=4, shared=((64, 8), (64 * 256, 32)), experts=False, tables=(64, 4),
+            kernel="bnb-4bit", source=_BITSANDBYTES,
+        ),
+        WeightFormat(
+            name="int8", bits=8, row_bits=32, experts=False, kernel="bnb-8bit",
             source="bitsandbytes nn/modules.py: an fp32 scale per output",
         ),
         WeightFormat(
-            name="gptq-4", bits=4, shared=((128, 20),), input_bits=32,
+            name="gptq-4", bits=4, shared=((128, 20),), input_bits=32, kernel="gptq",
             source="AutoGPTQ qlinear: an fp16 scale and a 4-bit zero per 128 weights, int32 g_idx per input",
         ),
         WeightFormat(
-            name="awq-4", bits=4, shared=((128, 20),),
+            name="awq-4", bits=4, shared=((128, 20),), kernel="awq",
             source="AutoAWQ linear: an fp16 scale and a 4-bit zero per 128 weights",
         ),
         WeightFormat(
-            name="fp8", bits=8, block_bits=32,
+            name="fp8", bits=8, block_bits=32, kernel="fp8",
             source="Transformers integrations/finegrained_fp8.py: an fp32 scale per block of 128 by 128",
         ),
         WeightFormat(
@@ -95,7 +116,7 @@ def _blocks(stated: Quantization) -> WeightFormat:
 
 
 def _integers(
-    scale: int, *, zero: bool = False, group: int | None = None, input_bits: int = 0
+    scale: int, *, zero: bool = False, group: int | None = None, input_bits: int = 0, kernel: str = "dequantize"
 ) -> Callable[[Quantization], WeightFormat]:
     """Integers with a scale of so many bits for each group, or for each row, and a zero as wide as a weight."""
 
@@ -104,7 +125,7 @@ def _integers(
         constants = scale + (bits if zero else 0)
         return WeightFormat(
             name=str(stated), bits=bits, shared=((size, constants),) if size else (), row_bits=0 if size else constants,
-            input_bits=input_bits, source="the repository's own config",
+            input_bits=input_bits, kernel=kernel, source="the repository's own config",
         )  # fmt: skip
 
     return row
@@ -112,9 +133,9 @@ def _integers(
 
 _STATED: Mapping[str, Callable[[Quantization], WeightFormat]] = {
     "bitsandbytes": _bitsandbytes,
-    "gptq": _integers(16, zero=True, input_bits=32),
+    "gptq": _integers(16, zero=True, input_bits=32, kernel="gptq"),
     "auto-round": _integers(16, zero=True, group=128),
-    "awq": _integers(16, zero=True, group=128),
+    "awq": _integers(16, zero=True, group=128, kernel="awq"),
     "fp8": _blocks,
     "fbgemm-fp8": _integers(32),
     "mxfp4": lambda _: FORMATS["mxfp4"],

@@ -13,6 +13,7 @@ from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32, DType
 
 GROUP = "LoRA adapters"
+_BESIDE_QUANTIZED = ("bnb-4bit", "bnb-8bit", "awq")
 
 
 def factor(inputs: int, outputs: int, dtype: DType, copies: int, *, bias: bool = False) -> Linear:
@@ -52,6 +53,8 @@ class LoraLinear(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
+        if self.kernel in _BESIDE_QUANTIZED:
+            return self._beside_quantized(x)
         out = self.base_layer(x)
         dtype = out.dtype
         with x.tape.scoped(GROUP):
@@ -61,6 +64,34 @@ class LoraLinear(Module):
             else:
                 out = ops.add(out, self._weight_decomposed(x, out, self.lora_magnitude_vector))
             return ops.to(out, dtype)
+
+    @property
+    def kernel(self) -> str:
+        """How the base layer multiplies with its quantized weight; empty where that is wide."""
+        form = getattr(self.base_layer, "form", None)
+        return "" if form is None else form.kernel
+
+    def _beside_quantized(self, x: Tensor) -> Tensor:
+        """The adapter of bitsandbytes' and AWQ's layers: its result is cast, not the sum; autocast casts its input."""
+        out = self.base_layer(x)
+        dtype = out.dtype
+        with x.tape.scoped(GROUP):
+            if self.kernel == "bnb-4bit":
+                out = ops.clone(out)
+            converts = x.tape.autocast is None
+            if converts:
+                x = ops.to(x, self.lora_A.weight.dtype)
+            if self.lora_magnitude_vector is not None:
+                out = ops.add(out, self._weight_decomposed(x, out, self.lora_magnitude_vector))
+                return ops.to(out, dtype) if converts else out
+            added = self.lora_B(self.lora_A(ops.dropout(x, self.dropout)))
+            if self.kernel == "awq":
+                added = ops.to(added, dtype) if converts else added
+                added = ops.scale(added)
+            else:
+                added = ops.scale(added)
+                added = ops.to(added, dtype) if converts else added
+            return ops.add(out, added)
 
     def _weight_decomposed(self, x: Tensor, base_out: Tensor, magnitude: Tensor) -> Tensor:
         """What DoRA adds: the direction's share of both results, scaled by the trained norms over the present ones.

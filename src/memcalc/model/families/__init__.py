@@ -43,7 +43,15 @@ class Family:
 _FILES: dict[str, tuple[str, ...]] = {
     "llama": ("llama", "mistral", "qwen2", "qwen3"),
     "llama_kin": (
-        "arcee", "ernie4_5", "exaone4", "granite", "helium", "hunyuan_v1_dense", "nanochat", "seed_oss", "smollm3",
+        "arcee",
+        "ernie4_5",
+        "exaone4",
+        "granite",
+        "helium",
+        "hunyuan_v1_dense",
+        "nanochat",
+        "seed_oss",
+        "smollm3",
     ),  # fmt: skip
     "gemma": ("gemma", "gemma2", "gemma3_text", "vaultgemma"),
     "phi3": ("phi3",),
@@ -52,15 +60,25 @@ _FILES: dict[str, tuple[str, ...]] = {
     "glm": ("chatglm", "glm", "glm4"),
     "llama_branches": ("apertus", "bitnet", "cwm", "hyperclovax", "jais2", "ministral", "ministral3"),
     "written_elsewhere": (
-        "baichuan", "exaone", "internlm", "internlm2", "internlm3", "mimo", "minicpm", "qwen", "xverse",
+        "baichuan",
+        "exaone",
+        "internlm",
+        "internlm2",
+        "internlm3",
+        "mimo",
+        "minicpm",
+        "qwen",
+        "xverse",
     ),  # fmt: skip
     "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
     "gpt2": ("gpt2", "gpt_bigcode"),
     "gpt_neo": ("gpt_neo",),
     "gptj": ("codegen", "gptj"),
     "mpt": ("mpt",),
+    "xglm": ("biogpt", "xglm"),
     "t5": ("t5", "mt5", "umt5"),
-    "bart": ("bart", "m2m_100", "marian", "mbart", "pegasus"),
+    "t5gemma": ("t5gemma",),
+    "bart": ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     "whisper": ("whisper",),
     "neox": ("gpt_neox", "persimmon", "phi", "phi-msft"),
     "opt": ("opt",),
@@ -71,8 +89,14 @@ _FILES: dict[str, tuple[str, ...]] = {
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
     "vit": ("vit", "deit", "dinov2"),
+    "llava": ("llava",),
     "contrastive": (
-        "clip", "siglip", "clip_text_model", "siglip_text_model", "clip_vision_model", "siglip_vision_model",
+        "clip",
+        "siglip",
+        "clip_text_model",
+        "siglip_text_model",
+        "clip_vision_model",
+        "siglip_vision_model",
     ),
     "modernbert": ("modernbert",),
     "moe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
@@ -80,6 +104,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "mamba": ("mamba", "mamba2", "falcon_mamba", "bamba"),
     "granite_moe": ("granitemoe", "granitemoehybrid"),
     "falcon_h1": ("falcon_h1",),
+    "llama4": ("llama4_text",),
+    "lfm2": ("lfm2", "lfm2_moe"),
     "hybrids": ("jamba", "nemotron_h"),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""
@@ -98,8 +124,8 @@ def family(model_type: str) -> Family:
     if file is None:
         shown = "".join(c if c.isprintable() else "?" for c in model_type[:60])
         raise UnknownFamilyError(
-            f"no family describes model_type {shown!r}{close_matches(model_type, _FILE_OF)}; `memcalc families` lists the "
-            f"known ones, and CONTRIBUTING.md says how to add one."
+            f"no family describes model_type {shown!r}{close_matches(model_type, _FILE_OF)}; `memcalc families` lists "
+            f"the known ones, and CONTRIBUTING.md says how to add one."
         )
     found: Family = import_module(f"memcalc.model.families.{file}").FAMILIES[model_type]
     return found

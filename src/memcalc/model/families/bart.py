@@ -2,160 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from memcalc.model import ops
-from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import Family
+from memcalc.model.families.bart_parts import BartModel, Style
 from memcalc.model.heads import unknown_head
-from memcalc.model.module import Buffer, Module, Stack
+from memcalc.model.module import Buffer
 from memcalc.model.network import Batch, Network, Outputs
-from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
-from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.losses import class_loss, token_loss
-from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
-from memcalc.model.sublayers.norms import LayerNorm
-from memcalc.model.sublayers.positions import BufferedPositions, FrozenPositions, LearnedPositions, token_range
-from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import FP32, INT64
-
-
-@dataclass(frozen=True, slots=True)
-class Style:
-    """In what the family's models differ.
-
-    `norm_first`: LayerNorms stand before the sublayers, and one more at the end of each stack. `embedding_norm`: a
-    LayerNorm over the embeddings. `positions`: a learned table, a frozen sinusoidal one, or sinusoids in a buffer.
-    `logits_bias`: a buffer is added to the logits. `wraps`: the last label becomes the decoder's first token. The
-    decoder's mask of ones (`keeps_ones`) and positions (`keeps_positions`) outlive what is made of them where their
-    names are not taken for it. `clamp`: see BlockStyle.
-    """
-
-    norm_first: bool
-    embedding_norm: bool
-    positions: Literal["learned", "frozen", "buffer"]
-    logits_bias: bool = True
-    wraps: bool = False
-    keeps_ones: bool = True
-    keeps_positions: bool = True
-    clamp: Literal["always", "if infinite"] = "always"
-
-
-class BartEncoder(Module):
-    """Embeddings, blocks and, in pre-norm models, a last LayerNorm."""
-
-    decoder = False
-
-    def __init__(self, c: Config, table: Embedding, style: Style) -> None:
-        hidden = c.integer("d_model")
-        side = "decoder" if self.decoder else "encoder"
-        self.embed_tokens = table
-        self.embed_positions = _positions(c, style, hidden)
-        self.style, self.dropout = style, c.probability("dropout")
-        shared = BlockStyle(
-            hidden, c.text("activation_function"), self.dropout, c.probability("activation_dropout"),
-            style.norm_first, style.clamp,
-        )  # fmt: skip
-        heads, width = c.integer(f"{side}_attention_heads"), c.integer(f"{side}_ffn_dim")
-
-        def attention() -> StateAttention:
-            return StateAttention(hidden, heads, c.probability("attention_dropout"))
-
-        def block(_: int) -> Module:
-            if self.decoder:
-                return DecoderBlock(shared, attention(), attention(), width)
-            return EncoderBlock(shared, attention(), width)
-
-        kinds = ["block"] * c.integer(f"{side}_layers")
-        self.layers = Stack(kinds, block, name=f"{side} block", last_differs=self.decoder)
-        self.layernorm_embedding = LayerNorm(hidden) if style.embedding_norm else None
-        self.layer_norm = LayerNorm(hidden) if style.norm_first else None
-
-    def _embedded(self, inputs_embeds: Tensor, positions: Tensor) -> Tensor:
-        hidden = ops.add(inputs_embeds, positions)
-        if self.layernorm_embedding is not None:
-            hidden = self.layernorm_embedding(hidden)
-        return ops.dropout(hidden, self.dropout)
-
-    def forward(self, ids: Tensor, padding: bool) -> Tensor:
-        """Ids [b, s] to hidden states [b, s, h]."""
-        inputs_embeds = ops.scale(self.embed_tokens(ids))
-        positions = self.embed_positions(ids, None)
-        hidden = self._embedded(inputs_embeds, positions)
-        mask = bidirectional_mask(inputs_embeds, padding)
-        for layer in self.layers:
-            hidden = layer(hidden, mask)
-        return hidden if self.layer_norm is None else self.layer_norm(hidden)
-
-
-def _positions(c: Config, style: Style, hidden: int) -> Module:
-    count = c.integer("max_position_embeddings")
-    if style.positions == "frozen":
-        return FrozenPositions(count, hidden)
-    return (LearnedPositions if style.positions == "learned" else BufferedPositions)(count + 2, hidden)
-
-
-class BartDecoder(BartEncoder):
-    """The same with attention over the encoder's states.
-
-    It makes a padding mask of ones where it gets none, so that a real causal mask reaches attention in training.
-    """
-
-    decoder = True
-
-    def forward(self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None) -> Tensor:  # type: ignore[override]
-        """Ids [b, t] and encoder states [b, s, h] to hidden states [b, t, h]."""
-        tape = ids.tape
-        inputs_embeds = ops.scale(self.embed_tokens(ids))
-        past = 0 if cache is None else cache.past
-        position_ids = None if self.style.positions == "buffer" else ops.shift(token_range(ids))
-        ones = tape.new((ids.shape[0], past + ids.shape[1]), FP32)
-        mask = causal_mask(inputs_embeds, cache is None, past=past)
-        if not self.style.keeps_ones:
-            del ones
-        states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
-        positions = self.embed_positions(ids, position_ids)
-        if not self.style.keeps_positions:
-            del position_ids
-        hidden = self._embedded(inputs_embeds, positions)
-        for layer in self.layers:
-            hidden = layer(hidden, mask, states, states_mask=states_mask, cache=cache)
-        return hidden if self.layer_norm is None else self.layer_norm(hidden)
-
-
-class BartModel(Module):
-    """Encoder and decoder over one table of embeddings; with their own where the config unties them.
-
-    Then the shared one stays unused. Marian's languages may have a table each.
-    """
-
-    def __init__(self, c: Config, style: Style) -> None:
-        vocab, hidden = c.integer("vocab_size"), c.integer("d_model")
-        self.shared = Embedding(vocab, hidden)
-        tied, together = c.flag("tie_word_embeddings", True), c.flag("share_encoder_decoder_embeddings", True)
-        source = self.shared if tied else Embedding(vocab, hidden)
-        self.encoder = BartEncoder(c, source, style)
-        target = self.shared
-        if not tied or not together:
-            target = Embedding(c.integer("decoder_vocab_size", vocab), hidden)
-        self.decoder = BartDecoder(c, target, style)
-        self.shift = wrap_right if style.wraps else shift_right
-
-    def decoder_ids(self, batch: Batch, labels: Tensor | None) -> tuple[Tensor, Cache | None]:
-        """What the decoder reads, and the cache that says how much it has read."""
-        cache = decoder_cache(batch.ids.tape, in_training=False)
-        return decoder_input(batch, labels, cache, self.shift), cache
-
-    def forward(self, batch: Batch, decoder_ids: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:
-        """Hidden states of the decoder [b, t, h], and of the encoder [b, s, h]."""
-        states = encoded(batch, cache, self.encoder)
-        hidden = self.decoder(decoder_ids, batch.padding, states, cache)
-        if cache is not None:
-            cache.past += decoder_ids.shape[1]
-        return hidden, states
+from memcalc.tables.dtypes import INT64
 
 
 class BartForConditionalGeneration(Network):
@@ -228,12 +84,15 @@ STYLES = {
     "bart": Style(False, True, "learned", keeps_ones=False, clamp="if infinite"),
     "mbart": Style(True, True, "learned", wraps=True, keeps_positions=False),
     "pegasus": Style(True, False, "frozen"),
+    "plbart": Style(False, True, "learned", wraps=True, keeps_ones=False, clamp="if infinite"),
+    "blenderbot": Style(True, False, "unshifted", keeps_positions=False),
+    "blenderbot-small": Style(False, True, "unshifted", token_norm=True, keeps_positions=False, clamp="if infinite"),
     "marian": Style(False, False, "frozen", keeps_positions=False, clamp="if infinite"),
     "m2m_100": Style(True, False, "buffer", logits_bias=False, keeps_ones=False),
 }
 
 
-def _family(name: str, **defaults: object) -> Family:
+def _family(name: str, layers: int = 12, width: int = 4096, heads: int = 16, **defaults: object) -> Family:
     style = STYLES[name]
 
     def build(c: Config, architecture: str | None) -> Network:
@@ -241,8 +100,8 @@ def _family(name: str, **defaults: object) -> Family:
 
     common = {
         "vocab_size": 50265, "max_position_embeddings": 1024, "d_model": 1024, "activation_function": "gelu",
-        "encoder_layers": 12, "encoder_ffn_dim": 4096, "encoder_attention_heads": 16,
-        "decoder_layers": 12, "decoder_ffn_dim": 4096, "decoder_attention_heads": 16,
+        "encoder_layers": layers, "encoder_ffn_dim": width, "encoder_attention_heads": heads,
+        "decoder_layers": layers, "decoder_ffn_dim": width, "decoder_attention_heads": heads,
         "dropout": 0.1, "attention_dropout": 0.0, "activation_dropout": 0.0, "classifier_dropout": 0.0,
     }  # fmt: skip
     aliases = {
@@ -258,6 +117,11 @@ FAMILIES = {
     "bart": _family("bart"),
     "mbart": _family("mbart"),
     "pegasus": _family("pegasus"),
+    "plbart": _family("plbart", 6, 3072, 12, vocab_size=50005, d_model=768, attention_dropout=0.1),
+    "blenderbot": _family(
+        "blenderbot", 2, 10240, 32, vocab_size=8008, d_model=2560, max_position_embeddings=128, decoder_layers=24
+    ),
+    "blenderbot-small": _family("blenderbot-small", 8, 2048, 16, d_model=512, max_position_embeddings=512),
     "marian": _family("marian", vocab_size=58101),
     "m2m_100": _family("m2m_100", vocab_size=128112, activation_function="relu", attention_dropout=0.1),
 }

@@ -39,10 +39,20 @@ from memcalc.model.ops.elementwise import (
     where,
 )
 from memcalc.model.ops.function import function
-from memcalc.model.ops.indexing import gather, max_over, sort, take, take_one, topk
+from memcalc.model.ops.indexing import (
+    gather,
+    masked_scatter,
+    max_over,
+    repeat_rows,
+    scatter_,
+    sort,
+    take,
+    take_one,
+    topk,
+)
 from memcalc.model.ops.inplace import copy_into, divide_, scale_
 from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm, weight_times
-from memcalc.model.ops.piecewise import at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
+from memcalc.model.ops.piecewise import at_least, at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
     cross_entropy,
@@ -81,14 +91,15 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "as_complex", "as_real", "at_most", "baddbmm", "binary_cross_entropy", "bmm", "cat",
-    "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite", "clone", "compare", "contiguous",
-    "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum", "divide", "divide_", "dropout",
-    "einsum", "embedding", "exp", "expand", "expm1", "function", "gather", "gelu", "grouped_mm", "layer_norm",
-    "like", "linear", "log", "log_softmax", "lower", "masked_fill", "masked_fill_", "matmul", "max_over", "mean",
-    "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar",
-    "power", "relu", "repeat", "reshape", "rms_norm_fused", "rsqrt", "scale", "scale_",
-    "scaled_dot_product_attention", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "sort",
-    "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one", "tanh", "to",
-    "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "view", "weight_times", "where", "vector_norm",
+    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "baddbmm", "binary_cross_entropy",
+    "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite", "clone", "compare",
+    "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum", "divide", "divide_",
+    "dropout", "einsum", "embedding", "exp", "expand", "expm1", "function", "gather", "gelu", "grouped_mm",
+    "layer_norm", "like", "linear", "log", "log_softmax", "lower", "masked_fill", "masked_fill_", "masked_scatter",
+    "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad",
+    "permute", "pick", "polar", "power", "relu", "repeat", "repeat_rows", "reshape", "rms_norm_fused", "rsqrt",
+    "scale", "scale_", "scaled_dot_product_attention", "scatter_", "select", "shift", "sigmoid", "silu", "sin",
+    "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over",
+    "take", "take_one", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "vector_norm",
+    "view", "weight_times", "where",
 ]  # fmt: skip

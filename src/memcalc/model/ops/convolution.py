@@ -35,5 +35,5 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
-    """Convolution of x [b, c, s] with weight [out, c / groups, width] and step one: [b, out, s + 2·padding - width + 1]."""
+    """Convolution of x [b, c, s] with weight [out, c / groups, width] and step one: [b, out, s + 2·padding - w + 1]."""
     return convolution(x, weight, bias, padding=padding)

@@ -68,6 +68,45 @@ def take_one(x: Tensor, dim: int) -> Tensor:
     return out
 
 
+def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """`base`, which needs no gradient, with `values` put at `indices` in place: keeps the indices."""
+    out = Tensor(base.shape, base.stride, base.dtype, base.storage)
+    node = record(base.tape, out, _taken_back, (values,), values.shape)
+    if node is not None:
+        node.save(indices.storage)
+    return out
+
+
+def _taken_back(node: Node, grads: Grads) -> list[Tensor | None]:
+    grad = grads[0]
+    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+
+
+def repeat_rows(x: Tensor, count: int) -> Tensor:
+    """The rows of x [n, h] `count` times one after another, a copy: [count * n, h]."""
+    out = x.tape.new((count * x.shape[0], *x.shape[1:]), x.dtype)
+    record(x.tape, out, _taken_back, (x,), x.shape)
+    return out
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """x [b, s, h] with the rows of `source` where mask [b, s, 1] holds, a copy: keeps the mask."""
+    out = like(x)
+    node = record(x.tape, out, _masked_scatter_backward, (x, source), source.shape)
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def _masked_scatter_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    first = like(grad) if node.needs(0) else None
+    second = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
+    return [first, second]
+
+
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """The elements of x at `indices` along one dimension: keeps the indices, and x."""
     out = x.tape.new(indices.shape, x.dtype)

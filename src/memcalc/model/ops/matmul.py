@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.model.autograd import AccumulateGrad, Grads, Node, record
-from memcalc.model.ops.elementwise import add_, broadcast_shapes, to
+from memcalc.model.ops.elementwise import add, add_, broadcast_shapes, to
 from memcalc.model.ops.views import contiguous, expand, reshape, transpose, view
 from memcalc.model.tape import WEIGHTS
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
@@ -58,7 +58,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return view(addmm(bias, flat, transpose(weight, 0, 1)), *lead, width)
     transposed = transpose(weight, 0, 1)
     out = view(mm(reshape(x, rows, x.shape[-1]), transposed), *lead, width)
-    return add_(out, bias)
+    return add(out, bias) if x.tape.sum_out_of_place else add_(out, bias)  # ATen: shape-only tensors are not written to
 
 
 def _operand_stride(shape: Shape, stride: Shape) -> Shape:

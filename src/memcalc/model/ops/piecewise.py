@@ -59,13 +59,16 @@ def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def at_most(x: Tensor, bound: Tensor) -> Tensor:
-    """The smaller of x and a scalar tensor: keeps both."""
+    """The smaller of x and a scalar tensor (or the larger: `at_least`): keeps both."""
     out = like(x)
     node = record(x.tape, out, _at_most_backward, (x,))
     if node is not None:
         node.save(x.storage)
         node.save(bound.storage)
     return out
+
+
+at_least = at_most
 
 
 def _at_most_backward(node: Node, grads: Grads) -> list[Tensor | None]:

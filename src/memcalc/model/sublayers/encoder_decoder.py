@@ -69,7 +69,8 @@ class StateAttention(Module):
 class BlockStyle:
     """What the blocks of a stack share: sizes, dropout, and whether norms stand before the sublayers or behind.
 
-    `clamp` is what an encoder block does against overflow in pure fp16: clamp always, or look whether it must.
+    `clamp` is what an encoder block does against overflow in pure fp16: clamp always, or look whether it must. With
+    `act_apart` the MLP lets go of its input before the activation.
     """
 
     hidden: int
@@ -78,6 +79,7 @@ class BlockStyle:
     act_dropout: float
     norm_first: bool
     clamp: Literal["always", "if infinite"] = "always"
+    act_apart: bool = False
 
 
 class _Block(Module):
@@ -110,7 +112,11 @@ class _Block(Module):
         if self.style.norm_first:
             hidden = self.final_layer_norm(hidden)
         with hidden.tape.scoped("MLP"):
-            hidden = self.act(self.fc1(hidden))
+            if self.style.act_apart:
+                hidden = self.fc1(hidden)
+                hidden = self.act(hidden)
+            else:
+                hidden = self.act(self.fc1(hidden))
             hidden = ops.dropout(hidden, self.style.act_dropout)
             hidden = self.fc2(hidden)
             hidden = ops.dropout(hidden, self.style.dropout)
@@ -139,23 +145,24 @@ class EncoderBlock(_Block):
 
 
 class DecoderBlock(_Block):
-    """Self-attention, attention over the encoder's states, and MLP, each with a LayerNorm and a residual."""
+    """Self-attention, attention over encoder states if there are any, and MLP, each with LayerNorm and residual."""
 
-    def __init__(self, style: BlockStyle, attention: StateAttention, cross: StateAttention, width: int) -> None:
+    def __init__(self, style: BlockStyle, attention: StateAttention, cross: StateAttention | None, width: int) -> None:
         super().__init__(style)
         self.self_attn = attention
         self.self_attn_layer_norm = LayerNorm(style.hidden)
-        self.encoder_attn = cross
-        self.encoder_attn_layer_norm = LayerNorm(style.hidden)
+        if cross is not None:
+            self.encoder_attn = cross
+            self.encoder_attn_layer_norm = LayerNorm(style.hidden)
         self._add_mlp(width)
 
     def forward(
         self,
         hidden: Tensor,
         mask: Tensor | None,
-        states: Tensor | None,
-        states_mask: Tensor | None,
-        cache: Cache | None,
+        states: Tensor | None = None,
+        states_mask: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         hidden, _weights = self._attended(self.self_attn_layer_norm, self.self_attn, hidden, mask=mask, cache=cache)

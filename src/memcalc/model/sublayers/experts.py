@@ -37,13 +37,19 @@ def clamped_swiglu(up: Tensor) -> Tensor:
     return ops.multiply(ops.shift(linear), glu)
 
 
-class Experts(Module):
+class ExpertWeights(Module):
+    """The weights of `count` experts, of which each token meets `per_token`."""
+
+    scope = "experts"
+    count: int
+    per_token: int
+
+
+class Experts(ExpertWeights):
     """`count` experts of inner size `width`, of which each token meets `per_token`.
 
     `gated`: the up projection is twice as wide. `transposed`: weights lie as [in, out].
     """
-
-    scope = "experts"
 
     def __init__(
         self, hidden: int, width: int, count: int, per_token: int, gate: Gate, *,

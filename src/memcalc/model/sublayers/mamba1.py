@@ -46,8 +46,10 @@ def _steps(tape: Tape, length: int) -> Iterator[int]:
     yield from [1] * EXACT
     since = tape.clock
     yield between
-    tape.multiply_alive(since, between)
-    yield from [1] * EXACT
+    born = range(since, tape.clock)
+    yield 1  # only then has the body let go of what one run hands to the next
+    tape.multiply_alive(born, between)
+    yield from [1] * (EXACT - 1)
 
 
 def selective_scan(
@@ -68,7 +70,8 @@ def selective_scan(
     for count in _steps(x.tape, length):
         state = ops.add(ops.multiply(ops.select(decay, 2), state), ops.select(added, 2))
         out = ops.matmul(ops.to(state, dtype), ops.unsqueeze(ops.select(c, 1), -1))
-        outs.extend([ops.select(out, 2)] * count)
+        out = ops.select(out, 2)
+        outs.extend([out, *[out.detach()] * (count - 1)])
     out = ops.stack(outs, -1)
     out = ops.add(out, ops.multiply(x, ops.unsqueeze(ops.unsqueeze(d, 0), -1)))
     out = ops.multiply(out, ops.silu(gate))

@@ -23,7 +23,7 @@ def padding_input(ids: Tensor) -> Tensor:
 
 def causal_mask(
     hidden: Tensor, padding: bool, window: int | None = None, *,
-    past: int | None = None, always: bool = False, cached: int | None = SAME,
+    past: int | None = None, always: bool = False, cached: int | None = SAME, chunked: bool = False,
 ) -> Tensor | None:  # fmt: skip
     """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
 
@@ -31,7 +31,8 @@ def causal_mask(
     where the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash
     attention takes none. With `always`, nothing is skipped. A window of zero is one that no layer has, but for which
     the model makes a mask of all tokens. `cached` is the window of the layer whose cache says how many tokens there
-    are: the first one's, where no layer has this mask's.
+    are: the first one's, where no layer has this mask's. A `chunked` window, whose chunks begin after the padding, has
+    a mask for every sequence.
     """
     tape = hidden.tape
     length = hidden.shape[1]
@@ -47,7 +48,7 @@ def causal_mask(
         seen = min(past, kept - 1) + length
     alone = length == 1 and not static
     skip = not always and (window is None or seen < window) and (alone or seen == length)
-    return _mask(hidden, padding, length, seen, skip=skip)
+    return _mask(hidden, padding, length, seen, skip=skip, every=chunked)
 
 
 def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:
@@ -75,12 +76,14 @@ def bidirectional_mask(
     return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
 
 
-def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool) -> Tensor | None:
+def _mask(
+    hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, every: bool = False
+) -> Tensor | None:
     tape = hidden.tape
     batch = hidden.shape[0]
     with tape.scoped("attention mask"):
         if tape.attention == "eager":
             return tape.new((batch, 1, length, seen), hidden.dtype)
         if tape.attention == "sdpa" and (padding or not skip):
-            return tape.new((batch if padding else 1, 1, length, seen), BOOL)
+            return tape.new((batch if padding or every else 1, 1, length, seen), BOOL)
     return None

@@ -18,27 +18,28 @@ def activation(name: str) -> Activation:
 
 
 class GatedMLP(Module):
-    """SwiGLU and its kin: down(act(gate(x)) * up(x)); some have dropout behind it, or a norm before `down`."""
+    """SwiGLU and its kin: down(act(gate(x)) * up(x)); some have dropout behind, or a norm or dropout before `down`."""
 
     scope = "MLP"
 
     def __init__(
         self, hidden: int, width: int, act: str, *,
-        bias: bool = False, dropout: float = 0.0, inner_norm: Module | None = None,
+        bias: bool = False, dropout: float = 0.0, inner_norm: Module | None = None, inner_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         self.gate_proj = Linear(hidden, width, bias=bias, group="MLP")
         self.up_proj = Linear(hidden, width, bias=bias, group="MLP")
         self.down_proj = Linear(width, hidden, bias=bias, group="MLP")
         self.act = activation(act)
         self.ffn_sub_norm = inner_norm
-        self.dropout = dropout
+        self.dropout, self.inner_dropout = dropout, inner_dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         if self.ffn_sub_norm is not None:
             out = self.down_proj(self.ffn_sub_norm(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x))))
         else:
-            out = self.down_proj(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x)))
+            inner = self.inner_dropout
+            out = self.down_proj(ops.dropout(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x)), inner))
         return ops.dropout(out, self.dropout)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Final
+
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.sublayers.linear import Embedding, check_length
@@ -17,6 +20,15 @@ class LearnedPositions(Embedding):
         _check(ids, positions, self.weight.shape[0] - 2)
         rows = ops.expand(token_range(ids), ids.shape[0], -1) if positions is None else ops.unsqueeze(positions, 0)
         return ops.embedding(ops.shift(rows), self.weight)
+
+
+class UnshiftedPositions(Embedding):
+    """A learned table that begins with the first token."""
+
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Position vectors [s, h] for ids [b, s], or for what a decoder gives as positions [s]."""
+        _check(ids, positions, self.weight.shape[0])
+        return super().forward(token_range(ids) if positions is None else positions)
 
 
 class FrozenTable(Module):
@@ -39,23 +51,21 @@ class FrozenPositions(FrozenTable):
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Position vectors [s, h] for ids [b, s]."""
         _check(ids, positions, self.weight.shape[0])
-        if positions is None:
-            positions = token_range(ids)
-        return super().forward(positions)
+        return super().forward(token_range(ids) if positions is None else positions)
 
 
 class BufferedPositions(Module):
-    """Sinusoids in a buffer, taken by positions that leave out padding."""
+    """Sinusoids in a buffer, taken by given positions, or by such that leave out padding."""
 
     scope = "embedding"
 
     def __init__(self, count: int, width: int) -> None:
         self.weights = Buffer(count, width, dtype=None, group="embedding")
 
-    def forward(self, ids: Tensor, _positions: Tensor | None = None) -> Tensor:
-        """Position vectors [b, s, h] for ids [b, s]."""
-        batch, length = ids.shape
-        positions = _counted(ids)
+    def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Position vectors [b, s, h] for ids [b, s], or [1, s, h] for positions [1, s]."""
+        positions = _counted(ids) if positions is None else ops.shift(positions)
+        batch, length = positions.shape
         chosen = ops.take(self.weights, ops.view(positions, -1))
         return ops.view(chosen, batch, length, -1)
 
@@ -76,3 +86,12 @@ def _counted(ids: Tensor) -> Tensor:
     mask = ops.to(ops.compare(ids), INT32)
     counted = ops.multiply(ops.shift(ops.to(ops.like(mask, INT64), INT32)), mask)
     return ops.shift(ops.to(counted, INT64))
+
+
+KINDS: Final[Mapping[str, Callable[[int, int], Module]]] = {
+    "learned": lambda count, width: LearnedPositions(count + 2, width),
+    "unshifted": UnshiftedPositions,
+    "frozen": FrozenPositions,
+    "buffer": lambda count, width: BufferedPositions(count + 2, width),
+}
+"""By name, what makes positions for `count` tokens."""

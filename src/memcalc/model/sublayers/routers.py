@@ -96,6 +96,31 @@ class GroupLimitedRouter(Module):
         return logits, ops.scale(weights), indices
 
 
+class SigmoidRouter(Module):
+    """LFM2's: sigmoid scores; with `corrected`, a bias per expert takes part in the choice, but not in the weights."""
+
+    def __init__(self, hidden: int, count: int, per_token: int, *, corrected: bool, normalise: bool) -> None:
+        self.weight = Parameter(count, hidden, group="experts")
+        self.expert_bias = Buffer(count, group="experts") if corrected else None
+        self.per_token = per_token
+        self.normalise = normalise
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        logits = ops.linear(hidden, self.weight)
+        weights = ops.sigmoid(logits)
+        if self.expert_bias is None:
+            weights, indices = ops.topk(weights, self.per_token)
+        else:
+            choice = ops.add(weights, self.expert_bias)
+            _values, indices = ops.topk(choice, self.per_token)
+            weights = ops.to(ops.gather(weights, indices), logits.dtype)
+        if self.normalise:
+            weights = ops.divide(weights, ops.shift(ops.sum_over(weights, keepdim=True)))
+        weights = ops.scale(weights)
+        return logits, weights, indices
+
+
 class SoftmaxGroupRouter(Module):
     """DeepSeek-V2: softmax scores, of experts in the best `top_groups` of `groups` if given. The weight is in fp32."""
 

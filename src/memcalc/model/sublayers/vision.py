@@ -145,20 +145,31 @@ class LayerScale(Module):
 
 
 Seen = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
-"""Hidden states of patches [b, n, h], pooled [b, h] or None, and the input and output of every block where kept."""
+"""Hidden states of patches [b, n, h], pooled [b, h] or None, and the states between blocks that were asked for."""
+
+
+def kinds_of(depth: int, keep: Sequence[int] = ()) -> list[object]:
+    """The kinds of a tower's blocks, of whose states (0: what goes into the first) those in `keep` are used.
+
+    A block whose output is kept is one of its kind, and those behind the last one are of another: backward never gets
+    there. Nothing is kept of a tower whose last states are used.
+    """
+    last = max(keep, default=depth)
+    return [i if i + 1 in keep else "layer" if i < last else "unused" for i in range(depth)]
 
 
 class VisionTower(Module):
     """Embeddings of patches, blocks, norm and pooling of a vision transformer.
 
     `before` is a norm in front of the blocks, `after` one behind them, and `pool` what pools the normalised states.
-    With `norm_pooled` the norm is on the pooled first token alone, and the states stay as they are (CLIP).
+    With `norm_pooled` the norm is on the pooled first token alone, and the states stay as they are (CLIP). `keep` are
+    the indices of states between blocks that it gives as well.
     """
 
     def __init__(
         self, embeddings: Module, layers: Stack, *,
         before: Module | None = None, after: Module | None = None, pool: Module | None = None,
-        norm_pooled: bool = False,
+        norm_pooled: bool = False, keep: Sequence[int] = (),
     ) -> None:  # fmt: skip
         self.embeddings = embeddings
         self.pre_layernorm = before
@@ -166,24 +177,26 @@ class VisionTower(Module):
         self.post_layernorm = after
         self.head = pool
         self.norm_pooled = norm_pooled
+        self.keep = tuple(keep)
 
-    def forward(self, pixels: Tensor, *, keep: bool = False) -> Seen:
-        """Pixels [b, c, height, width] to hidden states; with `keep`, the states between all blocks as well."""
+    def forward(self, pixels: Tensor) -> Seen:
+        """Pixels [b, c, height, width] to hidden states."""
         hidden = self.embeddings(pixels)
         if self.pre_layernorm is not None:
             hidden = self.pre_layernorm(hidden)
         embedded = hidden
-        states = [embedded] if keep else []
+        states = {0: embedded} if 0 in self.keep else {}
         for layer in self.layers:
             hidden = layer(hidden, None)
-            if keep:
-                states.append(hidden)
+            if layer.traced.position + 1 in self.keep:
+                states[layer.traced.position + 1] = hidden
+        kept = tuple(states[index] for index in self.keep)
         if self.norm_pooled:
             pooled = ops.select(hidden, 1)
             pooled = self.post_layernorm(pooled) if self.post_layernorm is not None else pooled
-            return hidden, pooled, tuple(states)
+            return hidden, pooled, kept
         out = self.post_layernorm(hidden) if self.post_layernorm is not None else hidden
-        return out, None if self.head is None else self.head(out), tuple(states)
+        return out, None if self.head is None else self.head(out), kept
 
 
 def as_tower(tower: Module, group: str = "vision", scope: str = "vision tower") -> Module:
