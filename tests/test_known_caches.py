@@ -100,7 +100,7 @@ def test_the_library_keeps_the_latent_and_expands_it_at_every_call() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_dtypes_of_the_cache(engine: str, kv_dtype: str, bits: float, dtype: str) -> None:
-    """Groups of 64 share scale and zero in the library, blocks of 32 a scale in ggml; the weights' dtype is their own."""
+    """Groups of 64 share scale and zero in the library, blocks of 32 a scale in ggml, whatever the weights' dtype."""
     if dtype == "fp32" and engine != "llama.cpp" and kv_dtype in ("auto", "bf16"):
         bits = 32
         kv_dtype = "auto"

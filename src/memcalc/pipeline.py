@@ -99,7 +99,7 @@ def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
 
 
 def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, needed: int) -> Serving:
-    """The most sequences at once and the longest context that the GPU has room for; `needed` bytes are the job's own."""
+    """The most sequences at once and the longest context that the GPU has room for; the job itself takes `needed`."""
 
     def fits(candidate: InferenceSetup) -> bool:
         try:
