@@ -92,7 +92,9 @@ STYLES = {
 }
 
 
-def _family(name: str, layers: int = 12, width: int = 4096, heads: int = 16, **defaults: object) -> Family:
+def _family(
+    name: str, layers: int = 12, width: int = 4096, heads: int = 16, *, counted: bool = True, **defaults: object
+) -> Family:
     style = STYLES[name]
 
     def build(c: Config, architecture: str | None) -> Network:
@@ -108,20 +110,29 @@ def _family(name: str, layers: int = 12, width: int = 4096, heads: int = 16, **d
         "num_attention_heads": "encoder_attention_heads", "num_hidden_layers": "encoder_layers",
         "hidden_size": "d_model",
     }  # fmt: skip
-    return Family(
-        name, build, {**common, **defaults}, aliases, blocks="encoder-decoder", verified="measured rows, exact counts"
-    )
+    verified = "measured rows, exact counts" if counted else "measured rows"
+    return Family(name, build, {**common, **defaults}, aliases, blocks="encoder-decoder", verified=verified)
 
 
 FAMILIES = {
     "bart": _family("bart"),
     "mbart": _family("mbart"),
     "pegasus": _family("pegasus"),
-    "plbart": _family("plbart", 6, 3072, 12, vocab_size=50005, d_model=768, attention_dropout=0.1),
+    "plbart": _family("plbart", 6, 3072, 12, counted=False, vocab_size=50005, d_model=768, attention_dropout=0.1),
     "blenderbot": _family(
-        "blenderbot", 2, 10240, 32, vocab_size=8008, d_model=2560, max_position_embeddings=128, decoder_layers=24
+        "blenderbot",
+        2,
+        10240,
+        32,
+        counted=False,
+        vocab_size=8008,
+        d_model=2560,
+        max_position_embeddings=128,
+        decoder_layers=24,
     ),
-    "blenderbot-small": _family("blenderbot-small", 8, 2048, 16, d_model=512, max_position_embeddings=512),
+    "blenderbot-small": _family(
+        "blenderbot-small", 8, 2048, 16, counted=False, d_model=512, max_position_embeddings=512
+    ),
     "marian": _family("marian", vocab_size=58101),
     "m2m_100": _family("m2m_100", vocab_size=128112, activation_function="relu", attention_dropout=0.1),
 }

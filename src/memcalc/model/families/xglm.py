@@ -89,7 +89,10 @@ class XGLMModel(Module):
 
 
 class BioGptModel(Module):
-    """Scaled token embeddings, learned positions, blocks, LayerNorm. Makes a mask of ones where it gets none."""
+    """Scaled token embeddings, learned positions, blocks, LayerNorm.
+
+    It makes a mask of ones where it gets none, so that a real causal mask reaches attention.
+    """
 
     def __init__(self, c: Config, hidden: int) -> None:
         style = BlockStyle(
@@ -114,13 +117,13 @@ class BioGptModel(Module):
         inputs_embeds = ops.scale(self.embed_tokens(ids))
         past = 0 if tape.cache is None else tape.cache.length
         _seen = padding_input(ids) if padding else tape.new((ids.shape[0], past + ids.shape[1]), FP32)
-        mask = causal_mask(inputs_embeds, padding or tape.cache is None)
+        mask = causal_mask(inputs_embeds, padding=True)
         position_ids = ops.unsqueeze(ops.shift(token_range(ids)), 0)
         positions = self.embed_positions(ops.shift(position_ids))
         hidden = ops.add(inputs_embeds, positions)
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
-            hidden = layer(hidden, mask=mask, cache=tape.cache)
+            hidden = layer(hidden, mask=mask, cache=tape.cache, position_ids=position_ids)
         return self.layer_norm(hidden)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Functions that bring their own backward (torch.autograd.Function): they keep their input and compute the rest anew."""
+"""Functions that bring their own backward (torch.autograd.Function): they keep their input, the rest comes again."""
 
 from __future__ import annotations
 

@@ -75,10 +75,10 @@ def _at_most_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    equal, half = like(grad, BOOL), like(grad)
-    out = like(grad)
-    above = like(grad, BOOL)
-    del equal, half, above
+    above, half, equal = like(grad, BOOL), like(grad), like(grad, BOOL)
+    split = like(grad)
+    out = like(grad) if node.tape.sum_out_of_place else split  # masked in place, unless PyTorch's trackers look on
+    del above, half, equal
     return [out]
 
 

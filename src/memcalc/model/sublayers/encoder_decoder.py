@@ -163,8 +163,9 @@ class DecoderBlock(_Block):
         states: Tensor | None = None,
         states_mask: Tensor | None = None,
         cache: Cache | None = None,
+        position_ids: Tensor | None = None,
     ) -> Tensor:
-        """[b, s, h] to [b, s, h]."""
+        """[b, s, h] to [b, s, h]. Position ids are given by some, and used by none."""
         hidden, _weights = self._attended(self.self_attn_layer_norm, self.self_attn, hidden, mask=mask, cache=cache)
         if states is not None:
             hidden, _weights = self._attended(
