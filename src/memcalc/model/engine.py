@@ -82,13 +82,9 @@ def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
 def _validated(tape: Tape, gradient: Tensor, shape: Shape, dtype: DType) -> Tensor:
     """Sum out what was broadcast, then cast to the dtype of the forward input."""
     if gradient.shape != shape:
-        lead = len(gradient.shape) - len(shape)
-        target = (1,) * lead + shape
-        if target != gradient.shape:
-            summed = tape.new(target, gradient.dtype)
-            gradient = Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
-        else:
-            gradient = Tensor(shape, gradient.stride[lead:], gradient.dtype, gradient.storage, is_view=True)
+        lead = len(gradient.shape) - len(shape)  # leading dimensions are summed even where they are of size one
+        summed = tape.new((1,) * lead + shape, gradient.dtype)
+        gradient = Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
     if gradient.dtype is not dtype:
         gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
     return gradient

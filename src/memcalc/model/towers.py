@@ -103,7 +103,7 @@ def _blocks(c: Config, name: str, *, together: bool, keep: Sequence[int] = ()) -
         }
         if together:
             parts = {part: parts[part] for part in ("self_attn", "layer_norm1", "mlp", "layer_norm2")}
-        return VisionBlock(parts, ("layer_norm1", "self_attn", "layer_norm2", "mlp"))
+        return VisionBlock(parts, ("layer_norm1", "self_attn", "layer_norm2", "mlp"), residual_first=True)
 
     return Stack(kinds_of(c.integer("num_hidden_layers"), keep), block, name=name)
 

@@ -99,6 +99,7 @@ class VisionBlock(Module):
     """Norm, attention, add; norm, MLP, add. `parts` are its modules by name, in the order of the checkpoint.
 
     `roles` names the first norm, attention, second norm and MLP; `scales` what multiplies the branches, if anything.
+    Of the two terms of a sum the first decides the layout: the branch, or the residual if `residual_first`.
     """
 
     scope = "residual stream"
@@ -106,12 +107,14 @@ class VisionBlock(Module):
     def __init__(
         self, parts: Mapping[str, Module], roles: tuple[str, str, str, str], *,
         scales: tuple[str, str] | None = None, dropout: float = 0.0, path_dropout: float = 0.0,
+        residual_first: bool = False,
     ) -> None:  # fmt: skip
         for name, module in parts.items():
             setattr(self, name, module)
         self.roles = roles
         self.scales = scales
         self.dropout, self.path_dropout = dropout, path_dropout
+        self.residual_first = residual_first
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, n, h] to [b, n, h]."""
@@ -122,14 +125,17 @@ class VisionBlock(Module):
         if self.scales is not None:
             hidden = vars(self)[self.scales[0]](hidden)
         hidden = ops.dropout(hidden, self.dropout)
-        hidden = ops.add(drop_path(hidden, self.path_dropout), residual)
+        hidden = self._sum(drop_path(hidden, self.path_dropout), residual)
         residual = hidden
         hidden = second(hidden)
         hidden = mlp(hidden)
         if self.scales is not None:
             hidden = vars(self)[self.scales[1]](hidden)
         hidden = ops.dropout(hidden, self.dropout)
-        return ops.add(drop_path(hidden, self.path_dropout), residual)
+        return self._sum(drop_path(hidden, self.path_dropout), residual)
+
+    def _sum(self, branch: Tensor, residual: Tensor) -> Tensor:
+        return ops.add(residual, branch) if self.residual_first else ops.add(branch, residual)
 
 
 class LayerScale(Module):
