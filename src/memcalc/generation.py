@@ -10,6 +10,7 @@ from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import family
 from memcalc.model.network import Network
+from memcalc.model.quantized import quantize
 from memcalc.model.serving_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import OVERHEAD, Tape
@@ -31,6 +32,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     whole = build(spec)
     network, notes = _divided(spec, whole, setup.tensor_parallel)
     weights = loaded(spec, setup, engine, network, whole)
+    if weights.form is not None and engine.attention is None:
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
     form = engine.format(setup.kv_dtype, weights.dtype)
     length = setup.seq_len or DEFAULT_SEQ_LEN
     tape = Tape(phase="prefill")

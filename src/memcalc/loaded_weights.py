@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memcalc.errors import UsageError
 from memcalc.model.declared import declared_dtypes
@@ -14,7 +14,7 @@ from memcalc.model.network import Network
 from memcalc.model.quantization import find_quantization, skipped_modules
 from memcalc.model.spec import ModelSpec
 from memcalc.model.stored_weights import GGUF
-from memcalc.model.sublayers.experts import Experts
+from memcalc.model.sublayers.experts import ExpertWeights
 from memcalc.model.sublayers.linear import Conv1D, Linear
 from memcalc.model.tensor import rounded
 from memcalc.setup import InferenceSetup
@@ -32,12 +32,15 @@ class Loading:
     """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
 
     `parts` are the bytes of all weights by what they are, None where they are simply the network's in `dtype`.
+    `form` is the format that linear layers have while they run, and `skipped` names those that are wide.
     """
 
     dtype: str
     quantization: str
     parts: Mapping[str, int] | None
     notes: tuple[str, ...]
+    form: WeightFormat | None = None
+    skipped: tuple[str, ...] = ()
 
 
 def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network) -> Loading:
@@ -45,9 +48,11 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
 
     Raises UsageError where the model is quantized already and another quantization is asked for.
     """
-    dtype, line = dtype_to_load(spec, setup)
-    form, notes = _format(spec, setup)
-    method = "none" if form is None else form.name
+    dtype, notes = dtype_to_load(spec, setup)
+    form, more = _format(spec, setup)
+    notes = (*notes, *more)
+    method, skipped = "none" if form is None else form.name, _skipped(spec, setup)
+    running = None if form is None else replace(form, kernel=_SERVING_KERNELS.get(form.kernel, form.kernel))
     buffers = {"buffers": _buffers(network, dtype)}
     stored = spec.stored
     if stored is not None and (stored.packed or stored.exact) and (stored.kind != GGUF or engine.reads_gguf):
@@ -55,30 +60,36 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
         parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
         if stored.wide:
             parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
-        return Loading(dtype, stored.kind or method, parts | buffers, (line, *notes))
+        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, skipped)
     if stored is not None and stored.kind == GGUF:
         notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
-    elif form is not None:
-        return Loading(dtype, method, _by_format(network, form, dtype, _skipped(spec, setup)) | buffers, (line, *notes))
-    if engine.compute is not None:
-        return Loading(dtype, method, _by_format(network, None, dtype, ()) | buffers, (line, *notes))
-    return Loading(dtype, method, None, (line, *notes))
+    if form is not None or engine.compute is not None:
+        return Loading(dtype, method, _by_format(network, form, dtype, skipped) | buffers, notes, running, skipped)
+    return Loading(dtype, method, None, notes)
 
 
-def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, str]:
+_SERVING_KERNELS = {"gptq": "fp8", "awq": "fp8"}
+"""Kernels that serve where others train: Marlin's multiply with packed weights in one step, as that of fp8 does."""
+
+
+def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[str, ...]]:
     """The dtype of wide weights: what the user says, the config declares, or the files store; and how it was found."""
     if setup.dtype is not None:
-        return setup.dtype, f"weights in {setup.dtype} (--dtype)"
+        return setup.dtype, ()
     for word in declared_dtypes(spec.config):
         if word in ALIASES and (name := short(ALIASES[word])) in LOADABLE:
-            return name, f"weights in {name}, as config.json declares (--dtype)"
+            return name, (f"weights in {name}, as config.json declares (--dtype)",)
     if spec.stored is not None and spec.stored.dtype in LOADABLE:
-        return str(spec.stored.dtype), f"weights in {spec.stored.dtype}, as they are stored (--dtype)"
-    return DEFAULT_DTYPE, f"weights in {DEFAULT_DTYPE} (default, as the config declares no dtype; --dtype)"
+        return str(spec.stored.dtype), (f"weights in {spec.stored.dtype}, as they are stored (--dtype)",)
+    return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares no dtype; --dtype)",)
 
 
 def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
     stated = find_quantization(spec.config)
+    if stated is None and spec.stored is not None and spec.stored.packed:
+        if setup.quantization != "none":
+            raise UsageError(f"the files are quantized already ({spec.stored.kind}); leave out --quantization.")
+        return None, ()
     if stated is None:
         return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
     if setup.quantization != "none":
@@ -89,7 +100,10 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
     form = stated_format(stated)
     if form is None:
         return None, (f"quantization {stated.method!r} is not known: weights are counted as if it were not there",)
-    return form, (f"weights quantized as {stated.where} of the config says: {stated}",)
+    said = [f"weights quantized as {stated.where} of the config says: {stated}"]
+    if form.only_experts:
+        said.append("MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU")
+    return form, tuple(said)
 
 
 def _skipped(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, ...]:
@@ -125,7 +139,7 @@ def _by_format(network: Network, form: WeightFormat | None, dtype: str, skipped:
 
 def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
     """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms, biases and head stay wide."""
-    if isinstance(weight.owner, Experts):
+    if isinstance(weight.owner, ExpertWeights):
         return form.experts and len(weight.parameter.shape) == 3
     linear = isinstance(weight.owner, (Linear, Conv1D)) and len(weight.parameter.shape) == 2
     return linear and not form.only_experts and weight.parameter.group not in ("LM head", "head", "embedding")
@@ -134,7 +148,7 @@ def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
 def _as_matrix(weight: NamedWeight) -> tuple[int, ...]:
     """The shape as [out, in], whichever way the weight lies."""
     shape = weight.parameter.shape
-    turned = isinstance(weight.owner, Conv1D) or (isinstance(weight.owner, Experts) and weight.owner.transposed)
+    turned = isinstance(weight.owner, Conv1D) or (isinstance(weight.owner, ExpertWeights) and weight.owner.transposed)
     return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
 
 
