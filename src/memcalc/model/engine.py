@@ -11,7 +11,6 @@ from heapq import heappop, heappush
 from memcalc.model.autograd import Node, unpack
 from memcalc.model.tape import Tape
 from memcalc.model.tensor import Shape, Tensor, dense_stride
-from memcalc.tables.dtypes import DType
 
 
 def backward(tape: Tape, loss: Tensor) -> None:
@@ -69,8 +68,10 @@ def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
         target, slot, shape, dtype = edge
         gradient = outputs[index]
         outputs[index] = None
-        if gradient is not None and (gradient.shape != shape or gradient.dtype is not dtype):
-            gradient = _validated(tape, gradient, shape, dtype)
+        if gradient is not None and gradient.shape != shape:
+            gradient = _summed(tape, gradient, shape)
+        if gradient is not None and gradient.dtype is not dtype:
+            gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
         delivered.append((target, slot, gradient))
         del gradient
     node.saved = []
@@ -79,15 +80,11 @@ def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
     return delivered
 
 
-def _validated(tape: Tape, gradient: Tensor, shape: Shape, dtype: DType) -> Tensor:
-    """Sum out what was broadcast, then cast to the dtype of the forward input."""
-    if gradient.shape != shape:
-        lead = len(gradient.shape) - len(shape)  # leading dimensions are summed even where they are of size one
-        summed = tape.new((1,) * lead + shape, gradient.dtype)
-        gradient = Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
-    if gradient.dtype is not dtype:
-        gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
-    return gradient
+def _summed(tape: Tape, gradient: Tensor, shape: Shape) -> Tensor:
+    """The gradient with what was broadcast summed out."""
+    lead = len(gradient.shape) - len(shape)  # leading dimensions are summed even where they are of size one
+    summed = tape.new((1,) * lead + shape, gradient.dtype)
+    return Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
 
 
 def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> None:

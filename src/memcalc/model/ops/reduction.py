@@ -31,10 +31,10 @@ def _mean_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def sum_over(x: Tensor, dim: int = -1, *, keepdim: bool = False) -> Tensor:
-    """The sum over `dim`; its gradient is an expanded view. Runs in fp32 under autocast."""
-    x = fp32_under_autocast(x)
-    out = x.tape.new(_reduced(x.shape, dim, keepdim), x.dtype)
-    record(x.tape, out, _sum_backward, (x,), (x.shape, dim % len(x.shape), keepdim))
+    """The sum over `dim`, in fp32 under autocast without a copy of x. Its gradient is an expanded view, or a copy."""
+    dtype = x.dtype if x.tape.autocast is None or not x.dtype.floating else FP32
+    out = x.tape.new(_reduced(x.shape, dim, keepdim), dtype)
+    record(x.tape, out, _sum_backward, (x,), (x.shape, x.dtype, dim % len(x.shape), keepdim))
     return out
 
 
@@ -42,10 +42,10 @@ def _sum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    shape, dim, keepdim = node.context
+    shape, dtype, dim, keepdim = node.context
     wide = grad if keepdim else unsqueeze(grad, dim)
     stride = tuple(0 if index == dim else step for index, step in enumerate(wide.stride))
-    return [Tensor(shape, stride, grad.dtype, grad.storage)]
+    return [to(Tensor(shape, stride, grad.dtype, grad.storage), dtype)]
 
 
 def vector_norm(x: Tensor) -> Tensor:
