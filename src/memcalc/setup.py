@@ -23,12 +23,12 @@ class _Setup(Checked):
     batch: PositiveInt = Field(1, description="Micro-batch size: sequences per GPU and forward pass.")
     seq_len: PositiveInt | None = Field(
         None,
-        description=f"Sequence length in tokens (source length of an encoder-decoder). [default: {DEFAULT_SEQ_LEN}]",
+        description=f"Sequence length in tokens (source length of an encoder-decoder). [default: {DEFAULT_SEQ_LEN}, besides images]",
     )
     target_len: PositiveInt | None = Field(
         None, description="Target length of an encoder-decoder in tokens. [default: the source length]"
     )
-    images: PositiveInt = Field(1, description="Images per sequence, where the model reads images.")
+    images: int = Field(1, ge=0, le=2**20, description="Images per sequence, where the model reads images.")
     image_size: PositiveInt | None = Field(
         None, description="Height and width of an image in pixels. [default: the config's]"
     )

@@ -70,6 +70,10 @@ class Network(Module):
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 
+    def image_tokens(self, images: int, size: int | None) -> int:
+        """How many tokens of a sequence `images` of `size` pixels take: none where the model sees no images."""
+        return 0
+
     def forward(self, batch: Batch) -> Outputs:
         """Run the model on `batch`."""
         raise NotImplementedError
