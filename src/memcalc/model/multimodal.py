@@ -26,11 +26,14 @@ class Sight(NamedTuple):
 class Eye(Module):
     """A vision tower and the projection of its features to the decoder's width.
 
-    `tokens` is how many tokens an image becomes, `config` the vision config that says how large an image is.
+    `config` is the vision config that says how large an image is.
     """
 
-    tokens: int
     config: Config
+
+    def tokens(self, size: int | None) -> int:
+        """How many tokens an image of `size` pixels becomes (None: of the size that the config says)."""
+        raise NotImplementedError
 
     def forward(self, pixels: Tensor) -> Sight:
         """Pixels to features."""
@@ -44,6 +47,10 @@ class VisionLanguage(Network):
         self.visual = eye
         self.text = text
 
+    def image_tokens(self, images: int, size: int | None) -> int:
+        """Tokens that the images of a sequence take."""
+        return images * self.visual.tokens(size)
+
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits; the output object keeps what the tower gave."""
         hidden, kept = self._read(batch)
@@ -54,10 +61,11 @@ class VisionLanguage(Network):
         inputs_embeds = self.text.model.embed_tokens(ids)
         outputs: Sight | None = None
         if batch.images and tape.phase != "decode":
-            if batch.images * self.visual.tokens > ids.shape[1]:
+            taken = self.image_tokens(batch.images, batch.image_size)
+            if taken > ids.shape[1]:
                 raise UsageError(
-                    f"{batch.images} images of {self.visual.tokens} tokens each do not fit into {ids.shape[1]} tokens; "
-                    f"give --seq-len {batch.images * self.visual.tokens} or more, or fewer --images."
+                    f"--images {batch.images} takes {taken} tokens of each sequence, but a sequence has {ids.shape[1]}; "
+                    f"give --seq-len {taken} or more, or fewer images."
                 )
             outputs = self.visual(batch.pixels(self.visual.config, batch.images))
             features = outputs.features

@@ -60,11 +60,15 @@ class LlavaEye(Eye):
         self.cuts = c.text("vision_feature_select_strategy") == "default"
         self.vision_tower = tower_of(v, keep)
         height, columns = grid_of(v)
-        self.tokens = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
+        self.count = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
         inputs = v.integer("hidden_size") * len(keep)
         self.multi_modal_projector = Projector(
             inputs, width, c.text("projector_hidden_act"), bias=c.flag("multimodal_projector_bias")
         )
+
+    def tokens(self, size: int | None) -> int:
+        """As many as there are patches: the config decides the size of images."""
+        return self.count
 
     def forward(self, pixels: Tensor) -> Sight:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
