@@ -77,12 +77,12 @@ class Llama4Attention(Module):
     def _split(self, x: Tensor) -> Tensor:
         return ops.view(x, *x.shape[:-1], -1, self.head_dim)
 
-    def _scales(self, length: int, like: Tensor) -> Tensor:
+    def _scales(self, positions: Tensor) -> Tensor:
         """A factor for each position [1, s, 1, 1]."""
-        steps = [like.tape.new((length,), INT64)]
-        for dtype in (INT64, FP32, FP32, FP32, FP32, FP32, FP32, FP32):
-            steps = [like.tape.new((length,), dtype)]
-        return ops.view(steps[0], 1, length, 1, 1)
+        scales = ops.like(positions, FP32)
+        for _ in range(6):
+            scales = ops.like(scales)
+        return ops.view(scales, 1, -1, 1, 1)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b, s, h] to [b, s, h], and the probabilities where they exist."""
@@ -95,7 +95,8 @@ class Llama4Attention(Module):
             query = _l2_norm(query)
             key = _l2_norm(key)
         if self.tuned:
-            scales = ops.expand(self._scales(hidden.shape[1], hidden), *hidden.shape[:2], 1, 1)
+            positions = ops.shift(hidden.tape.new((hidden.shape[1],), INT64))
+            scales = ops.expand(self._scales(positions), *hidden.shape[:2], 1, 1)
             query = ops.to(ops.multiply(query, scales), query.dtype)
         query = ops.transpose(query, 1, 2)
         key = ops.transpose(key, 1, 2)
@@ -105,9 +106,7 @@ class Llama4Attention(Module):
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.o_proj(out), weights
 
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if query.tape.attention != "eager":
             return sdpa(query, key, value, mask, self.repeats, self.dropout), None
         key = repeat_kv(key, self.repeats)
