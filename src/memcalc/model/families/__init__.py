@@ -106,6 +106,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "falcon_h1": ("falcon_h1",),
     "llama4": ("llama4_text",),
     "lfm2": ("lfm2", "lfm2_moe"),
+    "openelm": ("openelm",),
     "hybrids": ("jamba", "nemotron_h"),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""

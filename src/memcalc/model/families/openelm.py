@@ -1,0 +1,62 @@
+"""OpenELM, whose code is not part of Transformers: layers that differ in heads and width, from lists in the config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from memcalc.errors import ConfigError
+from memcalc.model.config import Config
+from memcalc.model.decoders import dense_decoder
+from memcalc.model.families import Family
+from memcalc.model.module import Module
+from memcalc.model.network import Network
+from memcalc.model.sublayers.attention import GroupedQueryAttention, HeadNorm
+from memcalc.model.sublayers.mlp import FusedGatedMLP
+from memcalc.model.sublayers.norms import RMSNorm
+
+
+def _per_layer(c: Config, key: str) -> Sequence[int | float]:
+    """A number for each layer."""
+    depth, values = c.integer("num_hidden_layers"), c.items(key) or []
+    found = [value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0]
+    if len(found) != depth or len(values) != depth:
+        raise ConfigError(f"{c.where} needs a positive number in {key!r} for each of its {depth} layers; correct it.")
+    return found
+
+
+def _width(c: Config, multiplier: float) -> int:
+    """The width of an MLP: a multiple of the divisor that is not smaller than nine tenths of what was asked for."""
+    asked, divisor = multiplier * c.integer("hidden_size"), c.integer("ffn_dim_divisor")
+    width = max(divisor, int(asked + divisor / 2) // divisor * divisor)
+    return width + divisor if width < 0.9 * asked else width
+
+
+def openelm(c: Config, architecture: str | None) -> Network:
+    """OpenELM 270M to 3B: query, key and value in one projection, a norm over each head's query and key."""
+    hidden, head_dim = c.integer("hidden_size"), c.integer("head_dim")
+    heads, kv_heads = _per_layer(c, "num_query_heads"), _per_layer(c, "num_kv_heads")
+    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed") if c.flag("normalize_qk_projections") else False
+
+    def attend(layer: int) -> Module:
+        return GroupedQueryAttention(
+            hidden, int(heads[layer]), int(kv_heads[layer]), head_dim, fused=True, head_norm=norm
+        )
+
+    act = c.text("activation_fn_name")
+    mlps: list[Callable[[], Module]] = [
+        partial(FusedGatedMLP, hidden, _width(c, multiplier), act) for multiplier in _per_layer(c, "ffn_multipliers")
+    ]
+    return dense_decoder(c, architecture, attend=attend, mlp=mlps)
+
+
+FAMILIES = {
+    "openelm": Family("openelm", openelm, {
+        "vocab_size": 32000, "hidden_size": 1280, "num_hidden_layers": 16, "head_dim": 64, "ffn_dim_divisor": 256,
+        "max_position_embeddings": 2048, "activation_fn_name": "swish", "normalize_qk_projections": True,
+        "tie_word_embeddings": True,
+    }, {
+        "model_dim": "hidden_size", "num_transformer_layers": "num_hidden_layers",
+        "max_context_length": "max_position_embeddings", "share_input_output_layers": "tie_word_embeddings",
+    }, verified="exact counts; tensors as Transformers' llama and phi3 keep them"),
+}  # fmt: skip
