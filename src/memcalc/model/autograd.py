@@ -196,11 +196,13 @@ class CheckpointFrame:
         self.recomputed = True
         before = tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope
         tape.checkpoint, tape.grad_enabled = self, True
+        held = len(tape.held_by_graph)
         try:
             self.rerun()
         except _StopRecomputation as stop:
             stop.__traceback__ = None
         finally:
+            del tape.held_by_graph[held:]  # the graph of this run is dropped
             tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope = before
 
 

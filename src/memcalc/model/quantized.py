@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.errors import UsageError
-from memcalc.model.adapters.sites import Site, sites
+from memcalc.model.adapters.sites import Site, output_head, sites
 from memcalc.model.module import CONSTANTS, Buffer, Module, Parameter
 from memcalc.model.ops import quantized as kernels
 from memcalc.model.ops.elementwise import add_, to
@@ -15,7 +15,7 @@ from memcalc.model.tensor import Shape, Tensor
 from memcalc.tables.dtypes import FP16, FP32, UINT8, DType
 from memcalc.tables.weight_formats import WeightFormat
 
-_WIDE = ("LM head", "head", "embedding")
+_WIDE = ("head", "embedding")
 
 
 class Packed(Parameter):
@@ -82,7 +82,8 @@ class QuantizedLinear(Linear):
         dtype = x.dtype
         match self.form.kernel:
             case "bnb-4bit":
-                return to(kernels.linear_4bit(to(x, self.compute), self.shape, self.compute, nested=self.nested), dtype)
+                x = to(x, self.compute)
+                return to(kernels.linear_4bit(x, self.shape, self.compute, nested=self.nested), dtype)
             case "bnb-8bit":
                 return kernels.linear_8bit(x, self.shape)
             case "gptq":
@@ -126,7 +127,9 @@ class QuantizedExperts(Experts):
 
 def quantize(network: Module, form: WeightFormat, compute: DType, skipped: tuple[str, ...] = ()) -> None:
     """Put every linear layer of `network` but its head into `form`; what `skipped` names stays wide."""
-    chosen = [site for site in sites(network) if _is_quantized(site, form, skipped)]
+    found = sites(network)
+    head = output_head(found)
+    chosen = [site for site in found if site.module is not head and _is_quantized(site, form, skipped)]
     for site in chosen:
         layer = site.module
         if isinstance(layer, Experts):

@@ -102,7 +102,7 @@ def linear_8bit(x: Tensor, shape: Shape) -> Tensor:
     outliers = tape.new((0, 0), x.dtype)
     del statistics, rounded, outliers
     node = record(tape, out, _linear_8bit_backward, (x,), (shape, x.dtype, x.shape))
-    if node is not None and tape.phase == "forward":
+    if node is not None:
         held = flat.storage
         if held.allocation.row == TEMPORARY:
             held.allocation.row, held.allocation.name = ACTIVATIONS, "inputs held by LLM.int8"
