@@ -42,6 +42,8 @@ def chatglm(c: Config, architecture: str | None) -> Network:
     """GLM-4-9B and ChatGLM as their own code writes the config, computed as Transformers' GLM does."""
     usual = architecture is None or architecture in ("ChatGLMModel", "ChatGLMForConditionalGeneration")
     head = None if usual else architecture
+    if not c.flag("multi_query_attention", True):  # the number of groups may be there all the same
+        c = c.replaced(num_key_value_heads=c.integer("num_attention_heads"))
     return _glm(c, head, PRE_NORM)
 
 
