@@ -44,7 +44,7 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
 
     def feed_forward() -> Module:
         shared = FusedGatedMLP(hidden, width, c.text("hidden_act"), ("input_linear", "output_linear"))
-        return ExpertsBesideMLP(_mixture(c) if c.integer("num_local_experts", minimum=0) else None, shared)
+        return ExpertsBesideMLP(_mixture(c), shared) if c.integer("num_local_experts", minimum=0) else shared
 
     return dense_decoder(
         c, architecture, windows=[RECURRENT if kind else None for kind in recurrent], turned=[rotated] * depth,

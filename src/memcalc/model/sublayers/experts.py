@@ -132,18 +132,16 @@ class MixtureOfExperts(Module):
 
 
 class ExpertsBesideMLP(Module):
-    """A mixture of experts, where there is one, and an MLP on the same input, added (Granite 4)."""
+    """A mixture of experts and an MLP on the same input, added (Granite 4)."""
 
-    def __init__(self, mixture: Module | None, shared: Module) -> None:
+    def __init__(self, mixture: Module, shared: Module) -> None:
         self.block_sparse_moe = mixture
         self.shared_mlp = shared
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[b, s, h] to [b, s, h]."""
-        if self.block_sparse_moe is None:
-            return self.shared_mlp(hidden)  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[b, s, h] to [b, s, h], and what the experts gave, which the block holds."""
         routed = self.block_sparse_moe(hidden)
-        return ops.add(routed, self.shared_mlp(hidden))
+        return ops.add(routed, self.shared_mlp(hidden)), routed
 
 
 class SharedAndRoutedExperts(Module):
