@@ -7,8 +7,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from memcalc.sources.checkpoint import Checkpoint, assemble
 from memcalc.model.quantization import find_quantization
+from memcalc.sources.checkpoint import Checkpoint, assemble
 from memcalc.sources.safetensors_header import BITS, parse_header
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -25,7 +25,7 @@ class Capacity:
 def capacity(
     setup: InferenceSetup, seq_len: int, fits: Callable[[InferenceSetup], bool], context_limit: int | None
 ) -> Capacity:
-    """Bisect for what `fits`. The context ends at `context_limit`, the positions that the model has, if it has an end."""
+    """Bisect for what `fits`. The context ends at `context_limit`, the positions of the model, if they end."""
     longest = min(context_limit or LIMIT, LIMIT)
     return Capacity(
         _largest(lambda n: fits(setup.model_copy(update={"batch": n, "seq_len": seq_len})), LIMIT),

@@ -23,7 +23,8 @@ class _Setup(Checked):
     batch: PositiveInt = Field(1, description="Micro-batch size: sequences per GPU and forward pass.")
     seq_len: PositiveInt | None = Field(
         None,
-        description=f"Sequence length in tokens (source length of an encoder-decoder). [default: {DEFAULT_SEQ_LEN}, besides images]",
+        description=f"Sequence length in tokens (source length of an encoder-decoder). "
+        f"[default: {DEFAULT_SEQ_LEN}, besides images]",
     )
     target_len: PositiveInt | None = Field(
         None, description="Target length of an encoder-decoder in tokens. [default: the source length]"
@@ -157,9 +158,7 @@ class InferenceSetup(_Setup):
     prefill_chunk: PositiveInt | None = Field(
         None, description="Tokens per forward pass of prefill. [default: the whole prompt]"
     )
-    tensor_parallel: PositiveInt = Field(
-        1, description="GPUs that share every layer; the report is for one of them."
-    )
+    tensor_parallel: PositiveInt = Field(1, description="GPUs that share every layer; the report is for one of them.")
     utilization: float | None = Field(
         None, gt=0, le=1, description="Share of the GPU that a serving engine fills. [default: the engine's]"
     )

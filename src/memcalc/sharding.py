@@ -47,8 +47,8 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     kv_heads = config.integer("num_key_value_heads", heads)
     if kv_heads % size and size % kv_heads:
         raise UsageError(
-            f"--tensor-parallel {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; take one "
-            f"that does or is."
+            f"--tensor-parallel {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; "
+            f"take one that does or is."
         )
     if kv_heads < size:
         said.append(f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import cast
 
 from memcalc.errors import ConfigError
@@ -81,10 +82,8 @@ class Config:
         if value is None:
             value = default
         if isinstance(value, str):
-            try:
+            with suppress(ValueError):
                 value = float(value)
-            except ValueError:
-                pass
         if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a number; correct it.")
         return float(value)
@@ -143,7 +142,7 @@ class Config:
             return default
         if len(given) != len(default):
             raise ConfigError(
-                f"{self.where} has {len(given)} 'layer_types' for {len(default)} ('num_hidden_layers'); they must agree."
+                f"{self.where} has {len(given)} 'layer_types' but {len(default)} 'num_hidden_layers'; they must agree."
             )
         return [str(item) for item in given]
 
@@ -167,8 +166,8 @@ class Config:
         kv_heads = self.integer("num_key_value_heads", heads)
         if heads % kv_heads:
             raise ConfigError(
-                f"{self.where} has 'num_attention_heads' {heads}, which 'num_key_value_heads' {kv_heads} does not divide; "
-                f"correct one."
+                f"{self.where} has 'num_attention_heads' {heads}, which 'num_key_value_heads' {kv_heads} does not "
+                f"divide; correct one."
             )
         return heads, kv_heads, self.head_dim()
 

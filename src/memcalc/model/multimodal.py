@@ -64,7 +64,7 @@ class VisionLanguage(Network):
             taken = self.image_tokens(batch.images, batch.image_size)
             if taken > ids.shape[1]:
                 raise UsageError(
-                    f"--images {batch.images} takes {taken} tokens of each sequence, but a sequence has {ids.shape[1]}; "
+                    f"--images {batch.images} takes {taken} tokens of each sequence, but one has {ids.shape[1]}; "
                     f"give --seq-len {taken} or more, or fewer images."
                 )
             outputs = self.visual(batch.pixels(self.visual.config, batch.images))

@@ -48,8 +48,8 @@ class Engine:
     (None: what the model computes in). `utilization` is the share of the GPU that it fills with weights, activations
     and pool; None where it takes only what it needs. `batched_tokens` is the most tokens of one pass of prefill; None
     for the whole prompt. `attention` is that of its own kernels, which work on its pages; None where it takes the
-    setup's. `compute` is the dtype of its activations; None for that of the weights. `reads_gguf`: it loads GGUF weights
-    as they are stored.
+    setup's. `compute` is the dtype of its activations; None for that of the weights. `reads_gguf`: it loads GGUF
+    weights as they are stored.
     """
 
     name: str

@@ -52,7 +52,7 @@ _FILES: dict[str, tuple[str, ...]] = {
         "nanochat",
         "seed_oss",
         "smollm3",
-    ),  # fmt: skip
+    ),
     "gemma": ("gemma", "gemma2", "gemma3_text", "vaultgemma"),
     "phi3": ("phi3",),
     "olmo": ("olmo", "olmo2", "olmo3"),
@@ -69,7 +69,7 @@ _FILES: dict[str, tuple[str, ...]] = {
         "minicpm",
         "qwen",
         "xverse",
-    ),  # fmt: skip
+    ),
     "layer_norm_decoders": ("nemotron", "stablelm", "starcoder2"),
     "gpt2": ("gpt2", "gpt_bigcode"),
     "gpt_neo": ("gpt_neo",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 
 from memcalc.model import ops
 from memcalc.model.config import Config
@@ -172,7 +172,7 @@ class Llama4Block(Module):
 
     scope = "residual stream"
 
-    def __init__(self, attention: Module, mlp: Module, norm: partial[Module]) -> None:
+    def __init__(self, attention: Module, mlp: Module, norm: Callable[[], Module]) -> None:
         self.self_attn = attention
         self.feed_forward = mlp
         self.input_layernorm = norm()
@@ -202,13 +202,13 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
     windows = [chunk if kind == "chunked_attention" else None for kind in types]
     mixed = c.items("moe_layers")
     with_experts = set(range(step - 1, depth, step) if mixed is None else mixed)
-    options = {"bias": c.flag("attention_bias"), "dropout": c.probability("attention_dropout")}
 
     def attend(layer: int) -> Module:
         turned = rotated[layer]
         return Llama4Attention(
             hidden, *c.heads(), rotated=turned, normed=turned and c.flag("use_qk_norm"),
-            tuned=not turned and c.flag("attn_temperature_tuning"), window=windows[layer], **options,
+            tuned=not turned and c.flag("attn_temperature_tuning"), window=windows[layer],
+            bias=c.flag("attention_bias"), dropout=c.probability("attention_dropout"),
         )  # fmt: skip
 
     def mixture() -> Module:

@@ -99,7 +99,7 @@ def _random_state(*, tape_of: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
 
 def _heads_inside(shape: Shape) -> Shape:
     """Strides of [b, h, s, d] stored as (b, s, h, d)."""
-    batch, heads, length, dim = shape
+    _, heads, length, dim = shape
     return (length * heads * dim, dim, heads * dim, 1)
 
 

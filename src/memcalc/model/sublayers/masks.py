@@ -76,9 +76,7 @@ def bidirectional_mask(
     return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
 
 
-def _mask(
-    hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, every: bool = False
-) -> Tensor | None:
+def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, every: bool = False) -> Tensor | None:
     tape = hidden.tape
     batch = hidden.shape[0]
     with tape.scoped("attention mask"):
