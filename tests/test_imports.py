@@ -15,7 +15,8 @@ NOWHERE = {"click", "torch", "transformers"}
 
 
 def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
+    """All modules but the one that runs the package."""
+    return sorted(path for path in SOURCE.rglob("*.py") if path.name != "__main__.py")
 
 
 def is_core(path: Path) -> bool:
@@ -71,6 +72,11 @@ def test_light_commands_load_nothing_heavy(arguments: list[str]) -> None:
     assert not {name for name in loaded if name.split(".")[0] in {"huggingface_hub", "safetensors", "rich", "yaml"}}
     assert "pydantic.main" not in loaded
     assert "memcalc.setup" not in loaded
+
+
+def test_the_package_runs_as_the_command() -> None:
+    run = subprocess.run([sys.executable, "-m", "memcalc", "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("memcalc ")
 
 
 def test_an_estimate_does_not_load_the_hub() -> None:

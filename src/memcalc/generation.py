@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memcalc.encoding import ONE_PASS, check_encoder, encode, encodes
 from memcalc.errors import ConfigError
 from memcalc.loaded_weights import loaded
 from memcalc.model.cache import Cache
@@ -41,14 +42,36 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.expert_imbalance = setup.expert_imbalance
     tape.attention = kin.attention_used(engine.attention or setup.attention)
     tape.all_logits = setup.logits == "all"
-    tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
-    network.bind(tape, engine.compute or ALIASES[weights.dtype])
     sequences = setup.batch * setup.num_beams
-    _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
-    if setup.new_tokens > 1:
-        tape.enter("earlier tokens", None)
-        tape.cache.grow(setup.new_tokens - 1)
-    cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
+    notes = [*weights.notes, *notes, *_said(setup, engine)]
+    if encodes(kin, network):
+        check_encoder(spec.model_type, setup)
+        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        encode(tape, network, setup, engine.batched_tokens, length)
+        cache_bytes, standing = 0, dict[str, int]()
+        notes.append(ONE_PASS)
+    else:
+        tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
+        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
+        if setup.new_tokens > 1:
+            tape.enter("earlier tokens", None)
+            tape.cache.grow(setup.new_tokens - 1)
+        cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
+        _decode(tape, network, setup, engine, form, sequences)
+    tape.finish()
+    return Step(
+        tape, network, tuple(network.tensors()), setup, None, 0, length, phases=("prefill", "decode"),
+        cache_bytes=cache_bytes, standing_cache=standing, weights=weights.parts, beside=spec.beside,
+        used={"dtype": weights.dtype, "quantization": weights.quantization},
+        notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _decode(
+    tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
+) -> None:
+    """Run one token of each sequence behind what the cache holds."""
     tape.enter("decode", None)
     old = tape.cache
     if not network.takes_past and engine.cache == "dynamic":
@@ -60,13 +83,6 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     del outputs, old
     if setup.num_beams > 1:
         _reorder(tape)
-    tape.finish()
-    return Step(
-        tape, network, tuple(network.tensors()), setup, None, 0, length, phases=("prefill", "decode"),
-        cache_bytes=cache_bytes, standing_cache=standing, weights=weights.parts, beside=spec.beside,
-        used={"dtype": weights.dtype, "quantization": weights.quantization},
-        notes=(*weights.notes, *notes, *_said(setup, engine)),
-    )  # fmt: skip
 
 
 def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[str]]:

@@ -107,7 +107,10 @@ def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, neede
         except TooLongError:
             return False
         found, _ = Sweep(run.tape).peaks()
-        peak = max(found[phase][0] + sum(map(sum_parts, _standing(run, phase).values())) for phase in run.phases)
+        peak = max(
+            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _standing(run, phase).values()))
+            for phase in run.phases
+        )
         return Outside.of(run.input_bytes, candidate, gpu, peak).process <= _usable(candidate, gpu)
 
     found = capacity(setup, step.seq_len, fits, positions(spec))
