@@ -28,8 +28,11 @@ RESERVED = "training, allocator (reserved)"
 PROCESS = "training, process (nvidia-smi)"
 TRAINING = "training, all of the above"
 INFERENCE = "inference, tensors (allocated)"
-GOALS = {ALLOCATED: 0.05, INFERENCE: 0.03}
+GOALS = {ALLOCATED: 0.05, TRAINING: 0.05, INFERENCE: 0.03}
 """The largest median error that is good enough, by what was measured."""
+
+HELD = (ALLOCATED, INFERENCE)
+"""The goals that are met; that of all training rows is missed, most of all by reserved bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +116,10 @@ def _summary(results: list[Compared]) -> Iterable[str]:
         goal = _percent(GOALS[kind], "", 0) if kind in GOALS else ""
         within = (sum(error <= limit for error in errors) for limit in (0.05, FAR))
         yield f"| {kind} | {len(errors)} | {_percent(median(errors))} | {goal} | " + " | ".join(map(str, within)) + " |"
+    missed = [kind for kind in GOALS if median_error(r for r in results if kind in (r.kind, r.job)) > GOALS[kind]]
     yield (
-        "\nThe goal for training is one for tensors, which memcalc computes. What an allocator reserves beyond them over a "
-        "whole run it\ndoes not compute: it adds 2 %, and says so."
+        f"\nMissed: {'; '.join(missed) or 'no goal'}. What an allocator reserves in a whole run beyond its tensors is not "
+        "computed:\nmemcalc adds 2 %, and says so."
     )
     yield "\n| group | rows | median error |\n|---|---:|---:|"
     for group, members in _by_group(results):
