@@ -55,12 +55,21 @@ class PooledCache(Cache):
             return key, value
         seen = self.past if self.past else self.length
         if self.whole is not None:
+            if window is not None and self.whole > window <= seen and new == 1:
+                self._roll(key, window)
             seen = self.room(window, new, seen) - new
         elif window is not None:
             seen = min(seen, window - 1)
         if not seen:
             return key, value
         return _pooled(key, seen), _pooled(value, seen)
+
+    def _roll(self, key: Tensor, size: int) -> None:
+        """A window that is full is moved by one token, in copies of keys and values."""
+        if self.absorbs:  # an engine's own kernels write into a ring
+            return
+        copies = [key.tape.new((*key.shape[:-2], size, key.shape[-1]), key.dtype) for _ in range(2)]
+        del copies
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
         """A state of `layer` for as many sequences as `shape` says; it stands in the pool."""
