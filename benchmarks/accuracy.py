@@ -118,8 +118,8 @@ def _summary(results: list[Compared]) -> Iterable[str]:
         yield f"| {kind} | {len(errors)} | {_percent(median(errors))} | {goal} | " + " | ".join(map(str, within)) + " |"
     missed = [kind for kind in GOALS if median_error(r for r in results if kind in (r.kind, r.job)) > GOALS[kind]]
     yield (
-        f"\nMissed: {'; '.join(missed) or 'no goal'}. What an allocator reserves in a whole run beyond its tensors is not "
-        "computed:\nmemcalc adds 2 %, and says so."
+        f"\nMissed: {'; '.join(missed) or 'no goal'}. What an allocator reserves in a whole run beyond its tensors is "
+        "not computed:\nmemcalc adds 2 %, and says so."
     )
     yield "\n| group | rows | median error |\n|---|---:|---:|"
     for group, members in _by_group(results):
