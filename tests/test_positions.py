@@ -56,6 +56,20 @@ def test_generation_ends_there_too() -> None:
         estimate(spec, InferenceSetup(seq_len=40, new_tokens=10))
 
 
+@pytest.mark.parametrize("config", LEARNED, ids=lambda config: config["model_type"])
+def test_a_length_that_nobody_named_is_no_longer_than_the_table(config: dict[str, Any]) -> None:
+    report = estimate(ModelSpec.from_config(config), TrainingSetup())
+    assert report.setup["seq_len"] == 48
+    assert "sequence length 48 (default; --seq-len)" in report.assumptions
+
+
+def test_nor_with_the_tokens_that_are_to_come() -> None:
+    spec = ModelSpec.from_config(GPT2)
+    assert estimate(spec, InferenceSetup(new_tokens=9)).setup["seq_len"] == 40
+    with pytest.raises(UsageError, match="48 learned positions"):
+        estimate(spec, InferenceSetup(new_tokens=49))
+
+
 def test_chunks_of_a_prompt_count_together() -> None:
     spec = ModelSpec.from_config(GPT2)
     with pytest.raises(UsageError, match="56 tokens"):

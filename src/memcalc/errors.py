@@ -16,7 +16,11 @@ class UsageError(MemcalcError):
 
 
 class TooLongError(UsageError):
-    """A sequence is longer than the model's table of learned positions."""
+    """A sequence is longer than the model's table of learned positions, which has `longest`."""
+
+    def __init__(self, message: str, longest: int) -> None:
+        super().__init__(message)
+        self.longest = longest
 
 
 class ConfigError(MemcalcError):

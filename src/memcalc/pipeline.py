@@ -46,7 +46,7 @@ def estimate(
     `assumptions` are lines that the caller already has to say. Raises MemcalcError with one sentence for the user
     where the model or the combination of options cannot be answered for.
     """
-    step = trace(spec, setup) if isinstance(setup, TrainingSetup) else generate(spec, setup)
+    step = _run(spec, setup)
     sweep, found, highest = _sweep(step.tape)
     phases = {phase: _standing(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
@@ -88,6 +88,18 @@ def estimate(
         if gpu is not None and isinstance(setup, InferenceSetup)
         else None,
     )  # fmt: skip
+
+
+def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:
+    """The traced step. Where nobody named a length, it is no more than the model has positions for."""
+    try:
+        return trace(spec, setup) if isinstance(setup, TrainingSetup) else generate(spec, setup)
+    except TooLongError as problem:
+        later = setup.new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
+        if setup.seq_len is not None or problem.longest <= later:
+            raise
+        shorter = setup.model_copy(update={"seq_len": problem.longest - later})
+    return trace(spec, shorter) if isinstance(shorter, TrainingSetup) else generate(spec, shorter)
 
 
 def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Buffer, Module, Parameter, Stack
 from memcalc.model.sublayers.attention_pooling import AttentionPooling
-from memcalc.model.sublayers.linear import Embedding, Linear
+from memcalc.model.sublayers.linear import Embedding, Linear, check_length
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm
@@ -73,11 +72,7 @@ class TextEmbeddings(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [b, s] to [b, s, h]."""
-        if ids.shape[1] > self.longest:
-            raise ConfigError(
-                f"texts of {ids.shape[1]} tokens are longer than the {self.longest} positions of this model "
-                f"('max_position_embeddings'); give --seq-len {self.longest} or less."
-            )
+        check_length(ids, self.longest)
         position_ids = ops.narrow(self.position_ids, 1, ids.shape[1])
         inputs_embeds = self.token_embedding(ids)
         position_embeddings = self.position_embedding(position_ids)

@@ -98,7 +98,8 @@ def check_length(ids: Tensor, longest: int) -> None:
     if tokens > longest:
         raise TooLongError(
             f"the model has {longest:,} learned positions, which {tokens:,} tokens exceed; lower --seq-len"
-            f"{' or --new-tokens' if tape.phase == 'decode' else ''}, or take a model made for longer sequences."
+            f"{' or --new-tokens' if tape.phase == 'decode' else ''}, or take a model made for longer sequences.",
+            longest,
         )
 
 
