@@ -129,6 +129,15 @@ def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -
     assert says in refused(2, "from-file", str(path), "--mode", "inference", *options)
 
 
+def test_a_window_for_a_model_that_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for config, says in ((LLAMA, "llama has no sliding window"), (LATENT, "deepseek_v3 has no sliding window")):
+        path.write_text(json.dumps({**config, "sliding_window": 4096}))
+        assert says in refused(1, "from-file", str(path), "--mode", "inference")
+        path.write_text(json.dumps({**config, "sliding_window": None}))
+        run("from-file", str(path), "--mode", "inference")
+
+
 def test_the_line_of_the_box(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA))

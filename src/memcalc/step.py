@@ -95,7 +95,10 @@ class Step:
 def build(spec: ModelSpec) -> Network:
     """The model of a spec, unbound. Raises ConfigError where the config lacks or contradicts itself."""
     kin = family(spec.model_type)
-    return kin.build(Config(spec.config, kin.defaults, kin.aliases), spec.architecture)
+    config = Config(spec.config, kin.defaults, kin.aliases)
+    network = kin.build(config, spec.architecture)
+    config.check_window(spec.model_type)
+    return network
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:

@@ -29,9 +29,12 @@ class Config:
         self.defaults = defaults or {}
         self.aliases = aliases or {}
         self.where = where
+        self.asked: set[str] = set()
+        """Keys that were looked up: what a family does not ask for means nothing to it."""
 
     def get(self, key: str) -> object:
         """The value of `key`: as given, under its alias, or the default; None where there is none."""
+        self.asked.add(key)
         names = (key, *(alias for alias, target in self.aliases.items() if target == key))
         for name in names:
             if self.values.get(name) is not None:
@@ -42,7 +45,21 @@ class Config:
 
     def replaced(self, **values: object) -> Config:
         """The same config with other values for some keys; None stands for what the class makes of null."""
-        return Config({**self.values, **values}, self.defaults, self.aliases, self.where)
+        other = Config({**self.values, **values}, self.defaults, self.aliases, self.where)
+        other.asked = self.asked
+        return other
+
+    def check_window(self, model_type: str) -> None:
+        """Refuse a sliding window that the family never asked for; call it when the family is built.
+
+        Raises ConfigError.
+        """
+        window = self.values.get("sliding_window")
+        if type(window) is int and self.asked.isdisjoint(("sliding_window", "use_sliding_window", "layer_types")):
+            raise ConfigError(
+                f"{self.where} gives 'sliding_window' as {window}, but {model_type} has no sliding window; remove it, "
+                "or correct 'model_type'."
+            )
 
     def has(self, key: str) -> bool:
         """Whether `key` has a value, given or by default."""
