@@ -254,3 +254,20 @@ def test_reports_of_every_kind_keep_the_contract(tmp_path: Path) -> None:
 
     for found in (answer(pipeline(tmp_path)), answer(folder(tmp_path / "m", WHOLE), "--mode", "inference")):
         TypeAdapter(Report).validate_python(found)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda data: data[:200], "cut short"),
+        (lambda data: data[:-1], "past the file's end"),
+        (lambda data: data[:4] + b"\x63\0\0\0" + data[8:], "GGUF version 99"),
+        (lambda data: data[:8] + b"\xff" * 7 + b"\x0f" + data[16:], "tensors"),
+        (lambda data: b"GGML" + data[4:], "not a GGUF file"),
+    ],
+    ids=["in the header", "in the data", "version", "counts", "magic"],
+)
+def test_gguf_files_that_are_damaged(tmp_path: Path, damage: Any, says: str) -> None:
+    data = Path(gguf_file(tmp_path / "whole.gguf")).read_bytes()
+    (tmp_path / "model.gguf").write_bytes(damage(data))
+    assert says in refused(1, "from-file", str(tmp_path / "model.gguf"), "--mode", "inference")
