@@ -9,6 +9,7 @@ from memcalc.model.families import family
 from memcalc.model.spec import ModelSpec
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
+from memcalc.uncomputed import upper_bounds
 
 _DEFAULTS = {
     "batch": "micro-batch size", "precision": "precision", "optimizer": "optimizer",
@@ -28,6 +29,10 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
         yield f"defaults: {', '.join(taken)}"
     if not setup.padding_mask:
         yield "no sequence is padded, so attention needs no mask (--padding-mask)"
+    if isinstance(setup, TrainingSetup):
+        yield from upper_bounds(setup)
+    if setup.expert_imbalance > 1:
+        yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     yield from step.notes
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:

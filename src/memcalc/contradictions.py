@@ -18,6 +18,11 @@ DORA_BASES = ("none", "nf4", "nf4-double", "fp4", "int8")
 
 _OF_LORA = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "modules_to_save")
 
+_PROJECTING = ("galore-adamw",)
+"""Optimizers that project gradients (`tables/optimizers.py`)."""
+
+_HAS_COMPLETIONS = ("dpo", "grpo", "ppo", "distillation")
+
 
 def contradictions(setup: TrainingSetup) -> Iterator[str]:
     """What is wrong with the options of a training job, each by itself being fine.
@@ -39,6 +44,11 @@ def _optimizer(setup: TrainingSetup) -> Iterator[str]:
             f"{setup.optimizer} has no {setup.optimizer_impl} implementation; use --optimizer-impl "
             f"{' or '.join(implementations)}, or leave it out."
         )
+    if "galore_rank" in setup.model_fields_set and row.name not in _PROJECTING:
+        yield (
+            f"--galore-rank belongs to the galore optimizers, but --optimizer is {setup.optimizer}; "
+            f"leave it out, or use {' or '.join(_PROJECTING)}."
+        )
     if (setup.optimizer_in_backward or row.in_backward) and setup.grad_accum > 1:
         what = "--optimizer-in-backward" if setup.optimizer_in_backward else f"--optimizer {row.name}"
         yield f"{what} frees each gradient at once, so --grad-accum has nothing to add to; use one of them."
@@ -52,6 +62,8 @@ def _adapters(setup: TrainingSetup) -> Iterator[str]:
                 f"--{name.replace('_', '-')} says how LoRA trains, but there is no --lora-rank; "
                 "give one, such as --lora-rank 16."
             )
+    if not (lora or setup.kbit_prepare):
+        yield "--no-kbit-prepare says how LoRA on a quantized model starts, but there is no --lora-rank; leave it out."
     if lora and setup.train != "all":
         yield (
             "--train chooses weights of the model itself, but with --lora-rank only adapters are trained; "
@@ -82,6 +94,13 @@ def _objective(setup: TrainingSetup) -> Iterator[str]:
             f"--reference names the reference model of dpo, grpo and ppo, but --objective is {setup.objective}; "
             "leave it out."
         )
+    if setup.completion_len is not None and setup.objective not in _HAS_COMPLETIONS:
+        yield (
+            f"--completion-len counts tokens of completions, but --objective {setup.objective} learns from all tokens "
+            "alike; leave it out."
+        )
+    if "loss_chunks" in setup.model_fields_set and setup.loss != "chunked":
+        yield f"--loss-chunks belongs to --loss chunked, but it is {setup.loss}; leave it out, or choose chunked."
     if setup.reference == "adapter" and setup.lora_rank is None:
         yield (
             "--reference adapter gets the reference by switching adapters off, but there are none; "

@@ -33,6 +33,7 @@ from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step, trace
 from memcalc.tables.engines import ENGINES
 from memcalc.tables.gpus import Gpu
+from memcalc.uncomputed import check_computed
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -92,6 +93,8 @@ def estimate(
 
 def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:
     """The traced step. Where nobody named a length, it is no more than the model has positions for."""
+    if isinstance(setup, TrainingSetup):
+        check_computed(setup)
     try:
         return trace(spec, setup) if isinstance(setup, TrainingSetup) else generate(spec, setup)
     except TooLongError as problem:

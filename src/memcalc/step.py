@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from memcalc.errors import ConfigError
 from memcalc.adaptation import adapt
+from memcalc.errors import ConfigError
 from memcalc.model.config import Config
 from memcalc.model.engine import backward
 from memcalc.model.families import family
@@ -16,8 +16,7 @@ from memcalc.model.module import Buffer, Parameter
 from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
-from memcalc.model.tensor import Tensor
-from memcalc.model.tensor import rounded
+from memcalc.model.tensor import Tensor, rounded
 from memcalc.model.updating import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
@@ -129,10 +128,13 @@ def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSe
 
 
 _UNTRACED = {
-    "optimizer": "adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None,
+    "optimizer": "galore-adamw", "optimizer_impl": None, "cuda_context": None, "cublas_workspace": None,
     "allocator_reserve": None,
 }  # fmt: skip
-"""Fields of a setup that change nothing in forward and backward, with a value that stands for all."""
+"""Fields of a setup that change nothing in forward and backward, with a value that stands for all.
+
+The optimizer is one that takes the options of all others.
+"""
 
 
 def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) -> Step:

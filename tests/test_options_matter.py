@@ -1,0 +1,89 @@
+"""No option is taken in silence: it changes the answer, is refused, or a line says why it changes nothing."""
+
+from typing import Any
+
+import pytest
+
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
+from memcalc.errors import MemcalcError, UsageError
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "intermediate_size": 512, "vocab_size": 4000,
+}  # fmt: skip
+LORA = {"lora_rank": 8}
+FULL = {"activation_checkpointing": "full"}
+
+TRAINING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"batch": 5}), ({}, {"seq_len": 300}), ({}, {"attention": "eager"}), ({}, {"padding_mask": True}),
+    ({}, {"precision": "bf16"}), ({}, FULL), (FULL, {"checkpoint_every": 2}), (FULL, {"checkpoint_every": 3}),
+    (FULL, {"checkpoint_reentrant": True}), ({}, {"activation_checkpointing": "selective"}),
+    ({}, {"activation_offload": True}), ({}, {"optimizer": "sgd"}), ({}, {"optimizer_impl": "for-loop"}),
+    ({}, {"optimizer_in_backward": True}), ({}, {"grad_accum": 2}), ({}, {"hold_outputs": True}), ({}, LORA),
+    (LORA, {"lora_targets": "all-linear"}), (LORA, {"lora_dtype": "bf16"}), (LORA, {"lora_dropout": 0.1}),
+    (LORA, {"lora_bias": "adapter"}), (LORA, {"dora": True}), (LORA, {"modules_to_save": "lm_head"}),
+    (LORA, {"quantization": "nf4"}), (LORA | {"quantization": "nf4"}, {"kbit_prepare": False}), ({}, {"train": "head"}),
+    ({}, {"freeze": "embedding"}), ({}, {"loss": "chunked"}), ({}, {"logits_to_keep": 3}), ({}, {"kernels": "liger"}),
+    ({"optimizer": "galore-adamw"}, {"galore_rank": 4}), ({}, {"expert_imbalance": 2.0}), ({}, {"cuda_context": "0"}),
+    ({}, {"cublas_workspace": "0"}), ({}, {"allocator_reserve": 0.1}),
+]  # fmt: skip
+
+INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"batch": 5}), ({}, {"seq_len": 300}), ({}, {"attention": "eager"}), ({}, {"padding_mask": True}),
+    ({}, {"dtype": "fp32"}), ({}, {"engine": "vllm"}), ({}, {"engine": "transformers-static"}),
+    ({}, {"kv_dtype": "fp8"}),
+    ({}, {"new_tokens": 9}), ({}, {"num_beams": 2}), ({}, {"logits": "all"}), ({}, {"prefill_chunk": 16}),
+    ({}, {"tensor_parallel": 2}), ({}, {"quantization": "nf4"}), ({}, {"utilization": 0.5}),
+]  # fmt: skip
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"galore_rank": 4}, "--galore-rank .* --optimizer is adamw"),
+    ({"loss_chunks": 4}, "--loss-chunks .* it is eager"),
+    ({"completion_len": 4}, "--completion-len .* --objective sft"),
+    ({"kbit_prepare": False}, "--no-kbit-prepare .* no --lora-rank"),
+    ({"checkpoint_every": 2}, "--checkpoint-every"),
+    ({"checkpoint_reentrant": True}, "--checkpoint-reentrant"),
+]
+
+
+def answer(setup: TrainingSetup | InferenceSetup) -> tuple[object, ...]:
+    """Numbers and lines of a report."""
+    report = estimate(ModelSpec.from_config(LLAMA), setup)
+    numbers = report.components, report.phases, report.peak, report.kv_cache_bytes, report.saved_for_backward_bytes
+    return *numbers, tuple(line for line in report.assumptions if not line.startswith("defaults:"))
+
+
+@pytest.mark.parametrize(("base", "option"), TRAINING, ids=str)
+def test_a_training_option_shows(base: dict[str, Any], option: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 2, "seq_len": 64}
+    assert answer(TrainingSetup(**sizes, **base)) != answer(TrainingSetup(**(sizes | base | option)))
+
+
+@pytest.mark.parametrize(("base", "option"), INFERENCE, ids=str)
+def test_an_inference_option_shows(base: dict[str, Any], option: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 2, "seq_len": 64}
+    assert answer(InferenceSetup(**sizes, **base)) != answer(InferenceSetup(**(sizes | base | option)))
+
+
+@pytest.mark.parametrize(("option", "message"), REFUSED, ids=str)
+def test_an_option_that_says_nothing_is_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainingSetup(**option)
+
+
+@pytest.mark.parametrize("option", [{"objective": "dpo"}, {"z_loss": True}, {"label_smoothing": 0.1}], ids=str)
+def test_what_would_be_too_small_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(MemcalcError, match=r"not computed yet.*too small"):
+        estimate(ModelSpec.from_config(LLAMA), TrainingSetup(**option))
+
+
+def test_every_nth_block_is_checkpointed() -> None:
+    def saved(**options: Any) -> int:
+        report = estimate(ModelSpec.from_config(LLAMA), TrainingSetup(batch=2, seq_len=64, **options))
+        assert report.saved_for_backward_bytes is not None
+        return report.saved_for_backward_bytes
+
+    none, one = saved(), saved(**FULL, checkpoint_every=6)
+    assert one < none
+    for step, chosen in ((2, 3), (3, 2), (4, 2)):
+        assert saved(**FULL, checkpoint_every=step) == none - (none - one) * chosen
