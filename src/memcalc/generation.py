@@ -102,6 +102,8 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
 def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
     """What the engine takes for granted."""
     lines = list(engine.notes)
+    if engine.attention is not None and "attention" in setup.model_fields_set:
+        lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
     share = setup.utilization or engine.utilization
     if share is not None:
         lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--utilization)")
