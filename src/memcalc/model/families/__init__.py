@@ -89,7 +89,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
     "vit": ("vit", "deit", "dinov2"),
-    "llava": ("llava",),
+    "llava": ("llava", "gemma3", "paligemma"),
     "contrastive": (
         "clip",
         "siglip",
@@ -106,6 +106,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "falcon_h1": ("falcon_h1",),
     "llama4": ("llama4_text",),
     "lfm2": ("lfm2", "lfm2_moe"),
+    "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     "openelm": ("openelm",),
     "hybrids": ("jamba", "nemotron_h"),
 }

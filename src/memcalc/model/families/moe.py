@@ -36,7 +36,7 @@ def mixtral(c: Config, architecture: str | None) -> Network:
     return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixture)
 
 
-def _qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:
+def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:
     """Which of Qwen's layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
     step, dense = c.integer("decoder_sparse_step"), c.items("mlp_only_layers") or []
     mlp, depth = gated_mlp(c), c.integer("num_hidden_layers")
@@ -57,26 +57,32 @@ def qwen3_moe(c: Config, architecture: str | None) -> Network:
     bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
     attention = {"bias": bias, "out_bias": bias, "head_norm": True}
-    return dense_decoder(c, architecture, windows=windows, mlp=_qwen_mlps(c, mixture), attention=attention)
+    return dense_decoder(c, architecture, windows=windows, mlp=qwen_mlps(c, mixture), attention=attention)
 
 
-def qwen2_moe(c: Config, architecture: str | None) -> Network:
-    """Qwen 1.5 and 2 with experts: a shared expert behind a sigmoid gate."""
+def qwen_shared_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
+    """What makes Qwen's mixture with a shared expert behind a sigmoid gate."""
     hidden = c.integer("hidden_size")
 
     def mixture() -> Module:
         experts = _experts(c, "moe_intermediate_size", "num_experts")
-        gate = TopKRouter(hidden, experts.count, experts.per_token, normalise=c.flag("norm_topk_prob"))
+        gate = TopKRouter(hidden, experts.count, experts.per_token, normalise=normalise)
         shared = GatedMLP(hidden, c.integer("shared_expert_intermediate_size"), c.text("hidden_act"))
         return MixtureOfExperts(gate, experts, shared, Linear(hidden, 1, group="experts"))
 
+    return mixture
+
+
+def qwen2_moe(c: Config, architecture: str | None) -> Network:
+    """Qwen 1.5 and 2 with experts, one of them shared."""
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     first = c.integer("max_window_layers", 28, minimum=0)
     depth = c.integer("num_hidden_layers")
     sliding = ["sliding_attention" if window and i < first and (i + 1) % 2 else "full_attention" for i in range(depth)]
     types = c.layer_types(sliding)
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    attention, mlps = {"bias": c.flag("qkv_bias", True)}, _qwen_mlps(c, mixture)
+    attention = {"bias": c.flag("qkv_bias", True)}
+    mlps = qwen_mlps(c, qwen_shared_mixture(c, normalise=c.flag("norm_topk_prob")))
     return dense_decoder(c, architecture, windows=windows, masks=[None, window or 0], mlp=mlps, attention=attention)
 
 

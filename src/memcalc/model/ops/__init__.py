@@ -5,7 +5,7 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 
 from memcalc.model.ops.attention import scaled_dot_product_attention
 from memcalc.model.ops.complex import as_complex, as_real, polar, turn
-from memcalc.model.ops.convolution import conv1d, convolution
+from memcalc.model.ops.convolution import average_pool, conv1d, convolution
 from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.elementwise import (
     add,
@@ -39,6 +39,7 @@ from memcalc.model.ops.elementwise import (
     where,
 )
 from memcalc.model.ops.function import function
+from memcalc.model.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy
 from memcalc.model.ops.indexing import (
     gather,
     masked_scatter,
@@ -51,7 +52,18 @@ from memcalc.model.ops.indexing import (
     topk,
 )
 from memcalc.model.ops.inplace import copy_into, divide_, scale_
-from memcalc.model.ops.matmul import addmm, baddbmm, bmm, grouped_mm, linear, lower, matmul, mm, weight_times
+from memcalc.model.ops.matmul import (
+    addmm,
+    baddbmm,
+    bmm,
+    grouped_mm,
+    linear,
+    lower,
+    matmul,
+    mm,
+    solve_triangular,
+    weight_times,
+)
 from memcalc.model.ops.piecewise import at_least, at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
@@ -59,6 +71,7 @@ from memcalc.model.ops.reduction import (
     embedding,
     layer_norm,
     log_softmax,
+    logsumexp,
     mean,
     mse_loss,
     nll_loss,
@@ -91,15 +104,16 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "baddbmm", "binary_cross_entropy",
-    "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite", "clone", "compare",
-    "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum", "divide", "divide_",
-    "dropout", "einsum", "embedding", "exp", "expand", "expm1", "function", "gather", "gelu", "grouped_mm",
-    "layer_norm", "like", "linear", "log", "log_softmax", "lower", "masked_fill", "masked_fill_", "masked_scatter",
-    "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad",
-    "permute", "pick", "polar", "power", "relu", "repeat", "repeat_rows", "reshape", "rms_norm_fused", "rsqrt",
-    "scale", "scale_", "scaled_dot_product_attention", "scatter_", "select", "shift", "sigmoid", "silu", "sin",
-    "softmax", "softplus", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over",
-    "take", "take_one", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "vector_norm",
-    "view", "weight_times", "where",
+    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
+    "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite",
+    "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum",
+    "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1",
+    "function", "fused_linear_cross_entropy", "gather", "gelu", "grouped_mm", "layer_norm", "like", "linear", "log",
+    "log_softmax", "logsumexp", "lower", "masked_fill", "masked_fill_", "masked_scatter", "matmul", "max_over",
+    "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick",
+    "polar", "power", "relu", "repeat", "repeat_rows", "reshape", "rms_norm_fused", "rsqrt", "scale", "scale_",
+    "scaled_dot_product_attention", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus",
+    "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take",
+    "take_one", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "vector_norm", "view",
+    "weight_times", "where",
 ]  # fmt: skip

@@ -158,11 +158,11 @@ def _power_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [out]
 
 
-def to(x: Tensor, dtype: DType) -> Tensor:
-    """x in another dtype; itself if it has it already."""
+def to(x: Tensor, dtype: DType, *, contiguous: bool = False) -> Tensor:
+    """x in another dtype, in its own layout or row-major; itself if it has it already."""
     if x.dtype is dtype:
         return x
-    out = like(x, dtype)
+    out = x.tape.new(x.shape, dtype) if contiguous else like(x, dtype)
     record(x.tape, out, _to_backward, (x,), x.dtype)
     return out
 

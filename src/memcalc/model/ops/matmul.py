@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.model.autograd import AccumulateGrad, Grads, Node, record
-from memcalc.model.ops.elementwise import add, add_, broadcast_shapes, to
+from memcalc.model.ops.elementwise import add, add_, broadcast_shapes, like, to
 from memcalc.model.ops.views import contiguous, expand, reshape, transpose, view
 from memcalc.model.tape import WEIGHTS
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
@@ -228,3 +228,32 @@ def _baddbmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def transposed_weight(weight: Tensor) -> Tensor:
     """A weight as the right operand of `mm`."""
     return transpose(weight, 0, 1)
+
+
+def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
+    """The solution x of a @ x = b for triangular a [..., n, n], laid out column by column: keeps a and x."""
+    out = _by_columns(b)
+    node = record(a.tape, out, _solve_backward, (a, b))
+    if node is not None:
+        node.save(a.storage)
+        node.save(out.storage)
+    return out
+
+
+def _by_columns(x: Tensor) -> Tensor:
+    rows, columns = x.shape[-2:]
+    stride = contiguous_stride((*x.shape[:-2], columns, rows))
+    return x.tape.new(x.shape, x.dtype, (*stride[:-2], 1, rows))
+
+
+def _solve_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    of_b = _by_columns(grad)
+    of_a = None
+    if node.needs(0):
+        of_a = grad.tape.new((*grad.shape[:-1], grad.shape[-2]), grad.dtype)
+        of_a = like(of_a)
+        of_a = like(of_a)
+    return [of_a, of_b if node.needs(1) else None]
