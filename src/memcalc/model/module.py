@@ -198,10 +198,10 @@ def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: A
 
     Positional tensors are saved for backward; keyword arguments are kept alive by the closure alone.
     """
-    autocast, scope = tape.autocast, tape.scope
+    autocast, scope, attention = tape.autocast, tape.scope, tape.attention
 
     def rerun() -> object:
-        with tape.scoped(scope), tape.autocasting(autocast):
+        with tape.scoped(scope), tape.autocasting(autocast), tape.attending(attention):
             return module(*args, **kwargs)
 
     for tensor in args:

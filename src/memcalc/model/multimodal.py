@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from memcalc.errors import ConfigError, UsageError
 from memcalc.model import ops
+from memcalc.model.cache import Cache
 from memcalc.model.config import Config
-from memcalc.model.families import family
+from memcalc.model.families import Family, family
 from memcalc.model.module import Module
 from memcalc.model.network import Batch, CausalLM, Network, Outputs
 from memcalc.model.sublayers.vision import Seen
@@ -40,19 +41,35 @@ class Eye(Module):
         raise NotImplementedError
 
 
-class VisionLanguage(Network):
-    """A decoder and an eye. Images stand among the tokens of a sequence, each as many tokens as it has features."""
+class Language(NamedTuple):
+    """The decoder that reads, and the family that it is of."""
 
-    def __init__(self, eye: Eye, text: CausalLM) -> None:
+    model: CausalLM
+    kin: Family
+    caches: bool
+    """Whether its config asks for a cache. Trainers switch off that of the whole model alone."""
+
+
+class VisionLanguage(Network):
+    """A decoder and an eye. Images stand among the tokens of a sequence, each as many tokens as it has features.
+
+    With `mutual`, the tokens of an image see each other, whichever comes first, so that a mask is always made. With
+    `own_cache`, the decoder does not ask the whole model whether to cache: it does so in training too.
+    """
+
+    def __init__(self, eye: Eye, text: Language, *, mutual: bool = False, own_cache: bool = False) -> None:
         self.visual = eye
-        self.text = text
+        self.text = text.model
+        self.attention_of = text.kin.attention_used
+        self.mutual = mutual
+        self.caches = own_cache and text.caches
 
     def image_tokens(self, images: int, size: int | None) -> int:
         """Tokens that the images of a sequence take."""
         return images * self.visual.tokens(size)
 
     def forward(self, batch: Batch) -> Outputs:
-        """Loss and logits; the output object keeps what the tower gave."""
+        """Loss and logits; the output object keeps what the tower gave, and the cache if there is one."""
         hidden, kept = self._read(batch)
         return self.text.finish(batch, hidden, kept)
 
@@ -60,22 +77,34 @@ class VisionLanguage(Network):
         ids, tape = batch.ids, batch.ids.tape
         inputs_embeds = self.text.model.embed_tokens(ids)
         outputs: Sight | None = None
-        if batch.images and tape.phase != "decode":
-            taken = self.image_tokens(batch.images, batch.image_size)
-            if taken > ids.shape[1]:
-                raise UsageError(
-                    f"--images {batch.images} takes {taken} tokens of each sequence, but one has {ids.shape[1]}; "
-                    f"give --seq-len {taken} or more, or fewer images."
-                )
-            outputs = self.visual(batch.pixels(self.visual.config, batch.images))
+        if batch.images and (tape.cache is None or tape.cache.length == 0):
+            outputs = self._look(batch)
             features = outputs.features
             if not isinstance(features, Tensor):
                 features = ops.cat(features, 0)
             features = ops.to(features, inputs_embeds.dtype)
             mask = place_of_images(ids)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
-        hidden = self.text.model(ids, batch.padding, embeds=inputs_embeds)
-        return hidden, (outputs,)
+        groups = tape.new(ids.shape, INT64) if self.mutual else None
+        outer = tape.cache
+        made = Cache() if outer is None and self.caches and not tape.checkpointing else None
+        tape.cache = outer or made
+        with tape.attending(self.attention_of(tape.attention)):
+            hidden = self.text.model(ids, batch.padding or self.mutual, embeds=inputs_embeds)
+        tape.cache = outer
+        del groups
+        return hidden, (outputs, made)
+
+    def _look(self, batch: Batch) -> Sight:
+        """What the eye makes of the images."""
+        taken = self.image_tokens(batch.images, batch.image_size)
+        if taken > batch.ids.shape[1]:
+            raise UsageError(
+                f"--images {batch.images} takes {taken} tokens of each sequence, but {batch.ids.shape[1]} are read at "
+                f"once; give --seq-len {taken} or more, or fewer images."
+            )
+        sight: Sight = self.visual(batch.pixels(self.visual.config, batch.images))
+        return sight
 
 
 def place_of_images(ids: Tensor) -> Tensor:
@@ -86,21 +115,34 @@ def place_of_images(ids: Tensor) -> Tensor:
     return ops.unsqueeze(mask, -1)
 
 
-def language_model(c: Config, default: str, *, tied: bool) -> CausalLM:
-    """The causal LM of `text_config`; `tied` says whether its head shares the embedding's table."""
+def language_model(c: Config, default: str, *, tied: bool, bends: bool = False) -> Language:
+    """The decoder of `text_config`; `tied` says whether its head, the whole model's, shares the embedding's table.
+
+    The whole model does not do to the logits what the decoder would do alone, unless it `bends` them.
+    """
     section = c.section("text_config")
-    model_type = section.get("model_type", default)
-    kin = family(str(model_type))
+    kin = family(str(section.get("model_type", default)))
     values = {**section, "tie_word_embeddings": tied}
     text = kin.build(Config(values, kin.defaults, kin.aliases, f"{c.where}'s 'text_config'"), None)
     if not isinstance(text, CausalLM):
         raise ConfigError(f"{c.where} has a 'text_config' of {kin.model_type!r}, which is no decoder; correct it.")
-    return text
+    if not bends:
+        text.bend = ()
+    return Language(text, kin, section.get("use_cache") is not False)
 
 
 def tied_anywhere(c: Config) -> bool:
     """Whether the head is tied: by the config itself, or, as older files have it, by its `text_config`."""
     return c.flag("tie_word_embeddings") or c.section("text_config").get("tie_word_embeddings") is True
+
+
+def check_size(v: Config, size: int | None) -> None:
+    """Refuse images of another size than the vision config's: such a tower has a position for every patch."""
+    if size is not None and v.get("image_size") not in (size, [size, size]):
+        raise UsageError(
+            f"--image-size {size} does not fit this model, which reads images of 'image_size' "
+            f"{v.get('image_size')} alone; leave it out."
+        )
 
 
 def chosen(layers: object, depth: int, where: str) -> tuple[int, ...]:
@@ -122,5 +164,6 @@ def pieces(features: Tensor) -> list[Tensor]:
 
 
 __all__ = [
-    "Eye", "Seen", "Sight", "VisionLanguage", "chosen", "language_model", "pieces", "place_of_images", "tied_anywhere",
+    "Eye", "Language", "Seen", "Sight", "VisionLanguage", "check_size", "chosen", "language_model", "pieces",
+    "place_of_images", "tied_anywhere",
 ]  # fmt: skip

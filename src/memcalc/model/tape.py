@@ -197,6 +197,15 @@ class Tape:
             self.scope = before
 
     @contextmanager
+    def attending(self, attention: str) -> Iterator[None]:
+        """Attend with this implementation inside: parts of a model may not all have the one that is asked for."""
+        before, self.attention = self.attention, attention
+        try:
+            yield
+        finally:
+            self.attention = before
+
+    @contextmanager
     def autocasting(self, dtype: DType | None) -> Iterator[None]:
         """Run inside `torch.autocast` to `dtype` (None: no autocast). The cast weights go when the context exits."""
         before, self.autocast = self.autocast, dtype

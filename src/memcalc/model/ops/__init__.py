@@ -104,7 +104,7 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
+    "average_pool", "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
     "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite",
     "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum",
     "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1",

@@ -34,6 +34,20 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if edge is None else node.tape.new(edge[2], grad.dtype) for edge in node.edges]
 
 
+def average_pool(x: Tensor, kernel: int) -> Tensor:
+    """The mean of squares of `kernel` by `kernel` of x [b, c, height, width]: keeps x."""
+    out = x.tape.new((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
+    node = record(x.tape, out, _average_backward, (x,), x.shape)
+    if node is not None:
+        node.save(x.storage)
+    return out
+
+
+def _average_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+
+
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Convolution of x [b, c, s] with weight [out, c / groups, width] and step one: [b, out, s + 2·padding - w + 1]."""
     return convolution(x, weight, bias, padding=padding)
