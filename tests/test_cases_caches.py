@@ -123,6 +123,13 @@ def test_layers_with_a_window_are_neither_left_out_nor_kept_in_full_everywhere()
 
 
 def test_only_layers_that_attend_have_a_cache() -> None:
+    """Of 64 layers every fourth attends (`full_attention_interval`), so 16 count, whatever the others are."""
+    qwen = {
+        "model_type": "qwen3_5_text", "num_hidden_layers": 64, "hidden_size": 512, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "full_attention_interval": 4, "intermediate_size": 1024,
+        "vocab_size": 1000,
+    }  # fmt: skip
+    assert cache(qwen, seq_len=262144, engine="vllm") == 16 * GIB
     assert cache(hybrid(64, 16, 4, 256), seq_len=262144, engine="vllm") == 16 * GIB
 
 
