@@ -106,17 +106,24 @@ class Ghosts:
     def _shared_deaths(self) -> Iterator[tuple[int, list[Allocation]]]:
         """For each backward span that stands for more than one block: what those blocks share and it released.
 
-        A mask or a rotary table of one kind of layer was made before the blocks. It dies once, with the last of them to
+        A mask or a rotary table of one kind of layer was made before the stack. It dies once, with the last of them to
         run backward, which is the one that was traced.
         """
-        first_block = min((start for start, _ in self._bounds), default=0)
-        made_before = [a for a in self.tape.allocations[:first_block] if not a.handed_over]
+        starts: dict[str, int] = {}
+        for region, (start, _) in zip(self.regions, self._bounds, strict=True):
+            starts.setdefault(_stack(region), start)
         for region in self.regions:
+            made_before = [a for a in self.tape.allocations[: starts[_stack(region)]] if not a.handed_over]
             for span in region.spans:
                 if span.phase == "backward" and copies(span) > 1:
                     shared = [a for a in made_before if span.start < a.dies <= span.end]
                     if shared:
                         yield id(span), shared
+
+
+def _stack(region: Region) -> str:
+    """The name of the stack that a region's spans belong to."""
+    return region.spans[0].block.stack  # type: ignore[union-attr]
 
 
 def _outlives(allocation: Allocation, span: Span) -> bool:

@@ -140,7 +140,7 @@ class GemmaSide(Module):
         tape = ids.tape
         inputs_embeds = self.embed_tokens(ids)
         position_ids = positions(tape, ids.shape[1])
-        seen = ops.to(ops.compare(ids), INT64) if cache is None else None
+        _seen = ops.to(ops.compare(ids), INT64) if cache is None else None
         states_mask = None
         if states is None:
             masks = {window: bidirectional_mask(inputs_embeds, True, window=window) for window in self.windows}
@@ -149,7 +149,8 @@ class GemmaSide(Module):
             masks = {window: causal_mask(inputs_embeds, cache is None, window, past=past) for window in self.windows}
             states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
         hidden = inputs_embeds
-        hidden = ops.scale(hidden)
+        normalizer = tape.new((), hidden.dtype)
+        hidden = ops.multiply(hidden, normalizer)
         hidden = ops.dropout(hidden, self.dropout)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
@@ -159,7 +160,6 @@ class GemmaSide(Module):
             else:
                 hidden = layer(hidden, rotation, mask, position_ids, cache, states, states_mask)
         hidden = self.norm(hidden)
-        del seen
         return ops.dropout(hidden, self.dropout)
 
 
