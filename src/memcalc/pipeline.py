@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from memcalc.assume import assumed, positions
+from memcalc.assume import assumed
 from memcalc.breakdown import BREAKDOWN
-from memcalc.capacity import capacity
 from memcalc.errors import TooLongError
-from memcalc.generation import generate
 from memcalc.model.counting import active_parameters
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
@@ -31,7 +29,6 @@ from memcalc.report import (
 )
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step, trace
-from memcalc.tables.engines import ENGINES
 from memcalc.tables.gpus import Gpu
 from memcalc.uncomputed import check_computed
 
@@ -85,9 +82,7 @@ def estimate(
             name=gpu.name, total_bytes=gpu.total_bytes, fits=outside.process <= _usable(setup, gpu),
             free_bytes=_usable(setup, gpu) - outside.process,
         ),
-        serving=_serving(spec, setup, gpu, step, outside.process)
-        if gpu is not None and isinstance(setup, InferenceSetup)
-        else None,
+        serving=_serving(spec, setup, gpu, step),
     )  # fmt: skip
 
 
@@ -96,44 +91,47 @@ def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:
     if isinstance(setup, TrainingSetup):
         check_computed(setup)
     try:
-        return trace(spec, setup) if isinstance(setup, TrainingSetup) else generate(spec, setup)
+        return _traced(spec, setup)
     except TooLongError as problem:
         later = setup.new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return trace(spec, shorter) if isinstance(shorter, TrainingSetup) else generate(spec, shorter)
+    return _traced(spec, shorter)
+
+
+def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:
+    if isinstance(setup, TrainingSetup):
+        return trace(spec, setup)
+    from memcalc.generation import generate  # training, the default, does not pay for importing it
+
+    return generate(spec, setup)
 
 
 def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
-    """Bytes of the GPU that the job may take: all, or the share that a serving engine is told to fill."""
+    """Bytes of the GPU that the job may take."""
     if isinstance(setup, TrainingSetup):
         return gpu.total_bytes
-    share = setup.utilization or ENGINES[setup.engine].utilization
-    return gpu.total_bytes if share is None else int(gpu.total_bytes * share)
+    from memcalc.serving import usable
+
+    return usable(setup, gpu)
 
 
-def _serving(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, needed: int) -> Serving:
-    """The most sequences at once and the longest context that the GPU has room for; the job itself takes `needed`."""
+def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
+    """What the GPU serves, where there is one and the job is inference."""
+    if gpu is None or isinstance(setup, TrainingSetup):
+        return None
+    from memcalc.serving import serving
 
-    def fits(candidate: InferenceSetup) -> bool:
-        try:
-            run = generate(spec, candidate)
-        except TooLongError:
-            return False
+    def process_of(run: Step, candidate: InferenceSetup) -> int:
         found, _ = Sweep(run.tape).peaks()
         peak = max(
             (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _standing(run, phase).values()))
             for phase in run.phases
         )
-        return Outside.of(run.input_bytes, candidate, gpu, peak).process <= _usable(candidate, gpu)
+        return Outside.of(run.input_bytes, candidate, gpu, peak).process
 
-    found = capacity(setup, step.seq_len, fits, positions(spec))
-    fills = ENGINES[setup.engine].utilization is not None
-    return Serving(
-        largest_batch=found.batch, longest_context=found.context,
-        occupied_bytes=_usable(setup, gpu) if fills else needed,
-    )  # fmt: skip
+    return serving(spec, setup, gpu, step, process_of)
 
 
 @lru_cache(maxsize=64)

@@ -1,0 +1,44 @@
+"""What a GPU can serve: how much of it an engine takes, and how many sequences or tokens that has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.assume import positions
+from memcalc.capacity import capacity
+from memcalc.errors import TooLongError
+from memcalc.generation import generate
+from memcalc.model.spec import ModelSpec
+from memcalc.report import Serving
+from memcalc.setup import InferenceSetup
+from memcalc.step import Step
+from memcalc.tables.engines import ENGINES
+from memcalc.tables.gpus import Gpu
+
+
+def usable(setup: InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take: all, or the share that a serving engine is told to fill."""
+    share = setup.utilization or ENGINES[setup.engine].utilization
+    return gpu.total_bytes if share is None else int(gpu.total_bytes * share)
+
+
+def serving(
+    spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, process_of: Callable[[Step, InferenceSetup], int]
+) -> Serving:
+    """The most sequences at once and the longest context that the GPU has room for.
+
+    `step` is the job itself, `process_of` says what a job's process takes.
+    """
+
+    def fits(candidate: InferenceSetup) -> bool:
+        try:
+            return process_of(generate(spec, candidate), candidate) <= usable(candidate, gpu)
+        except TooLongError:
+            return False
+
+    found = capacity(setup, step.seq_len, fits, positions(spec))
+    fills = ENGINES[setup.engine].utilization is not None
+    return Serving(
+        largest_batch=found.batch, longest_context=found.context,
+        occupied_bytes=usable(setup, gpu) if fills else process_of(step, setup),
+    )  # fmt: skip
