@@ -41,6 +41,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.grad_enabled = tape.training = False
     tape.expert_imbalance = setup.expert_imbalance
     tape.attention = kin.attention_used(engine.attention or setup.attention)
+    tape.beams = setup.num_beams
     tape.all_logits = setup.logits == "all"
     sequences = setup.batch * setup.num_beams
     notes = [*weights.notes, *notes, *_said(setup, engine)]
@@ -124,9 +125,10 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
 def _prefill(
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int, *, whole: bool
 ) -> None:
-    """Run the prompt. In chunks, only the last one counts: the cache is longest then. With `whole` it is never cut.
+    """Run the prompt. In chunks, only the last one counts: the cache is longest then.
 
-    A serving engine batches no more tokens than it has configured, so its sequences may be prefilled one after another.
+    With `whole` it is never cut: an encoder reads it, once for all beams. A serving engine batches no more tokens than
+    it has configured, so its sequences may be prefilled one after another.
     """
     assert tape.cache is not None
     chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
@@ -139,7 +141,7 @@ def _prefill(
         tape.cache.length = earlier
         tape.inputs.clear()
         tape.enter("prefill", None)
-    prompt = tape.untracked((sequences, chunk), INT64, OVERHEAD, "token ids")
+    prompt = tape.untracked((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(batch(prompt, None, setup))
     tape.cache.length = length
 

@@ -40,7 +40,7 @@ def wrap_right(labels: Tensor) -> Tensor:
 
 
 def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool], Tensor]) -> Tensor:
-    """What the encoder makes of the source; in generation it is kept, and made only once."""
+    """What the encoder makes of the source; generation makes it once, repeats it for every beam, and keeps it."""
     if cache is not None and cache.states is not None:
         return cache.states
     if cache is not None and type(cache) is not Cache:
@@ -51,6 +51,8 @@ def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool],
     tape.cache, kept = None, tape.cache  # attention of an encoder caches nothing
     states = encoder(batch.ids, batch.padding)
     tape.cache = kept
+    if tape.beams > 1:
+        states = ops.repeat_rows(states, tape.beams)
     if cache is not None and batch.labels is None:
         cache.states = states
     return states
@@ -64,7 +66,7 @@ def decoder_input(
         return shift(labels)
     if cache is not None and cache.past:
         return batch.ids
-    return batch.ids.tape.new((batch.ids.shape[0], 1), INT64)
+    return batch.ids.tape.new((batch.ids.shape[0] * batch.ids.tape.beams, 1), INT64)
 
 
 def decoder_cache(tape: Tape, *, in_training: bool) -> Cache | None:

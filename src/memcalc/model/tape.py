@@ -117,6 +117,8 @@ class Tape:
         """Keys, values and states that generation keeps; None in training."""
         self.causal = False
         """Whether attention without a mask is causal all the same: the kernels have a flag for it."""
+        self.beams = 1
+        """Sequences that generation decodes for each that an encoder reads."""
         self.all_logits = False
         """Whether generation computes the logits of every token, not of the last alone."""
         self.expert_imbalance = 1.0
