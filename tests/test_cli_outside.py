@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from cli_runs import refused, run
-from gguf_files import gguf, llama_gguf
 from weights import Tensors, layers, write, write_json
 
 from memcalc.report import Report
@@ -223,51 +222,8 @@ def test_quantized_weights_are_those_of_the_files(tmp_path: Path) -> None:
     assert "leave out --quantization" in refused(2, "from-file", path, "--mode", "inference", "--quantization", "nf4")
 
 
-def gguf_file(path: Path) -> str:
-    start, size = gguf(*llama_gguf())
-    with path.open("wb") as file:
-        file.write(start)
-        file.truncate(size)
-    return str(path)
-
-
-def test_a_gguf_file(tmp_path: Path) -> None:
-    path = gguf_file(tmp_path / "model-Q4_K_M.gguf")
-    found = answer(path, "--mode", "inference")
-    assert found["setup"]["engine"] == "llama.cpp"
-    assert assumes(found, "engine llama.cpp, as the weights are GGUF")
-    parts = {part["name"]: part["bytes"] for part in found["components"]["model_weights"]["parts"]}
-    matrices = 2 * (2 * 512 * 512 + 2 * 128 * 512 + 3 * 1024 * 512)
-    assert parts["Q4_K weights"] == (matrices + 512_000) // 256 * 144
-    assert parts["Q6_K weights"] == 512_000 // 256 * 210
-    assert found["model"]["parameters"]["total"] == matrices + 2 * 512_000 + 5 * 512
-    assert found["kv_cache_bytes"] == 2 * 2 * 2 * 64 * 256 * 2
-    assert assumes(found, "llama.cpp keeps the token embedding")
-    other = answer(path, "--mode", "inference", "--engine", "transformers")
-    assert weights(other) > weights(found)
-    assert assumes(other, "unpacks GGUF")
-    assert assumes(answer(path), "unpacked to fp32 for training")
-
-
 def test_reports_of_every_kind_keep_the_contract(tmp_path: Path) -> None:
     from pydantic import TypeAdapter
 
     for found in (answer(pipeline(tmp_path)), answer(folder(tmp_path / "m", WHOLE), "--mode", "inference")):
         TypeAdapter(Report).validate_python(found)
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda data: data[:200], "cut short"),
-        (lambda data: data[:-1], "past the file's end"),
-        (lambda data: data[:4] + b"\x63\0\0\0" + data[8:], "GGUF version 99"),
-        (lambda data: data[:8] + b"\xff" * 7 + b"\x0f" + data[16:], "tensors"),
-        (lambda data: b"GGML" + data[4:], "not a GGUF file"),
-    ],
-    ids=["in the header", "in the data", "version", "counts", "magic"],
-)
-def test_gguf_files_that_are_damaged(tmp_path: Path, damage: Any, says: str) -> None:
-    data = Path(gguf_file(tmp_path / "whole.gguf")).read_bytes()
-    (tmp_path / "model.gguf").write_bytes(damage(data))
-    assert says in refused(1, "from-file", str(tmp_path / "model.gguf"), "--mode", "inference")

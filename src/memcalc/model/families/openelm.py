@@ -44,9 +44,11 @@ def openelm(c: Config, architecture: str | None) -> Network:
         )
 
     act = c.text("activation_fn_name")
-    mlps: list[Callable[[], Module]] = [
-        partial(FusedGatedMLP, hidden, _width(c, multiplier), act) for multiplier in _per_layer(c, "ffn_multipliers")
-    ]
+    if c.has("intermediate_size"):  # as GGUF files have it
+        widths = [int(width) for width in _per_layer(c, "intermediate_size")]
+    else:
+        widths = [_width(c, multiplier) for multiplier in _per_layer(c, "ffn_multipliers")]
+    mlps: list[Callable[[], Module]] = [partial(FusedGatedMLP, hidden, width, act) for width in widths]
     return dense_decoder(c, architecture, attend=attend, mlp=mlps)
 
 
@@ -58,5 +60,6 @@ FAMILIES = {
     }, {
         "model_dim": "hidden_size", "num_transformer_layers": "num_hidden_layers",
         "max_context_length": "max_position_embeddings", "share_input_output_layers": "tie_word_embeddings",
+        "num_attention_heads": "num_query_heads", "num_key_value_heads": "num_kv_heads",
     }, verified="exact counts; tensors as Transformers' llama and phi3 keep them"),
 }  # fmt: skip
