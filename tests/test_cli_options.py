@@ -1,10 +1,11 @@
 """The options are the setup's fields: each by its name, in the help, with its default, and reaching the setup."""
 
+import json
 import re
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from cli_runs import run
+from cli_runs import refused, run
 
 from memcalc.cli.declared import SETUPS, Declared, build_setup, declared, read_value
 from memcalc.cli.program import COMMANDS
@@ -136,3 +137,11 @@ def test_completion(words: str, expected: set[str]) -> None:
     env = {"_MEMCALC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     result = run(env=env, prog_name="memcalc")
     assert set(result.stdout.split()) == expected
+
+
+def test_precision_is_the_dtype_of_inference() -> None:
+    shown = ("estimate", "--params", "1B", "--mode", "inference", "--json")
+    assert json.loads(run(*shown, "--precision", "fp32").stdout)["setup"]["dtype"] == "fp32"
+    assert json.loads(run(*shown, "--precision", "fp16", "--dtype", "fp16").stdout)["setup"]["dtype"] == "fp16"
+    assert "--dtype cannot be 'mixed-bf16'" in refused(2, *shown, "--precision", "mixed-bf16")
+    assert "say the same" in refused(2, *shown, "--precision", "fp16", "--dtype", "fp32")

@@ -101,22 +101,30 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     return text
 
 
+SAME = {("inference", "precision"): "dtype"}
+"""In a mode, an option of the other one that can only mean the option named."""
+
+
 def build_setup(mode: str, given: Mapping[str, Any]) -> TrainingSetup | InferenceSetup:
     """The setup of `mode` from the options that the user gave (None: not given), checked.
 
     Raises:
         UsageError: an option of the other mode, a value that cannot be read, or values that contradict each other.
     """
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in given.items():
         if value is None:
             continue
-        option = declared()[name]
+        option = declared()[SAME.get((mode, name), name)]
         if mode not in option.modes:
             raise UsageError(
                 f"{option.option} belongs to --mode {option.modes[0]}, not to {mode}: leave it out, or change --mode."
             )
-        values[name] = option.read(value)
+        read = option.read(value)
+        if values.setdefault(option.name, read) != read:
+            same = {option.name, *(other for (_, other), meant in SAME.items() if meant == option.name)}
+            twice = " and ".join(sorted(map(option_name, same)))
+            raise UsageError(f"{twice} say the same in --mode {mode}: give one of them.")
     return SETUPS[mode](**values)
 
 
