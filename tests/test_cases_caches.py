@@ -160,6 +160,14 @@ def test_bytes_per_token(config: dict[str, Any], per_token: int) -> None:
     assert cache(config, seq_len=1024) == 1024 * per_token
 
 
+def test_heads_that_the_library_repeats_are_kept_once_by_engines() -> None:
+    """An old config of the 40B: 128 query heads over 8. Transformers caches all 128."""
+    config = {"model_type": "RefinedWeb", "hidden_size": 8192, "n_head": 128, "n_head_kv": 8, "n_layer": 60}
+    assert report(config).model.parameters.total == 41_303_293_952
+    assert cache(config, seq_len=1024, engine="vllm") == 1024 * 60 * 2 * 8 * 64 * 2
+    assert cache(config, seq_len=1024) == 16 * cache(config, seq_len=1024, engine="vllm")
+
+
 WINDOWS: list[tuple[dict[str, Any], int, int]] = [
     ({"model_type": "qwen2", "num_hidden_layers": 28, "sliding_window": 4096, "use_sliding_window": False,
       "max_window_layers": 28}, 28, 0),

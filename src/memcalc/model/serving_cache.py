@@ -47,7 +47,7 @@ class PooledCache(Cache):
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Attention sees the new tokens in prefill, and all of the pool's in decode; all of a static cache always."""
         new = key.shape[-2]
-        per_token = sum(prod(tensor.shape) // (tensor.shape[0] * tensor.shape[-2]) for tensor in (key, value))
+        per_token = sum(self._heads(layer, tensor) * tensor.shape[-1] for tensor in (key, value))
         fixed = new if id(layer) in self._fixed else None
         self.widths[id(layer)] = LayerWidth(per_token, key.dtype.itemsize, window, fixed)
         if fixed is not None:
@@ -63,6 +63,11 @@ class PooledCache(Cache):
         if not seen:
             return key, value
         return _pooled(key, seen), _pooled(value, seen)
+
+    def _heads(self, layer: object, tensor: Tensor) -> int:
+        """Heads of keys or values that are kept: an engine keeps one that the library repeats (Falcon's) only once."""
+        heads = tensor.shape[1]
+        return min(heads, getattr(layer, "kv_heads", heads)) if self.absorbs else heads
 
     def _roll(self, key: Tensor, size: int) -> None:
         """A window that is full is moved by one token, in copies of keys and values."""

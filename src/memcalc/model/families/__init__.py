@@ -83,7 +83,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "neox": ("gpt_neox", "persimmon", "phi", "phi-msft"),
     "opt": ("opt",),
     "bloom": ("bloom",),
-    "falcon": ("falcon",),
+    "falcon": ("falcon", "RefinedWeb", "RefinedWebModel"),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),

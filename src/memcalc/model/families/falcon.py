@@ -228,14 +228,23 @@ def falcon(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "falcon": Family("falcon", falcon, {
-        "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
-        "hidden_dropout": 0.0, "attention_dropout": 0.0, "alibi": False, "new_decoder_architecture": False,
-        "multi_query": True, "parallel_attn": True, "bias": False, "max_position_embeddings": 2048,
-        "activation": "gelu", "tie_word_embeddings": True,
-    }, {
-        "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
-        "n_head_kv": "num_kv_heads",
-    }, verified="measured rows, exact counts"),
+_DEFAULTS = {
+    "vocab_size": 65024, "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+    "hidden_dropout": 0.0, "attention_dropout": 0.0, "alibi": False, "new_decoder_architecture": False,
+    "multi_query": True, "parallel_attn": True, "bias": False, "max_position_embeddings": 2048,
+    "activation": "gelu", "tie_word_embeddings": True,
 }  # fmt: skip
+_ALIASES = {
+    "n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads",
+    "n_head_kv": "num_kv_heads",
+}  # fmt: skip
+_ROWS = "measured rows, exact counts"
+_BEFORE = "exact counts; tensors as Transformers' falcon keeps them"
+FAMILIES = {
+    "falcon": Family("falcon", falcon, _DEFAULTS, _ALIASES, verified=_ROWS),
+    # what the repositories said before Falcon was part of Transformers: the 40B, and the 7B
+    "RefinedWeb": Family(
+        "RefinedWeb", falcon, {**_DEFAULTS, "new_decoder_architecture": True}, _ALIASES, verified=_BEFORE
+    ),
+    "RefinedWebModel": Family("RefinedWebModel", falcon, _DEFAULTS, _ALIASES, verified=_BEFORE),
+}
