@@ -76,6 +76,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "gptj": ("codegen", "gptj"),
     "mpt": ("mpt",),
     "xglm": ("biogpt", "xglm"),
+    "xlnet": ("xlnet",),
     "t5": ("t5", "mt5", "umt5"),
     "t5gemma": ("t5gemma",),
     "bart": ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),

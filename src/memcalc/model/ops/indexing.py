@@ -48,9 +48,9 @@ def sort(ids: Tensor) -> tuple[Tensor, Tensor]:
     return like(ids.detach()), like(ids.detach())
 
 
-def take(x: Tensor, indices: Tensor) -> Tensor:
-    """x[indices]: rows of x, a copy; keeps the indices."""
-    out = x.tape.new((*indices.shape, *x.shape[1:]), x.dtype)
+def take(x: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
+    """x[indices], or the same along `dim`: a copy; keeps the indices."""
+    out = x.tape.new((*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :]), x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
         node.save(indices.storage)
