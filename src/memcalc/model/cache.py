@@ -127,6 +127,14 @@ class Cache:
             slots[name] = _named(like.tape.new(shape, dtype), name)
         return slots[name]
 
+    def keep_state(self, layer: object, name: str, state: Tensor) -> None:
+        """Keep this tensor itself as a state of `layer`, in place of what was kept."""
+        self._states.setdefault(id(layer), {})[name] = _named(state, name)
+
+    def kept_state(self, layer: object, name: str) -> Tensor:
+        """A state of `layer` that is there."""
+        return self._states[id(layer)][name]
+
     def has_state(self, layer: object, name: str) -> bool:
         """Whether this state of `layer` was made already: whether a token was seen before."""
         return name in self._states.get(id(layer), {})

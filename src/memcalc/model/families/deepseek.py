@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from memcalc.errors import ConfigError
 from memcalc.model.config import Config
-from memcalc.model.decoders import dense_decoder, gated_mlp
+from memcalc.model.decoders import by_type, dense_decoder, gated_mlp
 from memcalc.model.families import Family
+from memcalc.model.families.llama_kin import pattern_length
 from memcalc.model.module import Module
 from memcalc.model.network import Network
 from memcalc.model.sublayers.attention import HeadNorm
@@ -99,11 +101,33 @@ def dots1(c: Config, architecture: str | None) -> Network:
     return dense_decoder(c, architecture, windows=windows, mlp=_mlps(c, shared_and_routed), attention=attention)
 
 
+def solar_open(c: Config, architecture: str | None) -> Network:
+    """Solar Open: DeepSeek's experts in every layer, behind Llama's attention."""
+    attention = {"bias": c.flag("attention_bias")}
+    return dense_decoder(c, architecture, mlp=partial(shared_and_routed, c), attention=attention)
+
+
+def exaone_moe(c: Config, architecture: str | None) -> Network:
+    """K-EXAONE: DeepSeek's experts behind EXAONE 4's attention, with norms before the sublayers."""
+    slides = c.has("sliding_window")
+    windows = by_type(c, pattern_length(c) if slides else 1)
+    return dense_decoder(
+        c, architecture, windows=windows, turned=[window is not None or not slides for window in windows],
+        attention={"head_norm": HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed")},
+        mlp=_mlps(c, shared_and_routed),
+    )  # fmt: skip
+
+
 def _mlps(c: Config, mixture: Callable[[Config], Module]) -> list[Callable[[], Module]]:
-    """A dense MLP in the first layers, shared and routed experts in the others."""
-    dense, mlp = c.integer("first_k_dense_replace", minimum=0), gated_mlp(c)
+    """A dense MLP in the first layers, shared and routed experts in the others, or as `mlp_layer_types` says."""
+    mlp, depth, given = gated_mlp(c), c.integer("num_hidden_layers"), c.items("mlp_layer_types")
+    if given is None:
+        dense = c.integer("first_k_dense_replace", minimum=0)
+        given = ["dense" if layer < dense else "sparse" for layer in range(depth)]
+    if len(given) != depth:
+        raise ConfigError(f"{c.where} has {len(given)} 'mlp_layer_types' for {depth} layers; they must agree.")
     experts = partial(mixture, c)
-    return [mlp if layer < dense else experts for layer in range(c.integer("num_hidden_layers"))]
+    return [experts if kind == "sparse" else mlp for kind in given]
 
 
 _ALIASES = {"num_local_experts": "n_routed_experts"}
@@ -126,6 +150,25 @@ FAMILIES = {
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "hidden_act": "silu",
         "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
     }, {"num_experts": "n_routed_experts"}, verified=_ROWS),
+    "glm4_moe_lite": Family("glm4_moe_lite", deepseek_v3, {
+        **_V3, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47, "num_attention_heads": 20, "n_routed_experts": 64, "num_experts_per_tok": 4,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+    }, _ALIASES, verified="measured rows"),
+    "solar_open": Family("solar_open", solar_open, {
+        "vocab_size": 196608, "hidden_size": 4096, "moe_intermediate_size": 1280, "num_hidden_layers": 48,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
+        "n_shared_experts": 1, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": True, "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
+    }, _ALIASES, verified="measured rows"),
+    "exaone_moe": Family("exaone_moe", exaone_moe, {
+        "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "attention_dropout": 0.0,
+        "sliding_window": 4096, "sliding_window_pattern": 4, "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1024, "n_routed_experts": 64, "num_experts_per_tok": 8, "n_shared_experts": 1,
+        "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "pad_token_id": 0, "tie_word_embeddings": False,
+    }, {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}, verified="measured rows"),
     "glm4_moe": Family("glm4_moe", glm4_moe, {
         "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
         "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "n_shared_experts": 1,

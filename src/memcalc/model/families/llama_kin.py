@@ -67,7 +67,7 @@ def helium(c: Config, architecture: str | None) -> Network:
     )  # fmt: skip
 
 
-def _pattern_length(c: Config) -> int:
+def pattern_length(c: Config) -> int:
     """`sliding_window_pattern`: a number, or as many letters ("LLLG"); not looked at where `layer_types` is given."""
     pattern = c.get("sliding_window_pattern")
     return max(len(pattern), 1) if isinstance(pattern, str) else c.integer("sliding_window_pattern")
@@ -76,7 +76,7 @@ def _pattern_length(c: Config) -> int:
 def exaone4(c: Config, architecture: str | None) -> Network:
     """EXAONE 4: norms behind the sublayers and on query and key; with a window, only its layers are rotated."""
     slides = c.has("sliding_window")
-    windows = by_type(c, _pattern_length(c) if slides else 1)
+    windows = by_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(
         c, architecture,
         windows=windows,

@@ -25,15 +25,20 @@ def _experts(c: Config, width: str, count: str) -> Experts:
     return Experts(c.integer("hidden_size"), c.integer(width), c.integer(count), per_token, gate)
 
 
-def mixtral(c: Config, architecture: str | None) -> Network:
-    """Mixtral 8x7B and 8x22B."""
+def mixtral_mixture(c: Config) -> Callable[[], Module]:
+    """What makes Mixtral's mixture of experts."""
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
         gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, cast="not")
         return MixtureOfExperts(gate, experts)
 
-    return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixture)
+    return mixture
+
+
+def mixtral(c: Config, architecture: str | None) -> Network:
+    """Mixtral."""
+    return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixtral_mixture(c))
 
 
 def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:

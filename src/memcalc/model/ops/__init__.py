@@ -38,17 +38,21 @@ from memcalc.model.ops.elementwise import (
     to,
     where,
 )
-from memcalc.model.ops.function import function
+from memcalc.model.ops.function import function, routed_multiplier
+from memcalc.model.ops.fused_kernels import fused_gate, fused_rms_norm, fused_rotary
 from memcalc.model.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy
 from memcalc.model.ops.indexing import (
     gather,
     masked_scatter,
+    put_where_,
     max_over,
     repeat_rows,
+    scatter,
     scatter_,
     sort,
     take,
     take_one,
+    take_where,
     topk,
 )
 from memcalc.model.ops.inplace import copy_into, divide_, scale_
@@ -104,16 +108,17 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "average_pool", "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
+    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
     "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite",
     "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum",
     "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1",
-    "function", "fused_linear_cross_entropy", "gather", "gelu", "grouped_mm", "layer_norm", "like", "linear", "log",
-    "log_softmax", "logsumexp", "lower", "masked_fill", "masked_fill_", "masked_scatter", "matmul", "max_over",
-    "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick",
-    "polar", "power", "relu", "repeat", "repeat_rows", "reshape", "rms_norm_fused", "rsqrt", "scale", "scale_",
-    "scaled_dot_product_attention", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus",
-    "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take",
-    "take_one", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "vector_norm", "view",
-    "weight_times", "where",
+    "function", "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather", "gelu",
+    "grouped_mm", "layer_norm", "like", "linear", "log", "log_softmax", "logsumexp", "lower", "masked_fill",
+    "masked_fill_", "masked_scatter", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply",
+    "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar", "put_where_", "power", "relu", "repeat", "repeat_rows",
+    "reshape", "rms_norm_fused", "routed_multiplier", "rsqrt", "scale", "scale_", "scaled_dot_product_attention",
+    "scatter", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "solve_triangular",
+    "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one", "take_where", "tanh",
+    "to", "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "vector_norm", "view", "weight_times",
+    "where",
 ]  # fmt: skip

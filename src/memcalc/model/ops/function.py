@@ -25,3 +25,28 @@ def function(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[
 def _function_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.context(grad, grad.detach())]  # x has the gradient's shape and dtype
+
+
+def routed_multiplier(scores: Tensor, multiplier: Tensor, chosen: Tensor, gates: Tensor) -> Tensor:
+    """The multiplier [n, 1] times a factor (PhiMoE): keeps the multiplier, the experts `chosen` and the gates.
+
+    Its gradient goes to `scores` [n, experts] alone.
+    """
+    tape = scores.tape
+    out = tape.new(multiplier.shape, multiplier.dtype)
+    node = record(tape, out, _routed_backward, (scores, multiplier, gates), gates.shape)
+    if node is not None:
+        for kept in (multiplier, chosen, gates):
+            node.save(kept.storage)
+    return out
+
+
+def _routed_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None, None]
+    scaled = node.tape.new(grad.shape, grad.dtype)
+    negated = node.tape.new(grad.shape, grad.dtype)
+    out = node.tape.new(node.context, grad.dtype)
+    del scaled, negated
+    return [out, None, None]

@@ -77,6 +77,15 @@ def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     return out
 
 
+def scatter(base: Tensor, indices: Tensor) -> Tensor:
+    """`base` with a number put at `indices`, a copy: keeps the indices."""
+    out = like(base)
+    node = record(base.tape, out, _taken_back, (base,), base.shape)
+    if node is not None:
+        node.save(indices.storage)
+    return out
+
+
 def _taken_back(node: Node, grads: Grads) -> list[Tensor | None]:
     grad = grads[0]
     return [None if grad is None else node.tape.new(node.context, grad.dtype)]
@@ -105,6 +114,41 @@ def _masked_scatter_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     first = like(grad) if node.needs(0) else None
     second = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
     return [first, second]
+
+
+def take_where(x: Tensor, mask: Tensor, count: int) -> Tensor:
+    """The `count` rows of x [b, s, h] where mask [b, s] holds, a copy: keeps the mask."""
+    where = _found(mask, count)
+    out = x.tape.new((count, x.shape[-1]), x.dtype)
+    del where
+    node = record(x.tape, out, _scattered, (x,), x.shape)
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def put_where_(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """x [b, s, h] with `rows` put in place where mask [b, s] holds: keeps the mask."""
+    where = _found(mask, rows.shape[0])
+    out = Tensor(x.shape, x.stride, x.dtype, x.storage)
+    del where
+    node = record(x.tape, out, _put_backward, (x, rows), rows.shape)
+    if node is not None:
+        node.save(mask.storage)
+    return out
+
+
+def _found(mask: Tensor, count: int) -> Tensor:
+    """The places where a mask holds."""
+    return mask.tape.new((count, len(mask.shape)), INT64)
+
+
+def _put_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    rows = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
+    return [like(grad) if node.needs(0) else None, rows]
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class Experts(ExpertWeights):
 
 
 class MixtureOfExperts(Module):
-    """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate`.
+    """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate` if there is one.
 
     `gate_first` says which of router and experts is registered first; with `weights_too`, the experts' weights are
     returned beside the output (gpt-oss).
@@ -124,8 +124,9 @@ class MixtureOfExperts(Module):
         shared = None if self.shared_expert is None else self.shared_expert(flat)
         _logits, weights, indices = self.gate(flat)
         out = self.experts(flat, weights, indices)
-        if shared is not None and self.shared_expert_gate is not None:
-            shared = ops.multiply(ops.sigmoid(self.shared_expert_gate(flat)), shared)
+        if shared is not None:
+            if self.shared_expert_gate is not None:
+                shared = ops.multiply(ops.sigmoid(self.shared_expert_gate(flat)), shared)
             out = ops.add(out, shared)
         out = ops.reshape(out, *hidden.shape)
         return (out, weights) if self.weights_too else out

@@ -19,14 +19,15 @@ Routing = tuple[Tensor, Tensor, Tensor]
 class TopKRouter(Module):
     """Softmax in fp32 over all experts, then the best `per_token` (Mixtral, Qwen).
 
-    `normalise`: their weights are made to sum to one, in place; `cast`: they go to the dtype of logits or hidden.
+    `normalise`: their weights are made to sum to one, in place; `cast`: they go to the dtype of logits or hidden. With
+    `fp32` the router itself is in fp32 (Hunyuan).
     """
 
     def __init__(
         self, hidden: int, count: int, per_token: int, *,
-        normalise: bool = True, cast: Literal["logits", "hidden", "not"] = "logits",
+        normalise: bool = True, cast: Literal["logits", "hidden", "not"] = "logits", fp32: bool = False,
     ) -> None:  # fmt: skip
-        self.weight = Parameter(count, hidden, group="experts")
+        self.weight = Parameter(count, hidden, dtype=FP32 if fp32 else None, group="experts")
         self.per_token = per_token
         self.normalise = normalise
         self.cast = cast
@@ -34,6 +35,8 @@ class TopKRouter(Module):
     def forward(self, hidden: Tensor) -> Routing:
         """Tokens [n, h] to their routing."""
         hidden = ops.reshape(hidden, -1, hidden.shape[-1])
+        if self.weight.dtype is FP32:
+            hidden = ops.to(hidden, FP32)
         logits = ops.linear(hidden, self.weight)
         probs = ops.softmax(ops.to(logits, FP32)) if self.cast == "not" else ops.softmax(logits, FP32)
         weights, indices = ops.topk(probs, self.per_token)
@@ -118,6 +121,41 @@ class SigmoidRouter(Module):
         if self.normalise:
             weights = ops.divide(weights, ops.shift(ops.sum_over(weights, keepdim=True)))
         weights = ops.scale(weights)
+        return logits, weights, indices
+
+
+class CorrectedRouter(Module):
+    """Scores plus a correction choose the experts; their own scores become the weights, and sum to one.
+
+    MiniMax M2: sigmoid scores in fp32, and weights normalised in place. With `softmax` (ERNIE 4.5): router, correction
+    and scores in fp32 even under autocast, and weights cast to the dtype of the hidden states.
+    """
+
+    def __init__(self, hidden: int, count: int, per_token: int, *, softmax: bool) -> None:
+        self.weight = Parameter(count, hidden, dtype=FP32 if softmax else None, group="experts")
+        self.correction: Tensor = Parameter(1, count, dtype=FP32, group="experts") if softmax else Buffer(count)
+        if isinstance(self.correction, Parameter):
+            self.correction.trainable = False
+        self.per_token = per_token
+        self.softmax = softmax
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        hidden = ops.reshape(hidden, -1, hidden.shape[-1])
+        if not self.softmax:
+            logits = ops.linear(hidden, self.weight)
+            weights = ops.sigmoid(ops.to(logits, FP32))
+            choice = ops.add(weights, self.correction)
+            _values, indices = ops.topk(choice, self.per_token)
+            weights = ops.gather(weights, indices)
+            return logits, ops.divide_(weights, ops.sum_over(weights, keepdim=True)), indices
+        with hidden.tape.autocasting(None):
+            logits = ops.linear(ops.to(hidden, FP32), self.weight)
+            weights = ops.softmax(logits, FP32)
+            _values, indices = ops.topk(ops.add(weights, ops.select(self.correction, 0)), self.per_token)
+            weights = ops.gather(weights, indices)
+            weights = ops.divide(weights, ops.clamp(ops.sum_over(weights, keepdim=True), 1))
+        weights = ops.to(weights, hidden.dtype)
         return logits, weights, indices
 
 
