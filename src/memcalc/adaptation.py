@@ -8,8 +8,10 @@ from memcalc.errors import UsageError
 from memcalc.model.adapters.injection import Lora, add_lora
 from memcalc.model.adapters.sites import input_embeddings, sites
 from memcalc.model.freezing import freeze, train_only
+from memcalc.model.language_losses import LanguageLoss
+from memcalc.model.liger import use_liger
 from memcalc.model.module import Buffer, Stack
-from memcalc.model.network import Network
+from memcalc.model.network import CausalLM, Network
 from memcalc.model.quantization import find_quantization, skipped_modules
 from memcalc.model.quantized import Packed, QuantizedExperts, quantize
 from memcalc.model.spec import ModelSpec
@@ -30,6 +32,9 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
             embedding.output_needs_gradient = (
                 True  # Transformers makes it so, that frozen blocks still pass gradients on
             )
+    if setup.kernels == "liger":
+        use_liger(network, spec.model_type)
+    _shape_loss(network, setup)
     form, notes = _base_format(spec, setup)
     if form is not None:
         _quantize(network, form, spec, setup)
@@ -40,6 +45,20 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     if setup.freeze is not None:
         freeze(network, setup.freeze)
     return notes
+
+
+def _shape_loss(network: Network, setup: TrainingSetup) -> None:
+    """Let the language model compute its loss as the setup says."""
+    loss = LanguageLoss(setup.loss, setup.loss_chunks, setup.logits_to_keep, setup.label_smoothing > 0, setup.z_loss)
+    if loss == LanguageLoss(chunks=setup.loss_chunks):
+        return
+    models = [module for _, module in network.modules() if isinstance(module, CausalLM)]
+    if not models:
+        raise UsageError(
+            "--loss, --logits-to-keep, --label-smoothing and --z-loss shape the loss of a decoder with a "
+            "language-model head, which this model is not; leave them out."
+        )
+    models[0].loss = loss
 
 
 def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[str]]:

@@ -27,10 +27,14 @@ class Node:
     """One operation in the graph.
 
     `edges` are the inputs that autograd knows: (node that made it, output slot, shape, dtype), or None for an input
-    that needs no gradient. `saved` holds storages, or slots of a checkpoint frame in their place.
+    that needs no gradient. `saved` holds storages, or slots of a checkpoint frame in their place; `unpacked` is what is
+    saved while backward runs.
     """
 
-    __slots__ = ("backward", "block", "context", "edges", "pending", "received", "saved", "scope", "sequence", "tape")
+    __slots__ = (
+        "backward", "block", "context", "edges", "pending", "received", "saved", "scope", "sequence", "tape",
+        "unpacked",
+    )  # fmt: skip
 
     def __init__(self, tape: Tape, backward: Backward, inputs: Sequence[Tensor | None], context: Any) -> None:
         self.tape = tape
@@ -40,6 +44,7 @@ class Node:
             None if x is None or x.node is None else (x.node, x.slot, x.shape, x.dtype) for x in inputs
         ]
         self.saved: list[Storage | CheckpointSlot] = []
+        self.unpacked: list[Storage] = []
         self.sequence = tape.sequence
         tape.sequence += 1
         self.block: TracedBlock | None = tape.block

@@ -58,7 +58,7 @@ def _count_dependencies(root: Node) -> None:
 def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
     """Compute one node; its saved tensors and incoming gradients are released before the results are handed on."""
     received, node.received = node.received, None
-    saved = unpack(node)
+    node.unpacked = saved = unpack(node)
     outputs = node.backward(node, received or [None])
     saved.clear()
     delivered: list[tuple[Node, int, Tensor | None]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memcalc.errors import ConfigError, UsageError
@@ -36,9 +36,13 @@ class Eye(Module):
         """How many tokens an image of `size` pixels becomes (None: of the size that the config says)."""
         raise NotImplementedError
 
-    def forward(self, pixels: Tensor) -> Sight:
-        """Pixels to features."""
-        raise NotImplementedError
+    def image_side(self, size: int | None) -> int:
+        """Height of an image in pixels, where one of `size` was asked for."""
+        return size or int(str(self.config.get("image_size")))
+
+    def look(self, batch: Batch) -> Sight:
+        """What it makes of the images of a batch."""
+        return self(batch.pixels(self.config, batch.images))  # type: ignore[no-any-return]
 
 
 class Language(NamedTuple):
@@ -54,14 +58,18 @@ class VisionLanguage(Network):
     """A decoder and an eye. Images stand among the tokens of a sequence, each as many tokens as it has features.
 
     With `mutual`, the tokens of an image see each other, whichever comes first, so that a mask is always made. With
-    `own_cache`, the decoder does not ask the whole model whether to cache: it does so in training too.
+    `own_cache`, the decoder does not ask the whole model whether to cache: it does so in training too. A model that
+    reads `videos` looks for their tokens too, even where there are none.
     """
 
-    def __init__(self, eye: Eye, text: Language, *, mutual: bool = False, own_cache: bool = False) -> None:
+    def __init__(
+        self, eye: Eye, text: Language, *, mutual: bool = False, own_cache: bool = False, videos: bool = False
+    ) -> None:
         self.visual = eye
         self.text = text.model
         self.attention_of = text.kin.attention_used
         self.mutual = mutual
+        self.videos = videos
         self.caches = own_cache and text.caches
 
     def image_tokens(self, images: int, size: int | None) -> int:
@@ -77,20 +85,22 @@ class VisionLanguage(Network):
         ids, tape = batch.ids, batch.ids.tape
         inputs_embeds = self.text.model.embed_tokens(ids)
         outputs: Sight | None = None
+        guide: dict[str, Any] = {}
         if batch.images and (tape.cache is None or tape.cache.length == 0):
             outputs = self._look(batch)
             features = outputs.features
             if not isinstance(features, Tensor):
                 features = ops.cat(features, 0)
             features = ops.to(features, inputs_embeds.dtype)
-            mask = place_of_images(ids)
+            mask, *_others = places(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
+            guide = self._guide(ids, outputs, mask)
         groups = tape.new(ids.shape, INT64) if self.mutual else None
         outer = tape.cache
         made = Cache() if outer is None and self.caches and not tape.checkpointing else None
         tape.cache = outer or made
         with tape.attending(self.attention_of(tape.attention)):
-            hidden = self.text.model(ids, batch.padding or self.mutual, embeds=inputs_embeds)
+            hidden = self.text.model(ids, batch.padding or self.mutual, embeds=inputs_embeds, **guide)
         tape.cache = outer
         del groups
         return hidden, (outputs, made)
@@ -103,29 +113,42 @@ class VisionLanguage(Network):
                 f"--images {batch.images} takes {taken} tokens of each sequence, but {batch.ids.shape[1]} are read at "
                 f"once; give --seq-len {taken} or more, or fewer images."
             )
-        sight: Sight = self.visual(batch.pixels(self.visual.config, batch.images))
-        return sight
+        return self.visual.look(batch)
+
+    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+        """What else the decoder gets to know of the images, whose places in `ids` are `mask` [b, s, 1]."""
+        return {}
 
 
-def place_of_images(ids: Tensor) -> Tensor:
-    """Where ids [b, s] are image tokens: [b, s, 1]."""
-    mask = ops.compare(ids)
-    counted = ids.tape.new((), INT64)
-    del counted
-    return ops.unsqueeze(mask, -1)
+def places(ids: Tensor, kinds: int) -> list[Tensor]:
+    """Where ids [b, s] are tokens of an image, or of several `kinds` of picture: [b, s, 1] each."""
+    masks = [ops.compare(ids) for _ in range(kinds)]
+    for _ in masks:
+        ids.tape.new((), INT64)  # how many, to compare with those there are
+    return [ops.unsqueeze(mask, -1) for mask in masks]
 
 
-def language_model(c: Config, default: str, *, tied: bool, bends: bool = False) -> Language:
+def language_model(
+    c: Config, default: str | Family, *, tied: bool, bends: bool = False, flat: bool = False,
+    given: Mapping[str, object] | None = None,
+) -> Language:  # fmt: skip
     """The decoder of `text_config`; `tied` says whether its head, the whole model's, shares the embedding's table.
 
-    The whole model does not do to the logits what the decoder would do alone, unless it `bends` them.
+    `default` is its model type where it has none, or the one family that it may be of. The whole model does not do to
+    the logits what the decoder would do alone, unless it `bends` them. With `flat`, older files have its keys among the
+    model's own. `given` is what the decoder has to know besides.
     """
     section = c.section("text_config")
-    kin = family(str(section.get("model_type", default)))
-    values = {**section, "tie_word_embeddings": tied}
-    text = kin.build(Config(values, kin.defaults, kin.aliases, f"{c.where}'s 'text_config'"), None)
+    where = f"{c.where}'s 'text_config'"
+    if flat and not section:
+        section, where = c.values, c.where
+    kin = default if isinstance(default, Family) else family(str(section.get("model_type", default)))
+    values = {**section, **(given or {}), "tie_word_embeddings": tied}
+    config = Config(values, kin.defaults, kin.aliases, where)
+    text = kin.build(config, None)
+    c.asked |= config.asked
     if not isinstance(text, CausalLM):
-        raise ConfigError(f"{c.where} has a 'text_config' of {kin.model_type!r}, which is no decoder; correct it.")
+        raise ConfigError(f"{where} has the model_type {kin.model_type!r}, which is no decoder; correct it.")
     if not bends:
         text.bend = ()
     return Language(text, kin, section.get("use_cache") is not False)
@@ -165,5 +188,5 @@ def pieces(features: Tensor) -> list[Tensor]:
 
 __all__ = [
     "Eye", "Language", "Seen", "Sight", "VisionLanguage", "check_size", "chosen", "language_model", "pieces",
-    "place_of_images", "tied_anywhere",
+    "places", "tied_anywhere",
 ]  # fmt: skip

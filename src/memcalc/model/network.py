@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from memcalc.model import ops
 from memcalc.model.config import Config
+from memcalc.model.language_losses import LanguageLoss
 from memcalc.model.module import Module, Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import causal_lm_loss
@@ -118,8 +119,15 @@ class DecoderModel(Module):
         self.rebinds = rebinds
         self.chunked = chunked
 
-    def forward(self, ids: Tensor, padding: bool, embeds: Tensor | None = None) -> Tensor:
-        """Ids [b, s] to hidden states [b, s, h]. Embeddings that are there already (images among them) are taken."""
+    def forward(
+        self, ids: Tensor, padding: bool, embeds: Tensor | None = None, position_ids: Tensor | None = None,
+        between: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Ids [b, s] to hidden states [b, s, h].
+
+        Embeddings that are there already (images among them) are taken, and positions that are not simply the tokens'.
+        `between` is what is done to the states behind each block.
+        """
         inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         del embeds
         if self.scaled:
@@ -129,7 +137,8 @@ class DecoderModel(Module):
                 attention, window = _mixer(block)
                 if window != RECURRENT:
                     ids.tape.cache.announce(attention, window, block.copies, inputs_embeds)
-        position_ids = None if self.positions == "none" else positions(ids.tape, ids.shape[1])
+        if position_ids is None and self.positions != "none":
+            position_ids = positions(ids.tape, ids.shape[1])
         masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
         hidden = ops.dropout(inputs_embeds, self.dropout)
         if self.rebinds:
@@ -145,6 +154,8 @@ class DecoderModel(Module):
             out = layer(hidden, rotation=turn, mask=mask, position_ids=passed)
             hidden, _weights = out if isinstance(out, tuple) else (out, None)
             del out
+            if between is not None:
+                hidden = between(layer.traced.position, hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]
 
     def _mask(self, ids: Tensor, hidden: Tensor, padding: bool, window: int | None) -> Tensor | None:
@@ -168,8 +179,10 @@ class CausalLM(Network):
     """A decoder with a language-model head. `tied_to` is the embedding whose table the head shares, if it does.
 
     `bend` is what is done to the logits one after another before the loss: scaling, soft capping. With `cast`, hidden
-    states go to the head in the dtype of its weight (Mamba).
+    states go to the head in the dtype of its weight (Mamba). `loss` is None where it is Transformers' own.
     """
+
+    loss: LanguageLoss | None = None
 
     def __init__(
         self, model: Module, hidden: int, vocab: int, *,
@@ -193,8 +206,15 @@ class CausalLM(Network):
         if tape.cache is not None and not tape.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
-            logits = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
-            for function in self.bend:
-                logits = function(logits)
-            loss = None if batch.labels is None else causal_lm_loss(logits, batch.labels)
-        return Outputs(loss, (logits, *kept))
+            if self.loss is not None and batch.labels is not None:
+                loss, held = self.loss(self.lm_head, self.logits, hidden, batch.labels)
+                return Outputs(loss, (*held, *kept))
+            logits = self.logits(hidden)
+            return Outputs(None if batch.labels is None else causal_lm_loss(logits, batch.labels), (logits, *kept))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [b, s, V] of hidden states [b, s, h]."""
+        logits: Tensor = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
+        for function in self.bend:
+            logits = function(logits)
+        return logits

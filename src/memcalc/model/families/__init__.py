@@ -81,6 +81,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "t5gemma": ("t5gemma",),
     "bart": ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     "whisper": ("whisper",),
+    "blip": ("blip",),
     "neox": ("gpt_neox", "persimmon", "phi", "phi-msft"),
     "opt": ("opt",),
     "bloom": ("bloom",),

@@ -30,9 +30,12 @@ def _mean_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.new(node.context, grad.dtype)]
 
 
-def sum_over(x: Tensor, dim: int = -1, *, keepdim: bool = False) -> Tensor:
-    """The sum over `dim`, in fp32 under autocast without a copy of x. Its gradient is an expanded view, or a copy."""
-    dtype = x.dtype if x.tape.autocast is None or not x.dtype.floating else FP32
+def sum_over(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
+    """The sum over `dim`, in `dtype`, or in fp32 under autocast, without a copy of x.
+
+    Its gradient is an expanded view, or a copy.
+    """
+    dtype = dtype or (x.dtype if x.tape.autocast is None or not x.dtype.floating else FP32)
     out = x.tape.new(_reduced(x.shape, dim, keepdim), dtype)
     record(x.tape, out, _sum_backward, (x,), (x.shape, x.dtype, dim % len(x.shape), keepdim))
     return out
@@ -46,6 +49,30 @@ def _sum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     wide = grad if keepdim else unsqueeze(grad, dim)
     stride = tuple(0 if index == dim else step for index, step in enumerate(wide.stride))
     return [to(Tensor(shape, stride, grad.dtype, grad.storage), dtype)]
+
+
+def logsumexp(x: Tensor) -> Tensor:
+    """log(sum(exp(x))) over the last dimension: keeps x and the result; each way makes full-size tensors."""
+    tape = x.tape
+    out = tape.new(x.shape[:-1], x.dtype)
+    if not tape.sum_out_of_place:
+        like(x)  # exp(x - max), inside the operation
+    node = record(tape, out, _logsumexp_backward, (x,), x.shape)
+    if node is not None:
+        node.save(x.storage)
+        node.save(out.storage)
+    return out
+
+
+def _logsumexp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    difference = node.tape.new(node.context, grad.dtype)
+    exponential = node.tape.new(node.context, grad.dtype)
+    out = node.tape.new(node.context, grad.dtype)
+    del difference, exponential
+    return [out]
 
 
 def vector_norm(x: Tensor) -> Tensor:

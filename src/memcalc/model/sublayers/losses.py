@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from memcalc.model import ops
-from memcalc.model.tensor import Tensor, is_contiguous
+from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32, INT64
 
 
 def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
     """Next-token cross-entropy of logits [b, s, V] in fp32; labels [b, s] are padded and shifted, never the logits."""
     logits = ops.to(logits, FP32)
-    tape = labels.tape
-    batch, length = labels.shape
-    labels = tape.new((batch, length + 1), labels.dtype)
-    shifted = Tensor((batch, length), labels.stride, labels.dtype, labels.storage)
-    if not is_contiguous(shifted.shape, shifted.stride):
-        shifted = ops.clone(shifted, contiguous=True)
+    labels, shifted = shifted_labels(labels)
     logits = ops.view(logits, -1, logits.shape[-1])
-    shifted = ops.view(shifted, -1)
     return ops.cross_entropy(logits, shifted)
+
+
+def shifted_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels [b, s] padded to [b, s + 1], and from them those of the tokens that follow, flattened to [b · s]."""
+    batch, length = labels.shape
+    padded = labels.tape.new((batch, length + 1), labels.dtype)
+    shifted = Tensor((batch, length), padded.stride, padded.dtype, padded.storage)
+    return padded, ops.view(ops.contiguous(shifted), -1)
 
 
 def token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -21,6 +21,8 @@ class GatedMLP(Module):
     """SwiGLU and its kin: down(act(gate(x)) * up(x)); some have dropout behind, or a norm or dropout before `down`."""
 
     scope = "MLP"
+    fused = False
+    """Whether Liger's kernel multiplies."""
 
     def __init__(
         self, hidden: int, width: int, act: str, *,
@@ -35,6 +37,8 @@ class GatedMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
+        if self.fused:
+            return ops.dropout(self.down_proj(ops.fused_gate(self.gate_proj(x), self.up_proj(x))), self.dropout)
         if self.ffn_sub_norm is not None:
             out = self.down_proj(self.ffn_sub_norm(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x))))
         else:
@@ -47,6 +51,8 @@ class FusedGatedMLP(Module):
     """SwiGLU with gate and up in one projection (Phi-3, GLM, Granite); the two are named as in the checkpoint."""
 
     scope = "MLP"
+    fused = False
+    """Whether Liger's kernel multiplies."""
 
     def __init__(
         self, hidden: int, width: int, act: str, names: tuple[str, str] = ("gate_up_proj", "down_proj")
@@ -61,6 +67,8 @@ class FusedGatedMLP(Module):
         both, down = (vars(self)[name] for name in self.names)
         up = both(x)
         gate, up = ops.chunk(up, 2, -1)
+        if self.fused:
+            return down(ops.fused_gate(gate, up))  # type: ignore[no-any-return]
         up = ops.multiply(up, self.act(gate))
         return down(up)  # type: ignore[no-any-return]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from memcalc.model import ops
 from memcalc.model.module import Module, Parameter
@@ -10,15 +10,29 @@ from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
 
-class RMSNorm(Module):
+class FusableNorm(Module):
+    """An RMSNorm with a weight, which a kernel may compute at once."""
+
+    scope = "norms"
+    kernel: Literal["eager", "in place", "new"] = "eager"
+    """Eager PyTorch, or Liger's kernel, whose gradient is written over the incoming one, or is new."""
+    weight: Parameter
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """[..., width] to [..., width]."""
+        if self.kernel == "eager":
+            return super().__call__(x, *args, **kwargs)
+        with x.tape.scoped("norms"):
+            return ops.fused_rms_norm(x, self.weight, in_place=self.kernel == "in place")
+
+
+class RMSNorm(FusableNorm):
     """Llama's RMSNorm: keeps an fp32 copy of the input, the reciprocal root, and the normalised tensor.
 
     `scale_in` says in which dtype the weight multiplies: cast: the input's, after casting back (Llama); mixed: the
     weight's own times fp32 (OLMo 2); fp32: a cast copy of the weight (Helium); input: as cast, but the input itself is
     divided and not its fp32 copy, and cast to the weight's dtype (T5). Without a weight, only the division.
     """
-
-    scope = "norms"
 
     def __init__(self, width: int, *, scale_in: Literal["cast", "mixed", "fp32", "input"] = "cast") -> None:
         self.weight = Parameter(width, group="norms")
@@ -52,10 +66,8 @@ class PlainRMSNorm(Module):
         return ops.to(_divided(ops.to(x, FP32)), x.dtype)
 
 
-class GemmaRMSNorm(Module):
+class GemmaRMSNorm(FusableNorm):
     """Gemma's RMSNorm: all in fp32, with a weight that is added to one."""
-
-    scope = "norms"
 
     def __init__(self, width: int) -> None:
         self.weight = Parameter(width, group="norms")

@@ -1,0 +1,156 @@
+"""Qwen-VL: a tower that reads images of any size, and Qwen's decoder with positions in time, height and width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from memcalc.errors import ConfigError
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.decoders import dense_decoder, gated_mlp
+from memcalc.model.families import Family
+from memcalc.model.families.llama import qwen_windows
+from memcalc.model.module import Module
+from memcalc.model.multimodal import Sight, VisionLanguage, language_model, tied_anywhere
+from memcalc.model.network import Network
+from memcalc.model.packed_eyes import MERGER_NAMES, DeepstackEye, PackedEye, Parts, WindowedEye
+from memcalc.model.sublayers.mlp import GatedMLP, PlainMLP
+from memcalc.model.sublayers.multimodal_rotary import MultimodalRotary
+from memcalc.model.sublayers.norms import LayerNorm, RMSNorm
+from memcalc.model.sublayers.packed_vision import PatchMerger
+from memcalc.model.sublayers.vision import as_tower
+from memcalc.model.tensor import Tensor
+from memcalc.tables.dtypes import INT64
+
+
+class QwenVL(VisionLanguage):
+    """Images have positions in height and width, which the whole model makes for the decoder."""
+
+    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s]."""
+        return {"position_ids": ids.tape.new((3, *ids.shape), INT64)}
+
+
+class Deepstack(QwenVL):
+    """Features from the middle of the tower are added to the states behind the decoder's first blocks."""
+
+    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s], and what is done behind blocks."""
+        where = ops.select(mask, -1)
+        middle = [ops.cat(pieces, 0) for pieces in sight.kept[1]]
+
+        def between(position: int, hidden: Tensor) -> Tensor:
+            return _added(hidden, where, middle[position]) if position < len(middle) else hidden
+
+        return {**super()._guide(ids, sight, mask), "between": between}
+
+
+def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
+    """Hidden states [b, s, h] with features [n, h] added where images are."""
+    hidden = ops.clone(hidden)
+    summed = ops.add(ops.take_where(hidden, where, features.shape[0]), features)
+    return ops.put_where_(hidden, where, summed)
+
+
+def _qwen2(c: Config, architecture: str | None) -> Network:
+    windows = qwen_windows(c)
+    return dense_decoder(
+        c, architecture, windows=windows, masks=[None, *windows], attention={"bias": True},
+        rotary=MultimodalRotary(c.head_dim()), positions="held",
+    )  # fmt: skip
+
+
+def _qwen3(c: Config, architecture: str | None) -> Network:
+    """The blocks behind which features are added are of kinds of their own."""
+    bias = c.flag("attention_bias")
+    rest, depth = gated_mlp(c), c.integer("num_hidden_layers")
+    first = c.integer("deepstack_layers", 0, minimum=0)
+    return dense_decoder(
+        c, architecture, attention={"bias": bias, "out_bias": bias, "head_norm": True},
+        mlp=[gated_mlp(c) if layer < first else rest for layer in range(depth)],
+        rotary=MultimodalRotary(c.head_dim(), interleaved=True), positions="held",
+    )  # fmt: skip
+
+
+def qwen2_vl(c: Config, architecture: str | None) -> Network:
+    """Qwen2-VL."""
+    v = c.nested("vision_config", _TOWER_2)
+    width, act = v.integer("embed_dim"), v.text("hidden_act")
+    wide = int(width * v.number("mlp_ratio"))
+    parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
+    merger = PatchMerger(
+        LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp_0", "mlp_2")
+    )
+    return _seeing(c, PackedEye(v, parts, merger))
+
+
+def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
+    """Qwen2.5-VL."""
+    v = c.nested("vision_config", _TOWER_2_5)
+    width, act = v.integer("hidden_size"), v.text("hidden_act")
+    wide = v.integer("intermediate_size")
+    parts = Parts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
+    merger = PatchMerger(
+        RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp_0", "mlp_2")
+    )
+    return _seeing(c, WindowedEye(v, parts, merger, v.items("fullatt_block_indexes") or []))
+
+
+def _seeing(c: Config, eye: PackedEye) -> Network:
+    as_tower(eye)
+    text = language_model(c, _TEXT_2, tied=tied_anywhere(c), flat=True)
+    return QwenVL(eye, text, own_cache=True, videos=True)
+
+
+def qwen3_vl(c: Config, architecture: str | None) -> Network:
+    """Qwen3-VL."""
+    v = c.nested("vision_config", _TOWER_3)
+    width, act = v.integer("hidden_size"), v.text("hidden_act")
+    wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
+    names = ("linear_fc1", "linear_fc2")
+    parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=names, bias=True), bias=True)
+
+    def merger(norm_merged: bool) -> PatchMerger:
+        norm = LayerNorm(width * side**2 if norm_merged else width)
+        return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
+
+    depths = [int(str(index)) for index in v.items("deepstack_visual_indexes") or []]
+    eye = DeepstackEye(v, parts, merger, depths)
+    as_tower(eye)
+    text = language_model(c, _TEXT_3, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
+    return Deepstack(eye, text, own_cache=True, videos=True)
+
+
+_TOWER_2: dict[str, object] = {
+    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "hidden_act": "quick_gelu", "mlp_ratio": 4, "num_heads": 16,
+    "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+_TOWER_2_5: dict[str, object] = {
+    "depth": 32, "hidden_size": 3584, "hidden_act": "silu", "intermediate_size": 3420, "num_heads": 16,
+    "in_channels": 3, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 112,
+    "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31],
+}  # fmt: skip
+_TOWER_3: dict[str, object] = {
+    "depth": 27, "hidden_size": 1152, "hidden_act": "gelu_pytorch_tanh", "intermediate_size": 4304, "num_heads": 16,
+    "in_channels": 3, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "out_hidden_size": 3584,
+    "num_position_embeddings": 2304, "deepstack_visual_indexes": [8, 16, 24],
+}  # fmt: skip
+
+_TEXT_2 = Family("qwen2_vl_text", _qwen2, {
+    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "hidden_act": "silu", "max_position_embeddings": 32768,
+    "sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 80,
+})  # fmt: skip
+_TEXT_3 = Family("qwen3_vl_text", _qwen3, {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "hidden_act": "silu",
+    "max_position_embeddings": 128000,
+})  # fmt: skip
+
+FAMILIES = {
+    "qwen2_vl": Family("qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, verified="exact counts"),
+    "qwen2_5_vl": Family("qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, verified="exact counts"),
+    "qwen3_vl": Family("qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, verified="exact counts"),
+}

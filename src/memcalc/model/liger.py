@@ -1,0 +1,27 @@
+"""Liger's kernels put into a built model."""
+
+from __future__ import annotations
+
+from memcalc.errors import UsageError, close_matches
+from memcalc.model import ops
+from memcalc.model.network import Network
+from memcalc.model.sublayers.mlp import FusedGatedMLP, GatedMLP
+from memcalc.model.sublayers.norms import FusableNorm
+from memcalc.tables.liger import LIGER
+
+
+def use_liger(network: Network, model_type: str) -> None:
+    """Let Liger's kernels compute norms, gated MLPs and rotary embeddings, as far as it has them for this family."""
+    kernels = LIGER.get(model_type)
+    if kernels is None:
+        raise UsageError(
+            f"memcalc knows no Liger kernels for {model_type}{close_matches(model_type, LIGER)}; leave out --kernels, "
+            f"or use one of {', '.join(sorted(LIGER))}."
+        )
+    for _, module in network.modules():
+        if isinstance(module, FusableNorm):
+            module.kernel = "in place" if kernels.in_place else "new"
+        elif isinstance(module, (GatedMLP, FusedGatedMLP)) and kernels.gated:
+            module.fused = True
+        elif kernels.rotary and vars(module).get("rotate") is not None:
+            module.__dict__["rotate"] = ops.fused_rotary
