@@ -173,19 +173,28 @@ class TextDecoder(Module):
         embeddings = self.LayerNorm(embeddings)
         return ops.dropout(embeddings, self.dropout)
 
-    def forward(self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None) -> Tensor:
-        """Ids [b, s] and the image's states [b, n, h] to logits [b, s, V]."""
+    def _read(self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None) -> Tensor:
         embedded = self._embedded(ids)
         mask = causal_mask(embedded, padding, past=0 if cache is None else cache.past)
-        hidden = self._run(embedded, mask, states, cache)
-        with hidden.tape.scoped("LM head and loss"):
-            hidden = self.transform_norm(self.transform(hidden))
-            return self.decoder(hidden)  # type: ignore[no-any-return]
+        return self._run(embedded, mask, states, cache)
 
     def _run(self, hidden: Tensor, mask: Tensor | None, states: Tensor, cache: Cache | None) -> Tensor:
         for layer in self.layer:
             hidden = layer(hidden, states, mask=mask, cache=cache)
         return hidden
+
+    def forward(
+        self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None, labels: Tensor | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Ids [b, s] and the image's states [b, n, h] to the loss of the next tokens, and logits [b, s, V]."""
+        hidden = self._read(ids, padding, states, cache)
+        with ids.tape.scoped("LM head and loss"):
+            logits = self.decoder(self.transform_norm(self.transform(hidden)))
+            if labels is None:
+                return None, logits
+            shifted = ops.contiguous(ops.narrow(logits, 1, logits.shape[1] - 1))
+            shifted_labels = ops.contiguous(ops.narrow(labels, 1, labels.shape[1] - 1))
+            return token_loss(shifted, shifted_labels), logits
 
 
 class BlipForConditionalGeneration(Network):
@@ -215,22 +224,16 @@ class BlipForConditionalGeneration(Network):
         pooled: list[Tensor] = []  # unused, but there to the end
         states = encoded(batch, cache, lambda _ids, _padding: self._look(batch, pooled))
         ids = batch.ids if batch.labels is not None else decoder_input(batch, None, cache)
-        logits = self.text_decoder(ids, batch.padding, states, cache)
+        labels = None if batch.labels is None else batch.token_labels()
+        loss, logits = self.text_decoder(ids, batch.padding, states, cache, labels)
         if cache is not None:
             cache.past += ids.shape[1]
-        loss = None if batch.labels is None else self._loss(logits, batch.token_labels())
         return Outputs(loss, (logits, states))
 
     def _look(self, batch: Batch, pooled: list[Tensor]) -> Tensor:
         states, _, _ = self.vision_model(batch.pixels(self.config))
         pooled.append(self.vision_model.post_layernorm(ops.select(states, 1)))
         return states  # type: ignore[no-any-return]
-
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        with logits.tape.scoped("LM head and loss"):
-            shifted = ops.contiguous(ops.narrow(logits, 1, logits.shape[1] - 1))
-            shifted_labels = ops.contiguous(ops.narrow(labels, 1, labels.shape[1] - 1))
-            return token_loss(shifted, shifted_labels)
 
 
 def blip(c: Config, architecture: str | None) -> Network:
