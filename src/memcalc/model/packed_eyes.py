@@ -140,8 +140,8 @@ class DeepstackEye(PackedEye):
         self.deepstack_merger_list = [merger(True) for _ in self.depths]
 
     def kinds(self, depth: int) -> Sequence[Hashable]:
-        """A block whose states are merged is one of its kind."""
-        return [block if block in self.depths else "block" for block in range(depth)]
+        """A block whose states are merged is one of its kind, and so is the next: the work between counts to it."""
+        return [block if {block, block - 1} & set(self.depths) else "block" for block in range(depth)]
 
     def forward(self, pixels: Tensor, images: int) -> Sight:
         """Rows of pixels [n, ...] to features, one tensor for each image, and those of the middle, among what is kept.

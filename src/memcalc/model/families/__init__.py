@@ -92,7 +92,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "deberta": ("deberta-v2",),
     "vit": ("vit", "deit", "dinov2"),
     "llava": ("llava", "gemma3", "paligemma"),
-    "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"),
+    "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "contrastive": (
         "clip",
         "siglip",

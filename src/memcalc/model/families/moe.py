@@ -48,21 +48,25 @@ def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Mod
     return [mlp if layer in dense or (layer + 1) % step else mixture for layer in range(depth)]
 
 
-def qwen3_moe(c: Config, architecture: str | None) -> Network:
-    """Qwen 3 with experts: a norm over each head's query and key."""
+def qwen3_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
+    """What makes Qwen 3's mixture of experts."""
 
     def mixture() -> Module:
         experts = _experts(c, "moe_intermediate_size", "num_experts")
-        gate = TopKRouter(
-            c.integer("hidden_size"), experts.count, experts.per_token, normalise=c.flag("norm_topk_prob")
-        )
+        gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, normalise=normalise)
         return MixtureOfExperts(gate, experts, gate_first=False)
 
+    return mixture
+
+
+def qwen3_moe(c: Config, architecture: str | None) -> Network:
+    """Qwen 3 with experts: a norm over each head's query and key."""
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
     attention = {"bias": bias, "out_bias": bias, "head_norm": True}
-    return dense_decoder(c, architecture, windows=windows, mlp=qwen_mlps(c, mixture), attention=attention)
+    mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
+    return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
 
 
 def qwen_shared_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.families.llama import qwen_windows
+from memcalc.model.families.moe import qwen3_mixture, qwen_mlps
 from memcalc.model.module import Module
 from memcalc.model.multimodal import Sight, VisionLanguage, language_model, tied_anywhere
 from memcalc.model.network import Network
@@ -63,13 +63,24 @@ def _qwen2(c: Config, architecture: str | None) -> Network:
 
 
 def _qwen3(c: Config, architecture: str | None) -> Network:
-    """The blocks behind which features are added are of kinds of their own."""
-    bias = c.flag("attention_bias")
-    rest, depth = gated_mlp(c), c.integer("num_hidden_layers")
+    return _deepstacked(c, architecture, gated_mlp(c))
+
+
+def _qwen3_moe(c: Config, architecture: str | None) -> Network:
+    return _deepstacked(c, architecture, *qwen_mlps(c, qwen3_mixture(c, normalise=True)))
+
+
+def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module]) -> Network:
+    """Qwen 3's decoder, the MLP the same in all blocks or one for each.
+
+    Blocks behind which features are added have kinds of their own, and so has the next, to which the adding counts.
+    """
+    bias, depth = c.flag("attention_bias"), c.integer("num_hidden_layers")
     first = c.integer("deepstack_layers", 0, minimum=0)
+    every = mlps if len(mlps) == depth else mlps * depth
     return dense_decoder(
         c, architecture, attention={"bias": bias, "out_bias": bias, "head_norm": True},
-        mlp=[gated_mlp(c) if layer < first else rest for layer in range(depth)],
+        mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
         rotary=MultimodalRotary(c.head_dim(), interleaved=True), positions="held",
     )  # fmt: skip
 
@@ -106,6 +117,15 @@ def _seeing(c: Config, eye: PackedEye) -> Network:
 
 def qwen3_vl(c: Config, architecture: str | None) -> Network:
     """Qwen3-VL."""
+    return _deep(c, _TEXT_3)
+
+
+def qwen3_vl_moe(c: Config, architecture: str | None) -> Network:
+    """Qwen3-VL with experts."""
+    return _deep(c, _TEXT_3_MOE)
+
+
+def _deep(c: Config, kin: Family) -> Network:
     v = c.nested("vision_config", _TOWER_3)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
     wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
@@ -119,7 +139,7 @@ def qwen3_vl(c: Config, architecture: str | None) -> Network:
     depths = [int(str(index)) for index in v.items("deepstack_visual_indexes") or []]
     eye = DeepstackEye(v, parts, merger, depths)
     as_tower(eye)
-    text = language_model(c, _TEXT_3, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
+    text = language_model(c, kin, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
     return Deepstack(eye, text, own_cache=True, videos=True)
 
 
@@ -148,9 +168,17 @@ _TEXT_3 = Family("qwen3_vl_text", _qwen3, {
     "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "hidden_act": "silu",
     "max_position_embeddings": 128000,
 })  # fmt: skip
+_TEXT_3_MOE = Family("qwen3_vl_moe_text", _qwen3_moe, {
+    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 128, "hidden_act": "silu",
+    "max_position_embeddings": 128000, "decoder_sparse_step": 1, "moe_intermediate_size": 1408,
+    "num_experts_per_tok": 4, "num_experts": 60,
+}, {"num_local_experts": "num_experts"})  # fmt: skip
 
+_ROWS = "measured rows, exact counts"
 FAMILIES = {
-    "qwen2_vl": Family("qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, verified="exact counts"),
-    "qwen2_5_vl": Family("qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, verified="exact counts"),
-    "qwen3_vl": Family("qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, verified="exact counts"),
+    "qwen2_vl": Family("qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, verified=_ROWS),
+    "qwen2_5_vl": Family("qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, verified=_ROWS),
+    "qwen3_vl": Family("qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, verified=_ROWS),
+    "qwen3_vl_moe": Family("qwen3_vl_moe", qwen3_vl_moe, {"tie_word_embeddings": False}, verified=_ROWS),
 }

@@ -51,8 +51,8 @@ class AxialRotary(Module):
         self.inv_freq = Buffer(head_dim // 4)
         self.original_inv_freq = Buffer(head_dim // 4)
 
-    def forward(self, places: Tensor) -> Rotation:
-        """The pair for `places`."""
+    def forward(self, x: Tensor, places: Tensor) -> Rotation:
+        """The pair for `places`; `x` lends nothing."""
         freqs = ops.multiply(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
         cos = ops.scale(ops.cos(freqs))
         sin = ops.scale(ops.sin(freqs))
