@@ -32,6 +32,7 @@ def contradictions(setup: TrainingSetup) -> Iterator[str]:
     yield from _optimizer(setup)
     yield from _adapters(setup)
     yield from _checkpointing(setup)
+    yield from _loss(setup)
     yield from _objective(setup)
     yield from _lengths(setup)
 
@@ -86,6 +87,21 @@ def _checkpointing(setup: TrainingSetup) -> Iterator[str]:
         yield ("--checkpoint-every chooses blocks to checkpoint, but no block is; add --activation-checkpointing full.")
     if setup.checkpoint_reentrant and setup.activation_checkpointing == "none":
         yield "--checkpoint-reentrant says how to checkpoint, but nothing is; add --activation-checkpointing full."
+
+
+def _loss(setup: TrainingSetup) -> Iterator[str]:
+    if "loss_chunks" in setup.model_fields_set and setup.loss != "chunked":
+        yield f"--loss-chunks counts the chunks of --loss chunked, but --loss is {setup.loss}; leave it out."
+    for name, asked in (("label-smoothing", setup.label_smoothing > 0), ("z-loss", setup.z_loss)):
+        if asked and setup.loss in ("chunked", "cut"):
+            yield f"--loss {setup.loss} has no --{name}; use --loss eager or fused-linear, or leave --{name} out."
+    if setup.loss == "eager" and setup.label_smoothing and setup.z_loss:
+        yield (
+            "--label-smoothing replaces the loss of the model, and --z-loss adds to it; leave one of them out, "
+            "or use --loss fused-linear, which has both."
+        )
+    if setup.loss == "cut" and setup.precision == "fp32":
+        yield "--loss cut works in 16 bits only, but --precision is fp32; use bf16 or mixed-bf16, or --loss fused-linear."
 
 
 def _objective(setup: TrainingSetup) -> Iterator[str]:

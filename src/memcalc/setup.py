@@ -119,7 +119,9 @@ class TrainingSetup(_Setup):
     label_smoothing: Probability = Field(0.0, description="Label smoothing, as Hugging Face Trainer computes it.")
     z_loss: bool = Field(False, description="Add the squared log-sum-exp of the logits to the loss.")
     kernels: Literal["eager", "liger"] = Field(
-        "eager", description="Norms, rotary embedding and SwiGLU: eager modules or Liger's fused kernels."
+        "eager",
+        description="Norms, rotary embedding and SwiGLU: eager modules or Liger's fused kernels (torch.compile is not "
+        "modelled).",
     )
     objective: Objective = Field(
         "sft", description="What is trained for; preference and RL objectives hold more tensors."

@@ -165,8 +165,9 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
     with tape.autocasting(recipe.autocast):
         outputs = network(batch(ids, ids, setup))
+    loss = outputs.finish()
     forward_end = tape.clock
-    loss, held = outputs.loss, outputs.kept if setup.hold_outputs else ()
+    held = outputs.kept if setup.hold_outputs else ()
     if loss is None:
         raise ConfigError(f"{spec.model_type} has no loss with head {spec.architecture}; name a head that has one.")
     del outputs

@@ -27,8 +27,8 @@ class Node:
     """One operation in the graph.
 
     `edges` are the inputs that autograd knows: (node that made it, output slot, shape, dtype), or None for an input
-    that needs no gradient. `saved` holds storages, or slots of a checkpoint frame in their place; `unpacked` is what is
-    saved while backward runs.
+    that needs no gradient. `saved` holds storages, or slots of a checkpoint frame in their place, which are `unpacked`
+    while backward runs.
     """
 
     __slots__ = (
@@ -63,6 +63,10 @@ class Node:
             self.saved.append(storage)
         else:
             frame.pack(self, storage)
+
+    def kept(self) -> list[Storage]:
+        """What was saved, while backward runs."""
+        return self.unpacked or [item for item in self.saved if isinstance(item, Storage)]
 
     def needs(self, index: int) -> bool:
         """Whether the gradient of input `index` is asked for."""

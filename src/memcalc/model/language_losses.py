@@ -11,9 +11,9 @@ from memcalc.model import ops
 from memcalc.model.adapters.saved_modules import TrainedCopy
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Linear
-from memcalc.model.sublayers.losses import shifted_labels
+from memcalc.model.sublayers.losses import causal_lm_loss, shifted_labels
 from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import BOOL, FP32
+from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 Head = Callable[[Tensor], Tensor]
 
@@ -23,8 +23,8 @@ class LanguageLoss:
     """How hidden states [b, s, h] become a loss.
 
     eager: all logits, and their copy in fp32. fused-linear: Liger's. chunked: all logits, and in fp32 one of `chunks`
-    after another. cut: cut cross-entropy. `keep` is how many of the last tokens count; `smoothing` and `z_loss` cost
-    something where logits stand.
+    after another. cut: cut cross-entropy. `keep` is how many of the last tokens count. `smoothing` and `z_loss` cost
+    nothing in Liger's kernel.
     """
 
     kind: Literal["eager", "fused-linear", "chunked", "cut"] = "eager"
@@ -32,6 +32,11 @@ class LanguageLoss:
     keep: int | None = None
     smoothing: bool = False
     z_loss: bool = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the model gives logits alone, and its caller makes the loss."""
+        return self.smoothing and self.kind == "eager"
 
     def __call__(
         self, head: Module, logits_of: Head, hidden: Tensor, labels: Tensor
@@ -45,16 +50,18 @@ class LanguageLoss:
             rows = ops.reshape(hidden, -1, hidden.shape[-1])
             return ops.fused_linear_cross_entropy(rows, _weight(head), shifted), ()
         if self.kind == "cut":
-            return ops.cut_cross_entropy(hidden, _weight(head), ops.contiguous(labels)), ()
+            return ops.cut_cross_entropy(hidden, _weight(head), labels), ()
         if self.kind == "chunked":
             pieces = [logits_of(piece) for piece in _pieces(hidden, self.chunks)]
             return _chunked(pieces, _following(labels, self.chunks)), tuple(pieces)
         logits = logits_of(hidden)
-        if self.smoothing:
-            with hidden.tape.autocasting(None):
-                logits = _widened(logits)
-                return _smoothed(logits, labels), (logits,)
-        return _with_z_loss(logits, labels), (logits,)
+        if self.z_loss:
+            return _with_z_loss(logits, labels), (logits,)
+        return causal_lm_loss(logits, labels), (logits,)
+
+    def behind(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss where the caller of the model makes it of the logits, outside autocast."""
+        return _smoothed(logits, labels if self.keep is None else ops.narrow(labels, 1, self.keep))
 
 
 def _weight(head: Module) -> Tensor:
@@ -92,11 +99,6 @@ def _chunked(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
     return ops.scale(total)
 
 
-def _widened(logits: Tensor) -> Tensor:
-    """Logits as Hugging Face Trainer gets them: those of autocast come out of the model in fp32."""
-    return ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
-
-
 def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
     """Hugging Face Trainer's label smoothing: the last token's logits are cut off, which copies all others."""
     logits = ops.contiguous(ops.narrow(logits, 1, logits.shape[1] - 1))
@@ -109,8 +111,9 @@ def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
     smooth = ops.sum_over(log_probs, keepdim=True, dtype=FP32)
     nll = ops.masked_fill_(nll, ignored)
     smooth = ops.masked_fill_(smooth, ignored)
-    nll = ops.scale(_sum(nll))
-    smooth = ops.scale(_sum(smooth))
+    count = ops.shift(_sum(ops.like(ignored, INT64)))
+    nll = ops.divide(_sum(nll), count)
+    smooth = ops.divide(_sum(smooth), ops.scale(count))
     return ops.add(ops.scale(nll), ops.scale(smooth))
 
 

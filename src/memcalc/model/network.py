@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from memcalc.model import ops
@@ -15,7 +16,7 @@ from memcalc.model.sublayers.losses import causal_lm_loss
 from memcalc.model.sublayers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import INT64
+from memcalc.tables.dtypes import FP32, INT64
 
 
 @dataclass(slots=True)
@@ -63,6 +64,17 @@ class Outputs:
 
     loss: Tensor | None
     kept: tuple[Any, ...] = ()
+    behind: Callable[[Tensor], Tensor] | None = None
+    """How the caller makes the loss of the logits, the first of those kept, where the model does not."""
+
+    def finish(self) -> Tensor | None:
+        """The loss. Where the caller makes it, logits of autocast come out in fp32, as accelerate gives them."""
+        if self.behind is not None:
+            (logits, *rest), self.kept = self.kept, ()
+            logits = ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
+            self.kept = (logits, *rest)
+            self.loss = self.behind(logits)
+        return self.loss
 
 
 class Network(Module):
@@ -98,7 +110,8 @@ class DecoderModel(Module):
     way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
     `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
     held, or not made at all. With `all_masks`, every block gets all masks by window. With `rebinds`, dropout takes over
-    the embeddings' name, so that they go. `chunked` windows are those of Llama 4.
+    the embeddings' name, so that they go. `chunked` windows are those of Llama 4. With `masked`, masks are made where
+    kernels could do without; with `carries`, what a block gives beside its hidden states goes to the next one.
     """
 
     def __init__(
@@ -106,7 +119,7 @@ class DecoderModel(Module):
         windows: Iterable[int | None] = (None,), *,
         scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
         positions: Literal["passed", "held", "none"] = "passed", all_masks: bool = False, rebinds: bool = False,
-        chunked: bool = False,
+        chunked: bool = False, masked: bool = False, carries: bool = False,
     ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
@@ -117,7 +130,7 @@ class DecoderModel(Module):
         self.positions = positions
         self.all_masks = all_masks
         self.rebinds = rebinds
-        self.chunked = chunked
+        self.chunked, self.masked, self.carries = chunked, masked, carries
 
     def forward(
         self, ids: Tensor, padding: bool, embeds: Tensor | None = None, position_ids: Tensor | None = None,
@@ -147,13 +160,15 @@ class DecoderModel(Module):
         if self.norm_first:
             hidden = self.norm(hidden)
         passed = position_ids if self.positions == "passed" else None
+        carried: Tensor | None = None
         for layer in self.layers:
             window = _mixer(layer.module)[1]
             turn = rotation[window] if isinstance(rotation, dict) else rotation
             mask = masks if self.all_masks else masks[window]
-            out = layer(hidden, rotation=turn, mask=mask, position_ids=passed)
-            hidden, _weights = out if isinstance(out, tuple) else (out, None)
-            del out
+            more = {"carried": carried} if self.carries else {}
+            out = layer(hidden, rotation=turn, mask=mask, position_ids=passed, **more)
+            hidden, carried = out if isinstance(out, tuple) else (out, None)
+            del out, more
             if between is not None:
                 hidden = between(layer.traced.position, hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]
@@ -165,7 +180,8 @@ class DecoderModel(Module):
         own = [kind for _, kind in map(_mixer, self.layers.blocks) if kind != RECURRENT]
         strange = window != 0 and own and window not in own
         chunked = self.chunked and window is not None
-        return causal_mask(hidden, padding, window, cached=own[0] if strange else SAME, chunked=chunked)
+        cached = own[0] if strange else SAME
+        return causal_mask(hidden, padding, window, cached=cached, chunked=chunked, always=self.masked)
 
 
 def _mixer(block: Module) -> tuple[Module, int | None]:
@@ -207,6 +223,10 @@ class CausalLM(Network):
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
             if self.loss is not None and batch.labels is not None:
+                if self.loss.is_behind:
+                    hidden = hidden if self.loss.keep is None else ops.narrow(hidden, 1, self.loss.keep)
+                    logits = self.logits(hidden)
+                    return Outputs(None, (logits, *kept), partial(self.loss.behind, labels=batch.labels))
                 loss, held = self.loss(self.lm_head, self.logits, hidden, batch.labels)
                 return Outputs(loss, (*held, *kept))
             logits = self.logits(hidden)

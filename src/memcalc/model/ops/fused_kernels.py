@@ -62,7 +62,7 @@ def _gate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None]
     contiguous(grad)
     shape, dtype = node.context
-    return [Tensor(shape, contiguous_stride(shape), dtype, storage) for storage in node.unpacked]
+    return [Tensor(shape, contiguous_stride(shape), dtype, storage) for storage in node.kept()]
 
 
 def fused_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import like, to
 from memcalc.model.ops.matmul import lower
-from memcalc.model.ops.views import contiguous, reshape
+from memcalc.model.ops.views import contiguous, view
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
@@ -48,6 +48,7 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
 
 def _hand_on(node: Node, grads: Grads) -> list[Tensor | None]:
     """The gradients that forward made (scaled in place, where the loss was)."""
+    node.tape.new((), FP32)  # a one, that the incoming gradient is compared with
     made: list[Tensor | None] = list(node.context)
     node.context.clear()
     return [None if grads[0] is None or edge is None else made[index] for index, edge in enumerate(node.edges)]
@@ -82,9 +83,10 @@ def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     """
     tape = hidden.tape
     hidden, weight = contiguous(lower(hidden)), lower(weight)
+    labels = contiguous(labels)
     tokens = labels.shape[0] * (labels.shape[1] - 1)
     valid = _valid(labels, tokens)
-    hidden = reshape(hidden, -1, hidden.shape[-1])
+    hidden, flat = view(hidden, -1, hidden.shape[-1]), view(labels, -1)
     lse = tape.new((tokens,), FP32)
     locks = tape.new((-(-tokens // 128),), INT32)
     mean_logits = tape.new((weight.shape[0],), FP32)
@@ -94,8 +96,9 @@ def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     del negative
     node = record(tape, loss, _cut_backward, (hidden, weight), (tokens, hidden.shape, weight.shape, hidden.dtype))
     if node is not None:
-        for tensor in (hidden, weight, lse, labels, valid, mean_logits):
+        for tensor in (hidden, weight, lse, flat, valid, mean_logits):
             node.save(tensor.storage)
+        tape.held_by_graph.append(valid.storage)
     return loss
 
 
