@@ -31,8 +31,8 @@ INFERENCE = "inference, tensors (allocated)"
 GOALS = {ALLOCATED: 0.05, TRAINING: 0.05, INFERENCE: 0.03}
 """The largest median error that is good enough, by what was measured."""
 
-HELD = (ALLOCATED, INFERENCE)
-"""The goals that are met; that of all training rows is missed, most of all by reserved bytes."""
+HELD = (INFERENCE,)
+"""The goal that is met. Those of training are missed: by reserved bytes, by 4-bit runs, and by LitGPT's own modules."""
 
 
 @dataclass(frozen=True, slots=True)

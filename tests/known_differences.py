@@ -4,8 +4,8 @@ KNOWN: dict[str, dict[str, int]] = {
     # T5's zero bias of cross-attention is a leaf under checkpointing (see `module_hooks.kept_leaves`). Since the
     # tracker's hook holds its gradient, that is copied into the leaf instead of being taken over: here at the peak.
     "mt5:2": {"backward": -25088},
-    # The pooling head of SigLIP's tower, and the last block and the norm of LLaVA's, run without reaching the loss: on a
-    # GPU what they save goes when their outputs go. The tracker's module hooks hold the graph in cycles, which Python's
+    # The pooling head of SigLIP's tower, and the last block and the norm of LLaVA's, run without reaching the loss: on
+    # a GPU what they save goes when their outputs go. The tracker's module hooks hold the graph in cycles, which Python's
     # collector frees now and then.
     "siglip:4": {"forward": -563200, "backward": -943616, "step": -1126400},
     "llava:0": {"saved_for_backward": 400, "forward": -2981888, "backward": -5369856, "step": -5369856},

@@ -38,7 +38,7 @@ INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"galore_rank": 4}, "--galore-rank .* --optimizer is adamw"),
-    ({"loss_chunks": 4}, "--loss-chunks .* it is eager"),
+    ({"loss_chunks": 4}, "--loss-chunks .* is eager"),
     ({"completion_len": 4}, "--completion-len .* --objective sft"),
     ({"kbit_prepare": False}, "--no-kbit-prepare .* no --lora-rank"),
     ({"checkpoint_every": 2}, "--checkpoint-every"),

@@ -101,7 +101,7 @@ def _loss(setup: TrainingSetup) -> Iterator[str]:
             "or use --loss fused-linear, which has both."
         )
     if setup.loss == "cut" and setup.precision == "fp32":
-        yield "--loss cut works in 16 bits only, but --precision is fp32; use bf16 or mixed-bf16, or --loss fused-linear."
+        yield "--loss cut works in 16 bits only, but --precision is fp32; use bf16, mixed-bf16 or --loss fused-linear."
 
 
 def _objective(setup: TrainingSetup) -> Iterator[str]:

@@ -38,6 +38,7 @@ class Ghosts:
         self.tape = tape
         self.regions = find_regions(tape.spans)
         self._bounds = [(region.spans[0].start, region.spans[-1].end) for region in self.regions]
+        self._backward = min((span.start for span in tape.spans if span.phase == "backward"), default=tape.clock)
         self._received = dict(self._handed_on())
         self.shared = dict(self._shared_deaths())
         """What a backward span released that the blocks it stands for share: it dies with the last of them only."""
@@ -80,18 +81,33 @@ class Ghosts:
         """
         received = iter(self._received.get(id(span), ()))
         shared = self.shared.get(id(span), ())
+        made, released = [], []
         for allocation in self.tape.allocations[: span.end]:
             if allocation.born >= span.start:
                 if allocation.dies > span.end:
-                    if allocation.handed_over:
-                        allocation = next(received, allocation)
-                    yield (allocation.row, allocation.name), allocation.nbytes
+                    made.append(next(received, allocation) if allocation.handed_over else allocation)
             elif (
                 span.start < allocation.dies <= span.end
                 and allocation not in shared
                 and not _outlives(allocation, span)
             ):
-                yield (allocation.row, allocation.name), -allocation.nbytes
+                released.append(allocation)
+        self._pass_on(span, made, released)
+        yield from (((allocation.row, allocation.name), allocation.nbytes) for allocation in made)
+        yield from (((allocation.row, allocation.name), -allocation.nbytes) for allocation in released)
+
+    def _pass_on(self, span: Span, made: list[Allocation], released: list[Allocation]) -> None:
+        """Take out of both lists what a block passes on in backward: a gradient for one of the same size.
+
+        The first block gets its gradient from elsewhere, under another name; all others get what a block makes.
+        """
+        if span.phase != "backward" or copies(span) == 1:
+            return
+        for got in [allocation for allocation in released if allocation.born >= self._backward]:
+            given = next((allocation for allocation in made if allocation.nbytes == got.nbytes), None)
+            if given is not None:
+                made.remove(given)
+                released.remove(got)
 
     def _handed_on(self) -> Iterator[tuple[int, list[Allocation]]]:
         """For each forward span that stands for more than one block: what the span before it handed on to it."""
@@ -106,17 +122,20 @@ class Ghosts:
     def _shared_deaths(self) -> Iterator[tuple[int, list[Allocation]]]:
         """For each backward span that stands for more than one block: what those blocks share and it released.
 
-        A mask or a rotary table of one kind of layer was made before the stack. It dies once, with the last of them to
-        run backward, which is the one that was traced.
+        A mask or a rotary table of one kind of layer was made before the stack, a position bias by its first block. It
+        dies once, with the last of them to run backward, which is the one that was traced.
         """
-        starts: dict[str, int] = {}
-        for region, (start, _) in zip(self.regions, self._bounds, strict=True):
-            starts.setdefault(_stack(region), start)
+        forward = [span for region in self.regions for span in region.spans if span.phase != "backward"]
+        made = [a for a in self.tape.allocations[: self._backward] if not a.handed_over]
         for region in self.regions:
-            made_before = [a for a in self.tape.allocations[: starts[_stack(region)]] if not a.handed_over]
             for span in region.spans:
                 if span.phase == "backward" and copies(span) > 1:
-                    shared = [a for a in made_before if span.start < a.dies <= span.end]
+                    own = [(other.start, other.end) for other in forward if other.block is span.block]
+                    shared = [
+                        a
+                        for a in made
+                        if span.start < a.dies <= span.end and not any(start <= a.born < end for start, end in own)
+                    ]
                     if shared:
                         yield id(span), shared
 

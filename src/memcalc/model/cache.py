@@ -66,6 +66,14 @@ class Cache:
             held[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
         return full
 
+    def update_index(self, layer: object, keys: Tensor) -> Tensor:
+        """Append an indexer's keys [b, s, d] to those of `layer`; returns all of them."""
+        held = self._held_by(layer, keys)
+        if not held:
+            held.append(_empty(keys))
+        held[0] = _append(held[0], keys)
+        return held[0]
+
     def _held_by(self, layer: object, key: Tensor) -> list[Tensor]:
         """What `layer` holds so far. The block that it runs in is kept in mind."""
         self._blocks.setdefault(id(layer), key.tape.block)
@@ -100,7 +108,7 @@ class Cache:
         kinds = [(tensor.shape, tensor.dtype) for tensor in held[:2]]
         for index, (shape, dtype) in enumerate(kinds):
             grown = self._grown(tape, shape, dtype, tokens, window)
-            held[index:2] = [grown] * (2 - index)
+            held[index : len(kinds)] = [grown] * (len(kinds) - index)
 
     def _grown(self, tape: Tape, shape: Shape, dtype: DType, tokens: int, window: int | None) -> Tensor:
         """Keys or values of this shape with so many tokens more."""

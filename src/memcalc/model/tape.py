@@ -208,6 +208,15 @@ class Tape:
             self.attention = before
 
     @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Run outside the graph (torch.no_grad)."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+    @contextmanager
     def autocasting(self, dtype: DType | None) -> Iterator[None]:
         """Run inside `torch.autocast` to `dtype` (None: no autocast). The cast weights go when the context exits."""
         before, self.autocast = self.autocast, dtype

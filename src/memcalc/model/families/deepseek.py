@@ -67,7 +67,7 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
         return _with_shared(c, gate)
 
     return dense_decoder(
-        c, architecture, attend=lambda _: latent_attention(c, rotary_complex), mlp=_mlps(c, mixture),
+        c, architecture, attend=lambda _: latent_attention(c, rotary_complex), mlp=layered(c, mixture),
         rotary=ComplexRotaryEmbedding(c.integer("qk_rope_head_dim")),
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def deepseek_v3(c: Config, architecture: str | None) -> Network:
     """DeepSeek V3 and R1, Kimi K2, Moonlight: latent attention, dense first layers, then experts."""
     rotate = rotate_interleaved if c.flag("rope_interleave", True) else apply_rotary
     return dense_decoder(
-        c, architecture, attend=lambda _: latent_attention(c, rotate), mlp=_mlps(c, shared_and_routed),
+        c, architecture, attend=lambda _: latent_attention(c, rotate), mlp=layered(c, shared_and_routed),
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
     )  # fmt: skip
 
@@ -88,7 +88,7 @@ def glm4_moe(c: Config, architecture: str | None) -> Network:
         "head_norm": HeadNorm(lambda _, dim: RMSNorm(dim), "later") if c.flag("use_qk_norm") else False,
     }  # fmt: skip
     rotary = RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5))
-    return dense_decoder(c, architecture, mlp=_mlps(c, shared_and_routed), attention=attention, rotary=rotary)
+    return dense_decoder(c, architecture, mlp=layered(c, shared_and_routed), attention=attention, rotary=rotary)
 
 
 def dots1(c: Config, architecture: str | None) -> Network:
@@ -98,7 +98,7 @@ def dots1(c: Config, architecture: str | None) -> Network:
     types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
     windows = [window if kind == "sliding_attention" else None for kind in types]
     attention = {"bias": bias, "out_bias": bias, "head_norm": True}
-    return dense_decoder(c, architecture, windows=windows, mlp=_mlps(c, shared_and_routed), attention=attention)
+    return dense_decoder(c, architecture, windows=windows, mlp=layered(c, shared_and_routed), attention=attention)
 
 
 def solar_open(c: Config, architecture: str | None) -> Network:
@@ -114,11 +114,11 @@ def exaone_moe(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c, architecture, windows=windows, turned=[window is not None or not slides for window in windows],
         attention={"head_norm": HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed")},
-        mlp=_mlps(c, shared_and_routed),
+        mlp=layered(c, shared_and_routed),
     )  # fmt: skip
 
 
-def _mlps(c: Config, mixture: Callable[[Config], Module]) -> list[Callable[[], Module]]:
+def layered(c: Config, mixture: Callable[[Config], Module]) -> list[Callable[[], Module]]:
     """A dense MLP in the first layers, shared and routed experts in the others, or as `mlp_layer_types` says."""
     mlp, depth, given = gated_mlp(c), c.integer("num_hidden_layers"), c.items("mlp_layer_types")
     if given is None:
@@ -132,7 +132,7 @@ def _mlps(c: Config, mixture: Callable[[Config], Module]) -> list[Callable[[], M
 
 _ALIASES = {"num_local_experts": "n_routed_experts"}
 _ROWS = "measured rows, exact counts"
-_V3 = {
+V3 = {
     "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
     "num_hidden_layers": 61, "num_attention_heads": 128, "n_shared_experts": 1, "n_routed_experts": 256,
     "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "first_k_dense_replace": 3,
@@ -141,8 +141,8 @@ _V3 = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 FAMILIES = {
-    "deepseek_v3": Family("deepseek_v3", deepseek_v3, _V3, _ALIASES, verified=_ROWS),
-    "kimi_k2": Family("kimi_k2", deepseek_v3, _V3, _ALIASES, verified="deepseek_v3 by another name; exact counts"),
+    "deepseek_v3": Family("deepseek_v3", deepseek_v3, V3, _ALIASES, verified=_ROWS),
+    "kimi_k2": Family("kimi_k2", deepseek_v3, V3, _ALIASES, verified="deepseek_v3 by another name; exact counts"),
     "deepseek_v2": Family("deepseek_v2", deepseek_v2, {
         "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 11008, "moe_intermediate_size": 1407,
         "num_hidden_layers": 32, "num_attention_heads": 32, "n_shared_experts": 2, "n_routed_experts": 64,
@@ -151,7 +151,7 @@ FAMILIES = {
         "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
     }, {"num_experts": "n_routed_experts"}, verified=_ROWS),
     "glm4_moe_lite": Family("glm4_moe_lite", deepseek_v3, {
-        **_V3, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
+        **V3, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
         "num_hidden_layers": 47, "num_attention_heads": 20, "n_routed_experts": 64, "num_experts_per_tok": 4,
         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192,
         "v_head_dim": 256,

@@ -10,13 +10,9 @@ from memcalc.model.tensor import Tensor
 
 def function(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """forward(x), outside the graph; its gradient is backward(gradient, x)."""
-    tape = x.tape
-    before, tape.grad_enabled = tape.grad_enabled, False
-    try:
+    with x.tape.no_grad():
         out = forward(x.detach())
-    finally:
-        tape.grad_enabled = before
-    node = record(tape, out, _function_backward, (x,), backward)
+    node = record(x.tape, out, _function_backward, (x,), backward)
     if node is not None:
         node.save(x.storage)
     return out

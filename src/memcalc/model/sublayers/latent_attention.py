@@ -15,10 +15,13 @@ Rotate = Callable[..., tuple[Tensor, Tensor]]
 """Query and key, and the rotary embedding's table, to rotated query and key."""
 
 
-def rotate_interleaved(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbours share an angle: rotated as even and odd halves, from the first half of the table."""
-    cos = ops.unsqueeze(ops.narrow(cos, -1, cos.shape[-1] // 2), 1)
-    sin = ops.unsqueeze(ops.narrow(sin, -1, sin.shape[-1] // 2), 1)
+def rotate_interleaved(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Neighbours share an angle: rotated as even and odd halves, from the first half of the table.
+
+    `dim` is where cos and sin [b, s, d] get their head dimension.
+    """
+    cos = ops.unsqueeze(ops.narrow(cos, -1, cos.shape[-1] // 2), dim)
+    sin = ops.unsqueeze(ops.narrow(sin, -1, sin.shape[-1] // 2), dim)
     query_1, query_2 = ops.step_slice(query, -1, 2), ops.step_slice(query, -1, 2)
     key_1, key_2 = ops.step_slice(key, -1, 2), ops.step_slice(key, -1, 2)
     query_out = ops.cat(_rotated(query_1, query_2, cos, sin), -1)

@@ -41,27 +41,33 @@ class PackedPatchEmbedding(Module):
 
 
 class AxialRotary(Module):
-    """cos and sin [n, d] in fp32 from rows and columns [n, 2]: half of the angles by each."""
+    """cos and sin [n, d] from rows and columns [n, 2]: half of the angles by each, in fp32 unless `cast`.
+
+    With `halves`, all angles are computed for both, and half of them are taken (Pixtral).
+    """
 
     scope = "rotary embedding"
 
-    def __init__(self, head_dim: int) -> None:
+    def __init__(self, head_dim: int, *, halves: bool = False, cast: bool = False) -> None:
         if head_dim % 4:
             raise ConfigError(f"a vision tower's heads have {head_dim} elements, but must have a multiple of four.")
-        self.inv_freq = Buffer(head_dim // 4)
-        self.original_inv_freq = Buffer(head_dim // 4)
+        count = head_dim // 2 if halves else head_dim // 4
+        self.inv_freq = Buffer(count)
+        self.original_inv_freq = Buffer(count)
+        self.halves, self.cast = halves, cast
 
     def forward(self, x: Tensor, places: Tensor) -> Rotation:
-        """The pair for `places`; `x` lends nothing."""
+        """The pair for `places`; `x` lends its dtype where it is cast."""
         freqs = ops.multiply(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
         cos = ops.scale(ops.cos(freqs))
         sin = ops.scale(ops.sin(freqs))
         cos = self._both(cos)
         sin = self._both(sin)
-        return cos, sin
+        return (ops.to(cos, x.dtype), ops.to(sin, x.dtype)) if self.cast else (cos, sin)
 
     def _both(self, freqs: Tensor) -> Tensor:
-        row, column = ops.select(freqs, 1), ops.select(freqs, 1)
+        row, column = ops.chunk(freqs, 2, -1) if self.halves else (freqs, freqs)
+        row, column = ops.select(row, 1), ops.select(column, 1)
         angles = ops.cat((row, column), -1)
         return ops.cat((angles, angles), -1)
 
