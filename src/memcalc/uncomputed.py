@@ -15,11 +15,8 @@ from memcalc.fields import option_name
 if TYPE_CHECKING:
     from memcalc.setup import TrainingSetup
 
-_TOO_SMALL = {"objective": ("sft",), "label_smoothing": (0,), "z_loss": (False,)}
-_TOO_LARGE = {
-    "loss": ("eager",), "logits_to_keep": (None,), "kernels": ("eager",), "activation_offload": (False,),
-    "activation_checkpointing": ("none", "full"),
-}  # fmt: skip
+_TOO_SMALL = {"objective": ("sft",)}
+_TOO_LARGE = {"activation_offload": (False,), "activation_checkpointing": ("none", "full")}
 """Fields of a training setup with the values that are computed."""
 
 
