@@ -103,7 +103,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     ),
     "modernbert": ("modernbert",),
     "moe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
-    "glm_dsa": ("glm_moe_dsa",),
+    "glm_dsa": ("deepseek_v32", "glm_moe_dsa"),
     "minimax": ("minimax",),
     "phimoe": ("phimoe",),
     "moe_kin": ("ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "flex_olmo"),

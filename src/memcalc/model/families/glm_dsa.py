@@ -1,4 +1,4 @@
-"""GLM 5: DeepSeek's experts and latent attention, with an indexer that chooses what each token attends to."""
+"""DeepSeek V3.2 and GLM 5: experts and latent attention, with an indexer that chooses what each token attends to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from memcalc.model.families.deepseek import V3, layered, shared_and_routed
 from memcalc.model.module import Module
 from memcalc.model.network import Network
 from memcalc.model.sublayers.indexed_attention import IndexedLatentAttention, Indexer
-from memcalc.model.sublayers.rotary import RotaryEmbedding, Rotation
+from memcalc.model.sublayers.latent_attention import rotate_interleaved
+from memcalc.model.sublayers.rotary import RotaryEmbedding, Rotation, apply_rotary
 from memcalc.model.tensor import Tensor
 
 
@@ -60,29 +61,43 @@ def _indexers(c: Config) -> list[bool]:
     return [kind != "shared" for kind in given]
 
 
+def _attention(c: Config, rotate: Callable[..., tuple[Tensor, Tensor]], *, indexed: bool, alone: bool) -> Module:
+    hidden, rank, rope_dim = c.integer("hidden_size"), c.integer("q_lora_rank"), c.integer("qk_rope_head_dim")
+    indexer = Indexer(
+        hidden, rank, c.integer("index_n_heads"), c.integer("index_head_dim"), rope_dim, c.integer("index_topk"),
+        rotate=rotate,
+    )  # fmt: skip
+    return IndexedLatentAttention(
+        hidden, c.integer("num_attention_heads"), q_rank=rank, indexer=indexer if indexed else None, alone=alone,
+        kv_rank=c.integer("kv_lora_rank"), nope_dim=c.integer("qk_nope_head_dim"), rope_dim=rope_dim,
+        value_dim=c.integer("v_head_dim"), bias=c.flag("attention_bias"),
+        dropout=c.probability("attention_dropout"),
+    )  # fmt: skip
+
+
 def glm_moe_dsa(c: Config, architecture: str | None) -> Network:
     """GLM 5."""
     own = _indexers(c)
-    hidden, rank, rope_dim = c.integer("hidden_size"), c.integer("q_lora_rank"), c.integer("qk_rope_head_dim")
-
-    def attend(layer: int) -> Module:
-        indexer = Indexer(
-            hidden, rank, c.integer("index_n_heads"), c.integer("index_head_dim"), rope_dim, c.integer("index_topk")
-        )
-        return IndexedLatentAttention(
-            hidden, c.integer("num_attention_heads"), q_rank=rank, indexer=indexer if own[layer] else None,
-            kv_rank=c.integer("kv_lora_rank"), nope_dim=c.integer("qk_nope_head_dim"), rope_dim=rope_dim,
-            value_dim=c.integer("v_head_dim"), bias=c.flag("attention_bias"),
-            dropout=c.probability("attention_dropout"),
-        )  # fmt: skip
-
     return dense_decoder(
-        c, architecture, turned=own, attend=attend, mlp=layered(c, shared_and_routed), block=IndexedBlock,
-        rotary=RotaryEmbedding(rope_dim), masked=True, carries=True,
+        c, architecture, turned=own,
+        attend=lambda layer: _attention(c, rotate_interleaved, indexed=own[layer], alone=False),
+        mlp=layered(c, shared_and_routed), block=IndexedBlock, rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
+        masked=True, carries=True,
+    )  # fmt: skip
+
+
+def deepseek_v32(c: Config, architecture: str | None) -> Network:
+    """DeepSeek V3.2: an indexer in every layer, whose rotary embedding is Llama's."""
+    return dense_decoder(
+        c, architecture, attend=lambda _: _attention(c, apply_rotary, indexed=True, alone=True),
+        mlp=layered(c, shared_and_routed), rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")), masked=True,
     )  # fmt: skip
 
 
 FAMILIES = {
+    "deepseek_v32": Family("deepseek_v32", deepseek_v32, {
+        **V3, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
+    }, {"num_local_experts": "n_routed_experts"}, attention="eager, sdpa", verified="measured rows"),
     "glm_moe_dsa": Family("glm_moe_dsa", glm_moe_dsa, {
         **V3, "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
         "num_attention_heads": 64, "n_group": 1, "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192,

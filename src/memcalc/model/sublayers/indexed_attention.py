@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memcalc.model import ops
@@ -23,8 +24,11 @@ class Indexer(Module):
 
     scope = "attention indexer"
 
-    def __init__(self, hidden: int, q_rank: int, heads: int, head_dim: int, rope_dim: int, count: int) -> None:
-        self.heads, self.count = heads, count
+    def __init__(
+        self, hidden: int, q_rank: int, heads: int, head_dim: int, rope_dim: int, count: int, *,
+        rotate: Callable[..., tuple[Tensor, Tensor]] = rotate_interleaved,
+    ) -> None:  # fmt: skip
+        self.heads, self.count, self.rotate = heads, count, rotate
         self.dims = [rope_dim, head_dim - rope_dim]
         self.wq_b = Linear(q_rank, heads * head_dim, group="attention")
         self.wk = Linear(hidden, head_dim, group="attention")
@@ -42,7 +46,7 @@ class Indexer(Module):
             q_rot, q_pass = ops.split(q, self.dims, -1)
             k = ops.unsqueeze(self.k_norm(self.wk(hidden)), 2)
             k_rot, k_pass = ops.split(k, self.dims, -1)
-            q_rot, k_rot = rotate_interleaved(q_rot, k_rot, *rotation, dim=2)
+            q_rot, k_rot = self.rotate(q_rot, k_rot, *rotation, dim=2)
             q = ops.cat((q_rot, q_pass), -1)
             k = ops.squeeze(ops.cat((k_rot, k_pass), -1), 2)
             if cache is not None:
@@ -64,15 +68,21 @@ def _product(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 class IndexedLatentAttention(LatentAttention):
-    """Latent attention under a mask of what its indexer chose, or, without one, the nearest indexer before it."""
+    """Latent attention under a mask of what its indexer chose, or, without one, the nearest indexer before it.
 
-    def __init__(self, hidden: int, heads: int, *, q_rank: int, indexer: Indexer | None, **rest: Any) -> None:
+    With `alone` the indices are not returned: every layer has an indexer.
+    """
+
+    def __init__(
+        self, hidden: int, heads: int, *, q_rank: int, indexer: Indexer | None, alone: bool = False, **rest: Any
+    ) -> None:
         super().__init__(hidden, heads, q_rank=q_rank, **rest)
         self.indexer = indexer
+        self.alone = alone
 
     def forward(  # type: ignore[override]
-        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, chosen: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor, chosen: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]:
         """Hidden states [b, s, h] to [b, s, h], the probabilities where they exist, and indices [b, s, count]."""
         batch, length, _ = hidden.shape
         resid = self.q_a_layernorm(self.q_a_proj(hidden))
@@ -98,7 +108,8 @@ class IndexedLatentAttention(LatentAttention):
         mask = _both(mask, left_out) if mask.dtype is BOOL else ops.masked_fill(mask, left_out)
         out, weights = attend(query_states, key, value, mask, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, batch, length, -1))
-        return self.o_proj(out), weights, indices
+        out = self.o_proj(out)
+        return (out, weights) if self.alone else (out, weights, indices)
 
 
 def _not_chosen(indices: Tensor, tokens: int) -> Tensor:
