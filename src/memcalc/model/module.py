@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import Any
 
 from memcalc.errors import UsageError
-from memcalc.model.autograd import AccumulateGrad, CheckpointFrame
-from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, WEIGHTS, Tape, TracedBlock
+from memcalc.model.autograd import AccumulateGrad
+from memcalc.model.checkpointing import checkpointed, reentrant
+from memcalc.model.tape import GRADIENTS, WEIGHTS, Tape, TracedBlock
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
 from memcalc.tables.dtypes import FP32, DType
 
@@ -74,6 +75,8 @@ class Module:
     """Whether Transformers can checkpoint this module, where it is a block of a stack."""
     left_out: bool = False
     """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    note: str = ""
+    """What an estimate in which this module runs rests on, where that needs saying."""
 
     def __getattr__(self, name: str) -> Any:
         """A weight that an adapter replaces while this module runs is made when it is first asked for."""
@@ -183,7 +186,7 @@ class Block:
         if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
             if not self.module.checkpoints:
                 raise UsageError("Transformers cannot checkpoint activations in this family; use none.")
-            out = checkpointed(tape, self.module, x, *args, **kwargs)
+            out = (reentrant if tape.reentrant else checkpointed)(tape, self.module, x, *args, **kwargs)
         else:
             out = self.module(x, *args, **kwargs)
         for tensor in out if isinstance(out, tuple) else (out,):
@@ -191,30 +194,6 @@ class Block:
                 tensor.storage.allocation.handed_over = True
         tape.enter(tape.phase, None)
         return out
-
-
-def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run `module` keeping only its arguments (torch.utils.checkpoint, use_reentrant=False).
-
-    Positional tensors are saved for backward; keyword arguments are kept alive by the closure alone.
-    """
-    autocast, scope, attention = tape.autocast, tape.scope, tape.attention
-
-    def rerun() -> object:
-        with tape.scoped(scope), tape.autocasting(autocast), tape.attending(attention):
-            return module(*args, **kwargs)
-
-    for tensor in args:
-        if isinstance(tensor, Tensor):
-            allocation = tensor.storage.allocation
-            allocation.saved = True
-            if allocation.row == TEMPORARY:
-                allocation.row, allocation.name = ACTIVATIONS, "inputs of checkpointed blocks"
-    tape.checkpoint = CheckpointFrame(rerun)
-    try:
-        return module(*args, **kwargs)
-    finally:
-        tape.checkpoint = None
 
 
 class Stack(Module):

@@ -19,6 +19,7 @@ from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
 STATE = "recurrent states"
+NOTE = "delta nets run in plain PyTorch; where the package flash-linear-attention is installed they take less"
 
 
 class NormThenGate(Module):
@@ -65,6 +66,7 @@ class GatedDeltaNet(Module):
 
     scope = "delta net"
     window = RECURRENT
+    note = NOTE
 
     def __init__(self, hidden: int, shape: DeltaShape, act: str, *, interleaved: bool) -> None:
         self.shape, self.interleaved = shape, interleaved

@@ -11,7 +11,7 @@ from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mamba2 import STATE
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import activation
-from memcalc.model.sublayers.state_space import masked
+from memcalc.model.sublayers.state_space import SCAN_NOTE, masked
 from memcalc.model.tape import Tape
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
@@ -106,6 +106,7 @@ class MambaMixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
+    note = SCAN_NOTE
 
     def __init__(
         self, hidden: int, inner: int, state: int, rank: int, kernel: int, act: str, *,

@@ -11,7 +11,7 @@ from memcalc.model.sublayers.causal_conv import CausalConv
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import activation
-from memcalc.model.sublayers.state_space import chunk_scan, masked, state_update
+from memcalc.model.sublayers.state_space import SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
@@ -71,6 +71,7 @@ class Mamba2Mixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
+    note = SCAN_NOTE
 
     def __init__(
         self, hidden: int, shape: Mamba2Shape, act: str, norm: Module | None, *,

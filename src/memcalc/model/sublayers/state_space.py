@@ -9,6 +9,8 @@ from memcalc.model import ops
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
+SCAN_NOTE = "state-space layers run in plain PyTorch; where the package mamba-ssm is installed they take much less"
+
 
 def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """Hidden states [b, s, h] with padded ones zeroed, where there is a padding mask [b, s]."""
