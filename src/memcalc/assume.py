@@ -34,7 +34,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) and spec.config.get("output_router_logits"):
-        yield "the auxiliary loss of routers (output_router_logits) is left out: a few numbers a token, expert and layer"
+        yield "the auxiliary loss of routers (output_router_logits) is left out: a few numbers a token and expert"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
         yield from dict.fromkeys(module.note for _, module in step.network.modules() if module.note)
     yield from step.notes
