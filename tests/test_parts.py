@@ -1,0 +1,40 @@
+"""No part of a row is negative, whatever blocks hand to each other: one model of every measured family, deeper."""
+
+import json
+from itertools import product
+from typing import Any
+
+import pytest
+from measured_rows import FOLDER
+
+from memcalc import ModelSpec, TrainingSetup, estimate
+from memcalc.errors import MemcalcError
+
+DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
+
+
+def deeper(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with eight layers, where its layers are alike."""
+    kinds = "layer_types" in config or "attention_types" in config
+    return config if kinds else {k: 8 if k in DEPTHS else v for k, v in config.items()}
+
+
+FIRST = {path.stem: json.loads(path.read_text().splitlines()[0])["case"]["config"] for path in FOLDER.glob("*.jsonl")}
+
+
+@pytest.mark.parametrize("name", sorted(FIRST))
+def test_parts_are_positive_and_sum_to_their_row(name: str) -> None:
+    spec = ModelSpec.from_config(deeper(FIRST[name]))
+    answered = 0
+    for recipe, checkpointing, optimizer in product(("mixed-bf16", "fp16"), ("none", "full"), ("adamw", "sgd")):
+        setup = TrainingSetup(precision=recipe, activation_checkpointing=checkpointing, optimizer=optimizer)  # type: ignore[arg-type]
+        try:
+            components = estimate(spec, setup).components
+        except MemcalcError:
+            continue
+        answered += 1
+        for row in ("model_weights", "optimizer_states", "gradients", "activations", "temporary_tensors"):
+            component = getattr(components, row)
+            assert all(part.bytes > 0 for part in component.parts), (setup, row)
+            assert sum(part.bytes for part in component.parts) == component.peak_bytes
+    assert answered
