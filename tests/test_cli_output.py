@@ -135,6 +135,7 @@ def test_a_closed_stdout_is_no_error() -> None:
 def test_ctrl_c_is_quiet() -> None:
     program = (
         "import os, signal, memcalc\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a parent in the background may ignore it
         "def slow(*_, **__):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    import time; time.sleep(10)\n"
