@@ -61,3 +61,7 @@ def default_targets(model_type: str, linear_modules: str) -> tuple[str, ...]:
             f"PEFT has no default LoRA targets for {model_type}; give --lora-targets all-linear or names "
             f"(linear modules: {linear_modules})."
         ) from None
+
+
+REFUSED = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), ("conv1d", "out_proj"))
+"""Modules of Mamba models that PEFT refuses to adapt. Source: `_check_lora_target_modules_mamba` of PEFT 0.21."""

@@ -16,7 +16,7 @@ from memcalc.model.module import Module
 from memcalc.model.sublayers.experts import Experts
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear
 from memcalc.tables.dtypes import FP32, DType
-from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, default_targets
+from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, REFUSED, default_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,13 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> None:
     targeted = _targeted(found, names, lora)
     mixtures = _mixtures(found, fused)
     _check_matched(found, targeted, mixtures, lora)
+    refused = {site.leaf for site in targeted}.intersection(REFUSED.get(model_type, ()))
+    if refused:
+        rest = sorted({site.leaf for site in targeted} - refused)
+        raise UsageError(
+            f"PEFT refuses adapters on {', '.join(sorted(refused))} of {model_type}; name the others with "
+            f"--lora-targets ({','.join(rest) or 'in_proj'})."
+        )
     for site in targeted:
         site.replace(_adapted(site.module, lora))
     for site, wrapped in mixtures:

@@ -51,6 +51,12 @@ class LoraLinear(Module):
         weight: Parameter = self.base_layer.weight
         return weight
 
+    @property
+    def bias(self) -> Parameter | None:
+        """The base layer's bias, for those who look at it directly."""
+        bias: Parameter | None = self.base_layer.bias
+        return bias
+
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
         if self.kernel in _BESIDE_QUANTIZED:

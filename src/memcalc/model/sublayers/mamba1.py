@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.sublayers.causal_conv import CausalConv
@@ -124,6 +125,16 @@ class MambaMixer(Module):
         self.out_proj = Linear(inner, hidden, bias=bias, group="state-space mixer")
         self.norms = None if norms is None else norms()
 
+    def _step_weight(self) -> Tensor:
+        """The weight of `dt_proj` itself [inner, rank]."""
+        weight: Tensor = self.dt_proj.weight
+        if weight.shape != (self.A_log.shape[0], self.widths[0]):
+            raise UsageError(
+                "Transformers multiplies with the weight of Mamba's dt_proj itself, which this quantization packs; "
+                "leave it out."
+            )
+        return weight
+
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
         cache, dtype, length = hidden.tape.cache, hidden.dtype, hidden.shape[1]
@@ -144,7 +155,7 @@ class MambaMixer(Module):
             steps = self.norms[0](steps)
             b = self.norms[1](b)
             c = self.norms[2](c)
-        steps = ops.weight_times(self.dt_proj.weight, ops.transpose(steps, 1, 2))
+        steps = ops.weight_times(self._step_weight(), ops.transpose(steps, 1, 2))
         bias = ops.to(dt_bias, FP32)
         shape = (hidden.shape[0], *self.A_log.shape)
         if cache is not None and seen and length == 1:
