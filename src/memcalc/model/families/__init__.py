@@ -140,10 +140,10 @@ def family(model_type: str) -> Family:
     """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
     file = _FILE_OF.get(model_type)
     if file is None:
-        shown = "".join(c if c.isprintable() else "?" for c in model_type[:60])
+        near = close_matches(model_type, _FILE_OF) or ";"
         raise UnknownFamilyError(
-            f"no family describes model_type {shown!r}{close_matches(model_type, _FILE_OF)}; `memcalc families` lists "
-            f"the known ones, and CONTRIBUTING.md says how to add one."
+            f"no family describes model_type {model_type[:60]!r}{near} `memcalc families` lists the known ones, and "
+            "CONTRIBUTING.md says how to add one."
         )
     found: Family = import_module(f"memcalc.model.families.{file}").FAMILIES[model_type]
     return found
