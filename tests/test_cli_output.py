@@ -119,9 +119,10 @@ def test_a_reader_that_goes_away_is_no_error(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
-def test_a_full_disk_is_told() -> None:
+@pytest.mark.parametrize("command", [ESTIMATE, [*ESTIMATE, "--help"]], ids=["answer", "help"])
+def test_a_full_disk_is_told(command: list[str]) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(ESTIMATE, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("memcalc: The answer could not be written")
     assert done.stderr.count("\n") == 1

@@ -27,6 +27,7 @@ from memcalc.units import format_bytes, format_count, parse_parameters, parse_si
         ("125k", 125_000),
         ("70 B", 70_000_000_000),
         (" 6.7B ", 6_700_000_000),
+        ("8,030,261,248", 8_030_261_248),
     ],
 )
 def test_parameter_counts(text: str, count: int) -> None:
@@ -61,6 +62,9 @@ def test_parameter_counts(text: str, count: int) -> None:
         ("٤B", "not a positive number"),
         ("4B\n--x", "not a positive number"),
         ("0x10", "not a positive number"),
+        ("4,5B", "not a positive number"),
+        ("1,00B", "not a positive number"),
+        ("7000,000", "not a positive number"),
     ],
 )
 def test_what_is_no_parameter_count(text: str, says: str) -> None:

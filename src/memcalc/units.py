@@ -18,8 +18,13 @@ _SIZE_UNITS = {name.lower(): factor for name, factor in {**_BINARY, **_DECIMAL}.
 }
 _COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
-# Whole digits, fraction, power of ten; the lengths keep the arithmetic small.
-_NUMBER = r"(?P<whole>[0-9][0-9_,]{0,60}|(?=\.[0-9]))(?:\.(?P<fraction>[0-9]{1,60}))?(?:e\+?(?P<exponent>[0-9]{1,3}))?"
+# Whole digits, fraction, power of ten; the lengths keep the arithmetic small. A comma stands between thousands only:
+# in 4,5B it is a decimal comma, and would make it 45B.
+_WHOLE = r"[0-9]{1,3}(?:,[0-9]{3}){1,20}|[0-9][0-9_]{0,60}"
+_NUMBER = (
+    rf"(?P<whole>{_WHOLE}|(?=\.[0-9]))"
+    r"(?:\.(?P<fraction>[0-9]{1,60}))?(?:e\+?(?P<exponent>[0-9]{1,3}))?"
+)
 _SIZE = re.compile(_NUMBER + r"\s*(?P<unit>[a-z]*)", re.IGNORECASE)
 _EXPERTS = re.compile(r"[1-9][0-9]*x[0-9.]+[bm]", re.IGNORECASE)
 _ACTIVE = re.compile(r"(?P<total>[0-9.]+[bm])-a[0-9.]+[bm]", re.IGNORECASE)

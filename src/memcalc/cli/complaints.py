@@ -1,5 +1,6 @@
 """Errors, told to the person at the prompt: one sentence on stderr and an exit code, never a traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,8 @@ from memcalc.render.text import visible
 
 # Typer carries a Click of its own, or uses one that is installed: its base of all errors, whichever it is.
 _ParserError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
@@ -34,6 +37,8 @@ def plainly(context: Any = None) -> Iterator[None]:
     except Exception as problem:
         if os.environ.get("MEMCALC_DEBUG"):
             raise
+        if isinstance(problem, OSError) and problem.errno in _UNWRITABLE:  # Typer writes help and version itself
+            raise _told(f"The answer could not be written ({problem.strerror}): write it elsewhere.", 1) from None
         kind = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
         raise _told(
             f"This is a fault in memcalc itself ({kind}): please report it with the command that you ran; "

@@ -19,7 +19,7 @@ from memcalc.setup import InferenceSetup, TrainingSetup
 SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": TrainingSetup, "inference": InferenceSetup}
 """The setup of each `--mode`."""
 
-_WHOLE = re.compile(r"[+-]?[0-9][0-9_,]{0,30}")
+_WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

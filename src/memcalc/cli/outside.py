@@ -47,7 +47,9 @@ def read_timeout(text: str | None) -> float:
         return 10.0
     seconds: float = read_value("--timeout", float, text)
     if not 0 < seconds <= LONGEST_TIMEOUT:
-        raise UsageError(f"--timeout must lie between 0 and {LONGEST_TIMEOUT:.0f} seconds, not {text.strip()}.")
+        raise UsageError(
+            f"--timeout must be more than 0 and at most {LONGEST_TIMEOUT:.0f} seconds, not {text.strip()}."
+        )
     return seconds
 
 

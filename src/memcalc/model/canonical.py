@@ -7,7 +7,11 @@ blocks is the one that comes nearest to the count. The exact count of the shape 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memcalc.errors import UsageError
+from memcalc.fields import option_name
+from memcalc.model.config import DEEPEST
 from memcalc.model.spec import ModelSpec
 
 _WIDTHS: tuple[tuple[int, int], ...] = (
@@ -29,6 +33,8 @@ _WIDTHS: tuple[tuple[int, int], ...] = (
 
 VOCABULARY = 32_000
 HEAD_DIM = 128
+WIDEST = 10**8
+"""No size of a shape is larger: what follows from it has to stay within what a config may say."""
 SMALLEST = 10_000_000
 """Below this count the vocabulary alone is larger than the model; such a shape has to be given."""
 
@@ -43,6 +49,10 @@ def canonical_spec(
     Every number of the shape can be given instead. Raises UsageError where neither a count nor enough of a shape is
     given, or the count is too small for a shape to be guessed.
     """
+    _check({
+        "hidden_size": hidden_size, "num_layers": num_layers, "num_heads": num_heads, "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim, "intermediate_size": intermediate_size, "vocab_size": vocab_size,
+    })  # fmt: skip
     if parameters is None and (hidden_size is None or num_layers is None):
         raise UsageError("no size is given; name one with --params 4B, or a shape with --hidden-size and --num-layers.")
     if parameters is not None and parameters < SMALLEST and hidden_size is None:
@@ -64,14 +74,32 @@ def canonical_spec(
     per_block = hidden * dim * (2 * heads + 2 * kv_heads) + 3 * hidden * width + 2 * hidden
     outside = vocab * hidden * (1 if tied else 2) + hidden
     depth = num_layers or max(1, round(((parameters or 0) - outside) / per_block))
+    if depth > DEEPEST:
+        raise UsageError(
+            f"{parameters:,} parameters would take {depth:,} blocks of hidden size {hidden}, and no model has so many; "
+            "give a larger --hidden-size."
+        )
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": vocab, "hidden_size": hidden,
         "intermediate_size": width, "num_hidden_layers": depth, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "head_dim": dim, "max_position_embeddings": 10**9, "tie_word_embeddings": tied,
     }  # fmt: skip
     exact = outside + depth * per_block
+    if parameters is not None and not parameters <= 2 * exact <= 4 * parameters:
+        raise UsageError(
+            f"--params asks for {parameters:,} parameters, but a model of this shape has {exact:,}; leave out "
+            "--params, or give less of the shape."
+        )
     lines = [
         f"shape: Llama-like, hidden size {hidden}, {depth} blocks, {heads} heads ({kv_heads} key-value) of {dim}, "
         f"MLP {width}, vocabulary {vocab}{', tied' if tied else ''}: {exact:,} parameters"
     ]
     return ModelSpec.from_config(config, "Llama-like"), lines
+
+
+def _check(sizes: Mapping[str, int | None]) -> None:
+    """Raise UsageError for a size that no model has; the message names its option."""
+    for name, value in sizes.items():
+        most = DEEPEST if name == "num_layers" else WIDEST
+        if value is not None and not 1 <= value <= most:
+            raise UsageError(f"{option_name(name)} must lie between 1 and {most}, not {value}.")

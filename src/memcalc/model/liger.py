@@ -14,8 +14,9 @@ def use_liger(network: Network, model_type: str) -> None:
     """Let Liger's kernels compute norms, gated MLPs and rotary embeddings, as far as it has them for this family."""
     kernels = LIGER.get(model_type)
     if kernels is None:
+        near = close_matches(model_type, LIGER) or ";"
         raise UsageError(
-            f"memcalc knows no Liger kernels for {model_type}{close_matches(model_type, LIGER)}; leave out --kernels, "
+            f"memcalc knows no Liger kernels for {model_type}{near} leave out --kernels, "
             f"or use one of {', '.join(sorted(LIGER))}."
         )
     for _, module in network.modules():

@@ -188,7 +188,7 @@ def _load(path: Path, wanted: str | None) -> LoadedModel:
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError) as problem:
-        raise CheckpointError(f"{shown(path)} cannot be read: {_why(problem)}{_neighbours(path)}.") from None
+        raise CheckpointError(f"{shown(path)} cannot be read: {_why(problem)}{_neighbours(path) or '.'}") from None
     if stat.S_ISDIR(mode):
         return load_folder(DiskFolder(path), "file", wanted)
     folder = DiskFolder(path.parent, name=str(path))
@@ -232,6 +232,6 @@ def _checked(folder: DiskFolder, model: LoadedModel) -> LoadedModel:
 
 def _neighbours(path: Path) -> str:
     try:
-        return close_matches(path.name, [entry.name for entry in os.scandir(path.parent)]).rstrip("?")
+        return close_matches(path.name, [entry.name for entry in os.scandir(path.parent)])
     except (OSError, ValueError):
         return ""

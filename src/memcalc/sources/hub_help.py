@@ -28,8 +28,8 @@ def missing_revision(client: HubClient, repo_id: str, revision: str) -> HubError
     names = [
         str(row.get("name")) for group in groups if isinstance(group, list) for row in group if isinstance(row, dict)
     ]
-    hint = close_matches(revision, names).rstrip("?") or "; give a branch, a tag or a full commit id"
-    return HubError(f"{shown(repo_id)} has no revision {shown(revision)}{hint}.")
+    hint = close_matches(revision, names) or "; give a branch, a tag or a full commit id."
+    return HubError(f"{shown(repo_id)} has no revision {shown(revision)}{hint}")
 
 
 def _exists(client: HubClient, url: str) -> bool:

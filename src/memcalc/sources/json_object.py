@@ -10,6 +10,9 @@ from memcalc.sources.names import shown
 # The largest text file that is read whole, bytes. The biggest index files in public repositories are about 10 MB.
 TEXT_CAP = 100_000_000
 
+_KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "true or false", type(None): "null"}
+"""What JSON calls the values that are no objects."""
+
 
 def parse_object(data: bytes, name: str, error: type[MemcalcError] = ConfigError) -> dict[str, Any]:
     """The object in `data`; `name` is the file's, for messages.
@@ -41,7 +44,7 @@ def parse_object(data: bytes, name: str, error: type[MemcalcError] = ConfigError
         raise error(f"{shown(name)} holds a number of thousands of digits: it is damaged.") from None
     if not isinstance(value, dict):
         raise error(
-            f"{shown(name)} holds a JSON {type(value).__name__} where an object is needed: is it the right file?"
+            f"{shown(name)} holds a JSON {_KINDS[type(value)]} where an object is needed: is it the right file?"
         )
     return value
 

@@ -203,6 +203,5 @@ def optimizer(name: str) -> Optimizer:
     try:
         return _NAMES[name]
     except KeyError:
-        raise UsageError(
-            f"optimizer {name[:60]!r} is not known{close_matches(name, OPTIMIZERS)}; `memcalc optimizers` lists them."
-        ) from None
+        near = close_matches(name, OPTIMIZERS) or ";"
+        raise UsageError(f"optimizer {name[:60]!r} is not known{near} `memcalc optimizers` lists them.") from None

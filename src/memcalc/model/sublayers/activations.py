@@ -94,6 +94,5 @@ def find(name: str) -> Activation:
         return ACTIVATIONS[name]
     except KeyError:
         known = sorted((*ACTIVATIONS, *_WITH_WEIGHTS))
-        raise ConfigError(
-            f"activation function {name!r} is not known{close_matches(name, known)}; known are {', '.join(known)}."
-        ) from None
+        near = close_matches(name, known) or ";"
+        raise ConfigError(f"activation function {name!r} is not known{near} known are {', '.join(known)}.") from None
