@@ -2,8 +2,8 @@
 
 KNOWN: dict[str, dict[str, int]] = {
     # The pooling head of SigLIP's tower, and the last block and the norm of LLaVA's, run without reaching the loss: on
-    # a GPU what they save goes when their outputs go. The tracker's module hooks hold the graph in cycles, which Python's
-    # collector frees now and then.
+    # a GPU what they save goes when their outputs go. The tracker's module hooks hold the graph in cycles, which
+    # Python's collector frees now and then.
     "siglip:4": {"forward": -563200, "backward": -943616, "step": -1126400},
     "llava:0": {"saved_for_backward": 400, "forward": -2981888, "backward": -5369856, "step": -5369856},
     "llava:2": {"saved_for_backward": 800, "forward": -593920, "backward": -1187840, "step": -1187840},

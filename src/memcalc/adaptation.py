@@ -112,12 +112,15 @@ def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) 
 
 
 def _checkpoint_every(network: Network, step: int) -> None:
-    """Checkpoint the first of every `step` blocks only."""
+    """Checkpoint the first of every `step` blocks only, counted through all stacks."""
+    before = 0
     for _, module in network.modules():
         if isinstance(module, Stack):
-            module.split([position % step == 0 for position in range(module.depth)])
+            chosen = [(before + position) % step == 0 for position in range(module.depth)]
+            module.split(chosen)
             for position, block in module.positions:
-                block.left_out = position % step != 0
+                block.left_out = not chosen[position]
+            before += module.depth
 
 
 def _lora(setup: TrainingSetup, rank: int) -> Lora:

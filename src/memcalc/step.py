@@ -159,6 +159,10 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     tape.attention = family(spec.model_type).attention_used(setup.attention)
     tape.expert_imbalance = setup.expert_imbalance
     tape.checkpointing = setup.activation_checkpointing == "full"
+    tape.selective = setup.activation_checkpointing == "selective"
+    tape.reentrant = setup.checkpoint_reentrant
+    tape.offloads_inputs = setup.activation_offload and tape.checkpointing
+    tape.offloading = setup.activation_offload and not tape.checkpointing
     tensors = network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, network, setup)
     length = setup.seq_len or DEFAULT_SEQ_LEN + network.image_tokens(setup.images, setup.image_size)

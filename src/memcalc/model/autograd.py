@@ -43,7 +43,7 @@ class Node:
         self.edges: list[tuple[Node, int, Shape, DType] | None] = [
             None if x is None or x.node is None else (x.node, x.slot, x.shape, x.dtype) for x in inputs
         ]
-        self.saved: list[Storage | CheckpointSlot] = []
+        self.saved: list[Storage | CheckpointSlot | Offloaded] = []
         self.unpacked: list[Storage] = []
         self.sequence = tape.sequence
         tape.sequence += 1
@@ -52,10 +52,13 @@ class Node:
         self.pending = 0
         self.received: list[Tensor | None] | None = None
 
-    def save(self, storage: Storage) -> None:
-        """Keep `storage` for backward (in the frame of the checkpointed block, when one is running)."""
+    def save(self, kept: Tensor | Storage) -> None:
+        """Keep a tensor for backward (in the frame of the checkpointed block, when one is running)."""
+        storage = kept if isinstance(kept, Storage) else kept.storage
         frame = self.tape.checkpoint
-        if frame is None:
+        if frame is None and self.tape.offloading and isinstance(kept, Tensor) and self.tape.can_offload(kept):
+            self.saved.append(Offloaded(self.tape.offload(kept)))
+        elif frame is None:
             allocation = storage.allocation
             allocation.saved = True
             if allocation.row == TEMPORARY:
@@ -146,6 +149,15 @@ def require_gradient(x: Tensor) -> None:
         x.node.context = x.storage
 
 
+class Offloaded:
+    """Stands in a node for a tensor that lies in host memory, and is brought back when it is needed."""
+
+    __slots__ = ("nbytes",)
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
 # -- non-reentrant checkpointing --------------------------------------------------------------------------------------
 
 
@@ -225,4 +237,6 @@ def unpack(node: Node) -> list[Storage]:
             if item.storage is not None:
                 out.append(item.storage)
                 item.storage = None
+        elif isinstance(item, Offloaded):
+            out.append(node.tape.allocate(item.nbytes, TEMPORARY, "activations brought back"))
     return out

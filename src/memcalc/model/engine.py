@@ -6,7 +6,7 @@ will come have come; of the ready ones, the one created last in forward runs fir
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from memcalc.model.autograd import Node, unpack
 from memcalc.model.tape import Tape
@@ -18,13 +18,33 @@ def backward(tape: Tape, loss: Tensor) -> None:
     root = loss.node
     if root is None:
         return
-    _count_dependencies(root)
+    _count_dependencies([root])
     tape.enter("backward", None)
     tape.grad_enabled = False
     with tape.scoped(root.scope):
         root.received = [tape.new(loss.shape, loss.dtype)]
     keep = root.received[0]  # the root gradient lives through the whole of backward, as does the loss
-    ready: list[tuple[int, Node]] = [(-root.sequence, root)]
+    _run_all(tape, [root])
+    tape.enter("backward", None)
+    del keep
+
+
+def backward_from(tape: Tape, outputs: list[tuple[Tensor, Tensor]]) -> None:
+    """Run the graph of several tensors backward, each with its gradient, inside another backward."""
+    roots = list(dict.fromkeys(output.node for output, _ in outputs if output.node is not None))
+    _count_dependencies(roots)
+    for output, gradient in outputs:
+        if output.node is not None:
+            _deliver(tape, output.node, output.slot, gradient)
+    outputs.clear()
+    _run_all(tape, [root for root in roots if root.pending == 0])
+
+
+def _run_all(tape: Tape, roots: list[Node]) -> None:
+    """Run every node that hangs on `roots`, which have their gradients."""
+    ready: list[tuple[int, Node]] = [(-root.sequence, root) for root in roots]
+    heapify(ready)
+    roots.clear()
     while ready:
         node = heappop(ready)[1]
         if node.block is not tape.block and node.edges:
@@ -38,13 +58,11 @@ def backward(tape: Tape, loss: Tensor) -> None:
             if target.pending == 0:
                 heappush(ready, (-target.sequence, target))
             del gradient
-    tape.enter("backward", None)
-    del keep
 
 
-def _count_dependencies(root: Node) -> None:
-    """Set `pending` of every node that the backward of `root` reaches to the number of gradients it will get."""
-    seen, stack = {root}, [root]
+def _count_dependencies(roots: list[Node]) -> None:
+    """Set `pending` of every node that the backward of `roots` reaches to the number of gradients it will get."""
+    seen, stack = set(roots), list(roots)
     while stack:
         for edge in stack.pop().edges:
             if edge is not None:

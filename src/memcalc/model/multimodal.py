@@ -45,6 +45,31 @@ class Eye(Module):
         return self(batch.pixels(self.config, batch.images))  # type: ignore[no-any-return]
 
 
+DEFAULT_SIDE = 448
+"""Height and width of an image in pixels where neither the config nor `--image-size` decides."""
+
+
+class SizedEye(Eye):
+    """An eye that takes images of any size, rounded to whole tokens of `token` pixels' height and width."""
+
+    def __init__(self, config: Config, token: int) -> None:
+        self.config = config
+        self.token = token
+
+    def image_side(self, size: int | None) -> int:
+        """Height and width of an image in pixels."""
+        return max(1, round((size or DEFAULT_SIDE) / self.token)) * self.token
+
+    def tokens(self, size: int | None) -> int:
+        """As many as fit into the image."""
+        return (self.image_side(size) // self.token) ** 2
+
+    def look(self, batch: Batch) -> Sight:
+        """What it makes of the images of a batch."""
+        side = self.image_side(batch.image_size)
+        return self(batch.pixels(self.config, batch.images, (side, side)))  # type: ignore[no-any-return]
+
+
 class Language(NamedTuple):
     """The decoder that reads, and the family that it is of."""
 
@@ -113,7 +138,11 @@ class VisionLanguage(Network):
                 f"--images {batch.images} takes {taken} tokens of each sequence, but {batch.ids.shape[1]} are read at "
                 f"once; give --seq-len {taken} or more, or fewer images."
             )
-        return self.visual.look(batch)
+        cached = batch.ids.tape.cache
+        batch.ids.tape.cache = None  # a tower's attention caches nothing
+        sight = self.visual.look(batch)
+        batch.ids.tape.cache = cached
+        return sight
 
     def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
         """What else the decoder gets to know of the images, whose places in `ids` are `mask` [b, s, 1]."""
@@ -187,6 +216,7 @@ def pieces(features: Tensor) -> list[Tensor]:
 
 
 __all__ = [
-    "Eye", "Language", "Seen", "Sight", "VisionLanguage", "check_size", "chosen", "language_model", "pieces",
+    "Eye", "Language", "Seen", "Sight", "SizedEye", "VisionLanguage", "check_size", "chosen", "language_model",
+    "pieces",
     "places", "tied_anywhere",
 ]  # fmt: skip

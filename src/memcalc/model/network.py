@@ -32,14 +32,17 @@ class Batch:
     image_size: int | None = None
     """Their height and width in pixels; None where the config decides."""
 
-    def pixels(self, c: Config, count: int = 1) -> Tensor:
+    def pixels(self, c: Config, count: int = 1, sides: tuple[int, int] | None = None) -> Tensor:
         """Pixels [b · count, channels, height, width] of the images that a vision config takes, an input of the step.
 
+        `sides` are height and width where the config does not decide.
         They come in fp32, or in the weights' dtype where that is narrower.
         """
         tape = self.ids.tape
         given = c.items("image_size") if isinstance(c.get("image_size"), (list, tuple)) else None
-        sides = [c.integer("image_size")] * 2 if given is None else [int(str(side)) for side in given]
+        if sides is None:
+            height, width = [c.integer("image_size")] * 2 if given is None else [int(str(side)) for side in given]
+            sides = height, width
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
         return tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
 
@@ -233,8 +236,9 @@ class CausalLM(Network):
             return Outputs(None if batch.labels is None else causal_lm_loss(logits, batch.labels), (logits, *kept))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [b, s, V] of hidden states [b, s, h]."""
-        logits: Tensor = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
+        """Logits [b, s, V] of hidden states [b, s, h]. What the head saves stays on the device."""
+        with hidden.tape.keeping():
+            logits: Tensor = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
         for function in self.bend:
             logits = function(logits)
         return logits

@@ -9,7 +9,7 @@ from math import isqrt
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Module, Stack
-from memcalc.model.multimodal import Eye, Sight
+from memcalc.model.multimodal import Sight, SizedEye
 from memcalc.model.network import Batch
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.packed_vision import (
@@ -24,9 +24,6 @@ from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
 from memcalc.tables.dtypes import FP32, INT64
 
-DEFAULT_SIDE = 448
-"""Height and width of an image in pixels where `--image-size` does not say: such a tower takes any."""
-
 MERGER_NAMES = ("norm", "linear_fc1", "linear_fc2")
 
 
@@ -40,15 +37,15 @@ class Parts:
     bias: bool = False
 
 
-class PackedEye(Eye):
+class PackedEye(SizedEye):
     """Patches of all images in one row through blocks, and merged by squares into tokens (Qwen2-VL)."""
 
     def __init__(self, v: Config, parts: Parts, merger: PatchMerger) -> None:
-        self.config = v
-        self.patch, self.side = v.integer("patch_size"), v.integer("spatial_merge_size")
+        patch, self.side = v.integer("patch_size"), v.integer("spatial_merge_size")
+        super().__init__(v, patch * self.side)
         width, heads = parts.width, v.integer("num_heads")
         frames = v.integer("temporal_patch_size")
-        self.patch_embed = PackedPatchEmbedding(v.integer("in_channels"), width, frames, self.patch, bias=parts.bias)
+        self.patch_embed = PackedPatchEmbedding(v.integer("in_channels"), width, frames, patch, bias=parts.bias)
         self.pos_embed: Embedding | None = None
         self.rotary_pos_emb = AxialRotary(width // heads)
         self.blocks = Stack(
@@ -61,15 +58,6 @@ class PackedEye(Eye):
     def kinds(self, depth: int) -> Sequence[Hashable]:
         """The kinds of the blocks."""
         return ["block"] * depth
-
-    def image_side(self, size: int | None) -> int:
-        """Height and width in pixels: the processor rounds images to whole tokens."""
-        token = self.patch * self.side
-        return max(1, round((size or DEFAULT_SIDE) / token)) * token
-
-    def tokens(self, size: int | None) -> int:
-        """As many as squares of patches."""
-        return (self.image_side(size) // (self.patch * self.side)) ** 2
 
     def look(self, batch: Batch) -> Sight:
         """What it makes of the images of a batch."""

@@ -12,7 +12,7 @@ from memcalc.model.sublayers.mlp import GatedMLP
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.packed_vision import AxialRotary
 from memcalc.model.sublayers.rotary import Rotation, apply_rotary
-from memcalc.model.sublayers.vision import Seen, kinds_of
+from memcalc.model.sublayers.vision import PatchEmbedding, Seen, kinds_of
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT64
 
@@ -22,13 +22,76 @@ PIXTRAL: dict[str, object] = {
 }  # fmt: skip
 
 
-class PatchConvolution(Module):
-    """A convolution without bias that strides as far as it is wide: [images, c, height, width] to a grid of patches."""
+class PixtralBlock(Module):
+    """Norm, attention, add; norm, MLP, add."""
 
-    def __init__(self, channels: int, hidden: int, patch: int) -> None:
-        self.weight = ops_parameter(hidden, channels, patch, patch)
-        self.patch = patch
+    scope = "residual stream"
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[images, h, rows, columns]."""
-        return ops.convolution(pixels, self.weight, None, stride=self.patch)
+    def __init__(self, attention: Module, feed_forward: Module, width: int) -> None:
+        self.attention_norm = RMSNorm(width)
+        self.feed_forward = feed_forward
+        self.attention = attention
+        self.ffn_norm = RMSNorm(width)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
+        """[1, n, h] to [1, n, h]."""
+        residual = hidden
+        hidden = self.attention_norm(hidden)
+        hidden, _weights = self.attention(hidden, rotation=rotation, mask=mask)
+        hidden = ops.add(residual, hidden)
+        residual = hidden
+        hidden = self.ffn_norm(hidden)
+        hidden = self.feed_forward(hidden)
+        return ops.add(residual, hidden)
+
+
+class PixtralTower(Module):
+    """Patches [1, n, h] of all images through blocks. `keep` are the indices of states that are given as well."""
+
+    def __init__(self, v: Config, keep: tuple[int, ...]) -> None:
+        width, heads, _ = v.heads()
+        width = v.integer("hidden_size")
+        head_dim, depth = width // heads, v.integer("num_hidden_layers")
+        channels, side = v.integer("num_channels"), v.integer("patch_size")
+        self.patch_conv = PatchEmbedding(channels, width, side, bias=False, flat=False)
+        self.ln_pre = RMSNorm(width)
+
+        def block(_: int) -> Module:
+            attention = GroupedQueryAttention(
+                width, heads, heads, head_dim, rotate=partial(apply_rotary, dim=0),
+                dropout=v.probability("attention_dropout"),
+            )  # fmt: skip
+            return PixtralBlock(attention, GatedMLP(width, v.integer("intermediate_size"), v.text("hidden_act")), width)
+
+        self.transformer = Stack(kinds_of(depth, keep), block, name="vision block")
+        self.patch_positional_embedding = AxialRotary(head_dim, halves=True, cast=True)
+        self.keep = keep
+
+    def forward(self, pixels: Tensor) -> Seen:
+        """Pixels [images, c, height, width] to hidden states."""
+        tape = pixels.tape
+        grid = self.patch_conv(pixels)
+        images = ops.unbind(grid, 0)
+        hidden = ops.unsqueeze(ops.cat([ops.transpose(_flat(image), 0, 1) for image in images], 0), 0)
+        hidden = self.ln_pre(hidden)
+        places = tape.new((hidden.shape[1], 2), INT64)
+        rotation = self.patch_positional_embedding(hidden, places)
+        mask = None
+        if tape.attention != "flash":
+            mask = tape.new((1, 1, hidden.shape[1], hidden.shape[1]), hidden.dtype)
+        hidden, states = self._blocks(hidden, mask, rotation)
+        del grid
+        return hidden, None, tuple(states[index] for index in self.keep)
+
+    def _blocks(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation) -> tuple[Tensor, dict[int, Tensor]]:
+        states = {0: hidden} if 0 in self.keep else {}
+        for layer in self.transformer:
+            hidden = layer(hidden, mask, rotation=rotation)
+            if layer.traced.position + 1 in self.keep:
+                states[layer.traced.position + 1] = hidden
+        return hidden, states
+
+
+def _flat(image: Tensor) -> Tensor:
+    """[h, rows, columns] to [h, n]."""
+    return ops.view(image, image.shape[0], -1)

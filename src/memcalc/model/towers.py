@@ -79,7 +79,7 @@ class TextEmbeddings(Module):
         return ops.add(inputs_embeds, position_embeddings)
 
 
-def _blocks(c: Config, name: str, *, together: bool, keep: Sequence[int] = ()) -> Stack:
+def tower_blocks(c: Config, name: str, *, together: bool, keep: Sequence[int] = ()) -> Stack:
     """Blocks of either tower; CLIP projects query, key and value `together`, and registers attention first."""
     hidden, heads, act = c.integer("hidden_size"), c.integer("num_attention_heads"), c.text("hidden_act")
 
@@ -107,7 +107,7 @@ def clip_vision(c: Config, keep: Sequence[int] = ()) -> VisionTower:
     """CLIP's vision tower: a class token, a norm before the blocks, and one on the pooled class token."""
     hidden = c.integer("hidden_size")
     return VisionTower(
-        GridEmbeddings(c, classed=True, bias=False), _blocks(c, "vision block", together=True, keep=keep),
+        GridEmbeddings(c, classed=True, bias=False), tower_blocks(c, "vision block", together=True, keep=keep),
         keep=keep, before=LayerNorm(hidden), after=LayerNorm(hidden), norm_pooled=True,
     )  # fmt: skip
 
@@ -117,7 +117,7 @@ def siglip_vision(c: Config, keep: Sequence[int] = ()) -> VisionTower:
     hidden, heads = c.integer("hidden_size"), c.integer("num_attention_heads")
     head = AttentionPooling(hidden, heads, c.integer("intermediate_size"), c.text("hidden_act"))
     return VisionTower(
-        GridEmbeddings(c, classed=False, bias=True), _blocks(c, "vision block", together=False, keep=keep),
+        GridEmbeddings(c, classed=False, bias=True), tower_blocks(c, "vision block", together=False, keep=keep),
         keep=keep, after=LayerNorm(hidden), pool=head if c.flag("vision_use_head") else None,
     )  # fmt: skip
 
@@ -128,7 +128,7 @@ class TextTower(Module):
     def __init__(self, c: Config, *, causal: bool) -> None:
         hidden = c.integer("hidden_size")
         self.embeddings = TextEmbeddings(c)
-        self.layers = _blocks(c, "text block", together=causal)
+        self.layers = tower_blocks(c, "text block", together=causal)
         self.final_layer_norm = LayerNorm(hidden)
         self.head = None if causal else Linear(hidden, c.integer("projection_size", hidden), bias=True, group="head")
         self.causal = causal

@@ -91,7 +91,11 @@ _FILES: dict[str, tuple[str, ...]] = {
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),
     "vit": ("vit", "deit", "dinov2"),
-    "llava": ("llava", "gemma3", "paligemma"),
+    "llava": ("llava",),
+    "gemma_vision": ("gemma3", "paligemma"),
+    "mistral3": ("mistral3",),
+    "internvl": ("internvl",),
+    "idefics": ("idefics3", "smolvlm"),
     "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
     "contrastive": (
         "clip",

@@ -5,7 +5,7 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 
 from memcalc.model.ops.attention import scaled_dot_product_attention
 from memcalc.model.ops.complex import as_complex, as_real, polar, turn
-from memcalc.model.ops.convolution import average_pool, conv1d, convolution
+from memcalc.model.ops.convolution import average_pool, conv1d, convolution, unfold
 from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.elementwise import (
     add,
@@ -119,5 +119,6 @@ __all__ = [
     "rms_norm_fused", "routed_multiplier", "rsqrt", "scale", "scale_", "scaled_dot_product_attention", "scatter",
     "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "solve_triangular", "sort", "split",
     "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one", "take_where", "tanh", "to",
-    "topk", "transpose", "triangle", "turn", "unbind", "unsqueeze", "vector_norm", "view", "weight_times", "where",
+    "topk", "transpose", "triangle", "turn", "unbind", "unfold", "unsqueeze", "vector_norm", "view", "weight_times",
+    "where",
 ]  # fmt: skip

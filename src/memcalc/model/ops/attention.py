@@ -48,7 +48,7 @@ def scaled_dot_product_attention(
     node = record(tape, out, _attention_backward, inputs, (kernel, *_layouts(query, key, value)))
     if node is not None:
         for tensor in (query, key, value, *(() if mask is None else (mask,)), out, lse, seed, offset):
-            node.save(tensor.storage)
+            node.save(tensor)
     return out
 
 

@@ -50,7 +50,7 @@ def turn(x: Tensor, factor: Tensor) -> Tensor:
     out = x.tape.new(shape, COMPLEX64, elementwise_stride(shape, ((x.shape, x.stride), (factor.shape, factor.stride))))
     node = record(x.tape, out, _turn_backward, (x,), factor.shape)
     if node is not None:
-        node.save(factor.storage)
+        node.save(factor)
     return out
 
 

@@ -22,8 +22,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int =
     out = x.tape.new((x.shape[0], weight.shape[0], *spatial), x.dtype)
     node = record(x.tape, out, _convolution_backward, (x, weight, bias))
     if node is not None:
-        node.save(x.storage)
-        node.save(weight.storage)
+        node.save(x)
+        node.save(weight)
     return out
 
 
@@ -37,15 +37,23 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def average_pool(x: Tensor, kernel: int) -> Tensor:
     """The mean of squares of `kernel` by `kernel` of x [b, c, height, width]: keeps x."""
     out = x.tape.new((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
-    node = record(x.tape, out, _average_backward, (x,), x.shape)
+    node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
-        node.save(x.storage)
+        node.save(x)
     return out
 
 
-def _average_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _full_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+
+
+def unfold(x: Tensor, side: int) -> Tensor:
+    """Squares of `side` by `side` of x [b, c, height, width] as columns, a copy: [b, c · side², squares]."""
+    batch, channels, height, width = x.shape
+    out = x.tape.new((batch, channels * side**2, (height // side) * (width // side)), x.dtype)
+    record(x.tape, out, _full_backward, (x,), x.shape)
+    return out
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:

@@ -80,9 +80,9 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     node = record(a.tape, out, _product_backward, (a, b))
     if node is not None:
         if node.edges[0] is not None:
-            node.save(b.storage)
+            node.save(b)
         if node.edges[1] is not None:
-            node.save(a.storage)
+            node.save(a)
     return out
 
 
@@ -101,8 +101,8 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     node = record(a.tape, out, divide_gradients, (a, b))
     if node is not None:
         if node.edges[1] is not None:
-            node.save(a.storage)
-        node.save(b.storage)
+            node.save(a)
+        node.save(b)
     return out
 
 
@@ -143,7 +143,7 @@ def power(x: Tensor, exponent: float = 2) -> Tensor:
     out = like(x)
     node = record(x.tape, out, _power_backward, (x,), exponent)
     if node is not None:
-        node.save(x.storage)
+        node.save(x)
     return out
 
 
@@ -183,9 +183,9 @@ def _unary(x: Tensor, backward: Backward, *, keep_input: bool = False, keep_outp
     node = record(x.tape, out, backward, (x,))
     if node is not None:
         if keep_input:
-            node.save(x.storage)
+            node.save(x)
         if keep_output:
-            node.save(out.storage)
+            node.save(out)
     return out
 
 
@@ -272,7 +272,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     mask = like(x, BOOL)
     node = record(tape, out, _one, (x,))
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -281,7 +281,7 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     out = x.tape.new(broadcast_shapes(x.shape, mask.shape), x.dtype)
     node = record(x.tape, out, _one, (x,))
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -290,7 +290,7 @@ def masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
     out = Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
     node = record(x.tape, out, _one, (x,))
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -301,7 +301,7 @@ def where(mask: Tensor, a: Tensor) -> Tensor:
     del fill
     node = record(a.tape, out, _where_backward, (a,))
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 

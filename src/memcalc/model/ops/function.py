@@ -14,7 +14,7 @@ def function(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[
         out = forward(x.detach())
     node = record(x.tape, out, _function_backward, (x,), backward)
     if node is not None:
-        node.save(x.storage)
+        node.save(x)
     return out
 
 
@@ -33,7 +33,7 @@ def routed_multiplier(scores: Tensor, multiplier: Tensor, chosen: Tensor, gates:
     node = record(tape, out, _routed_backward, (scores, multiplier, gates), gates.shape)
     if node is not None:
         for kept in (multiplier, chosen, gates):
-            node.save(kept.storage)
+            node.save(kept)
     return out
 
 

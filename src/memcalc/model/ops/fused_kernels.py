@@ -25,7 +25,7 @@ def fused_rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
     node = record(tape, out, _rms_norm_backward, (x, weight), (in_place, weight.dtype))
     if node is not None:
         for tensor in (rows, weight, rstd):
-            node.save(tensor.storage)
+            node.save(tensor)
     return out
 
 
@@ -51,8 +51,8 @@ def fused_gate(gate: Tensor, up: Tensor) -> Tensor:
     out = like(left)
     node = record(tape, out, _gate_backward, (gate, up), (gate.shape, gate.dtype))
     if node is not None:
-        node.save(left.storage)
-        node.save(right.storage)
+        node.save(left)
+        node.save(right)
     return out
 
 
@@ -74,7 +74,7 @@ def fused_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[
     turned[1].node, turned[1].slot = node, 1
     if node is not None:
         for table in tables:
-            node.save(table.storage)
+            node.save(table)
     return turned[0], turned[1]
 
 

@@ -42,7 +42,7 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
     if node is not None:
         for gradient in made:
             if gradient is not None:
-                node.save(gradient.storage)
+                node.save(gradient)
     return loss
 
 
@@ -97,7 +97,7 @@ def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     node = record(tape, loss, _cut_backward, (hidden, weight), (tokens, hidden.shape, weight.shape, hidden.dtype))
     if node is not None:
         for tensor in (hidden, weight, lse, flat, valid, mean_logits):
-            node.save(tensor.storage)
+            node.save(tensor)
         tape.held_by_graph.append(valid.storage)
     return loss
 

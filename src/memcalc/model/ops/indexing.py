@@ -29,7 +29,7 @@ def _chosen(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     values, indices = x.tape.new(shape, x.dtype), x.tape.new(shape, INT64)
     node = record(x.tape, values, _scattered, (x,), x.shape)
     if node is not None:
-        node.save(indices.storage)
+        node.save(indices)
     return values, indices
 
 
@@ -53,7 +53,7 @@ def take(x: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
     out = x.tape.new((*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :]), x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
-        node.save(indices.storage)
+        node.save(indices)
     return out
 
 
@@ -64,7 +64,7 @@ def take_one(x: Tensor, dim: int) -> Tensor:
     out = x.tape.new((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
-        node.save(index.storage)
+        node.save(index)
     return out
 
 
@@ -73,7 +73,7 @@ def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     out = Tensor(base.shape, base.stride, base.dtype, base.storage)
     node = record(base.tape, out, _taken_back, (values,), values.shape)
     if node is not None:
-        node.save(indices.storage)
+        node.save(indices)
     return out
 
 
@@ -82,7 +82,7 @@ def scatter(base: Tensor, indices: Tensor) -> Tensor:
     out = like(base)
     node = record(base.tape, out, _taken_back, (base,), base.shape)
     if node is not None:
-        node.save(indices.storage)
+        node.save(indices)
     return out
 
 
@@ -103,7 +103,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     out = like(x)
     node = record(x.tape, out, _masked_scatter_backward, (x, source), source.shape)
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -123,7 +123,7 @@ def take_where(x: Tensor, mask: Tensor, count: int) -> Tensor:
     del where
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -134,7 +134,7 @@ def put_where_(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     del where
     node = record(x.tape, out, _put_backward, (x, rows), rows.shape)
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -156,6 +156,6 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
     out = x.tape.new(indices.shape, x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
-        node.save(x.storage)
-        node.save(indices.storage)
+        node.save(x)
+        node.save(indices)
     return out

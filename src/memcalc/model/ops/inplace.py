@@ -30,8 +30,8 @@ def divide_(a: Tensor, b: Tensor) -> Tensor:
     node = record(a.tape, out, divide_gradients, (a, b))
     if node is not None:
         if before is not None:
-            node.save(before.storage)
-        node.save(b.storage)
+            node.save(before)
+        node.save(b)
     return out
 
 

@@ -74,9 +74,9 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
     node = record(a.tape, out, _mm_backward, (a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
         if node.edges[1] is not None:
-            node.save(a.storage)
+            node.save(a)
         if node.edges[0] is not None:
-            node.save(b.storage)
+            node.save(b)
     return out
 
 
@@ -96,9 +96,9 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     node = record(a.tape, out, _addmm_backward, (bias, a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
         if node.edges[2] is not None:
-            node.save(a.storage)
+            node.save(a)
         if node.edges[1] is not None:
-            node.save(b.storage)
+            node.save(b)
     return out
 
 
@@ -149,9 +149,9 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     node = record(a.tape, out, _bmm_backward, (a, b), (a.shape, b.shape))
     if node is not None:
         if node.edges[1] is not None:
-            node.save(a.storage)
+            node.save(a)
         if node.edges[0] is not None:
-            node.save(b.storage)
+            node.save(b)
     return out
 
 
@@ -174,10 +174,10 @@ def grouped_mm(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     node = record(rows.tape, out, _grouped_mm_backward, (rows, weight), (rows.shape, weight.shape, weight.stride))
     if node is not None:
         if node.edges[1] is not None:
-            node.save(rows.storage)
+            node.save(rows)
         if node.edges[0] is not None:
-            node.save(weight.storage)
-        node.save(offsets.storage)
+            node.save(weight)
+        node.save(offsets)
     return out
 
 
@@ -205,9 +205,9 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tens
     node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape, scaled))
     if node is not None:
         if node.edges[2] is not None:
-            node.save(a.storage)
+            node.save(a)
         if node.edges[1] is not None:
-            node.save(b.storage)
+            node.save(b)
     return out
 
 
@@ -235,8 +235,8 @@ def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
     out = _by_columns(b)
     node = record(a.tape, out, _solve_backward, (a, b))
     if node is not None:
-        node.save(a.storage)
-        node.save(out.storage)
+        node.save(a)
+        node.save(out)
     return out
 
 

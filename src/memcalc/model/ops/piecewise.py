@@ -17,7 +17,7 @@ def clamp(x: Tensor, bounds: int = 2) -> Tensor:
     out = like(x)
     node = record(x.tape, out, _clamp_backward, (x,), bounds)
     if node is not None:
-        node.save(x.storage)
+        node.save(x)
     return out
 
 
@@ -31,7 +31,7 @@ def clamp_(x: Tensor, *, of_view: bool = False) -> Tensor:
     out = Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
     node = record(x.tape, out, _clamp_view_backward if of_view else _clamp_backward, (x,), 2)
     if node is not None and before is not None:
-        node.save(before.storage)
+        node.save(before)
     return out
 
 
@@ -63,8 +63,8 @@ def at_most(x: Tensor, bound: Tensor) -> Tensor:
     out = like(x)
     node = record(x.tape, out, _at_most_backward, (x,))
     if node is not None:
-        node.save(x.storage)
-        node.save(bound.storage)
+        node.save(x)
+        node.save(bound)
     return out
 
 
@@ -87,7 +87,7 @@ def choose(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
     out = like(a)
     node = record(a.tape, out, _choose_backward, (a, b))
     if node is not None:
-        node.save(mask.storage)
+        node.save(mask)
     return out
 
 
@@ -110,7 +110,7 @@ def expm1(x: Tensor) -> Tensor:
     out = like(x)
     node = record(x.tape, out, scratch(2), (x,))
     if node is not None:
-        node.save(out.storage)
+        node.save(out)
     return out
 
 
@@ -127,7 +127,7 @@ def clamp_to_finite(x: Tensor) -> Tensor:
     node = record(tape, out, _clamp_backward, (x,), 2)
     if node is not None:
         for tensor in (x, low, bound):
-            node.save(tensor.storage)
+            node.save(tensor)
     return out
 
 

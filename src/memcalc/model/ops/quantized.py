@@ -252,7 +252,7 @@ def grouped(rows: Tensor, shape: Shape, offsets: Tensor, *, fused: bool) -> Tens
     del weight
     node = record(tape, out, _grouped_backward, (rows,), (shape, fused))
     if node is not None:
-        node.save(offsets.storage)
+        node.save(offsets)
     return out
 
 

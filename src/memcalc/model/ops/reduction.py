@@ -59,8 +59,8 @@ def logsumexp(x: Tensor) -> Tensor:
         like(x)  # exp(x - max), inside the operation
     node = record(tape, out, _logsumexp_backward, (x,), x.shape)
     if node is not None:
-        node.save(x.storage)
-        node.save(out.storage)
+        node.save(x)
+        node.save(out)
     return out
 
 
@@ -81,8 +81,8 @@ def vector_norm(x: Tensor) -> Tensor:
     out = x.tape.new(_reduced(x.shape, -1, True), dtype)
     node = record(x.tape, out, _vector_norm_backward, (x,), (x.shape, x.dtype))
     if node is not None:
-        node.save(x.storage)
-        node.save(out.storage)
+        node.save(x)
+        node.save(out)
     return out
 
 
@@ -116,7 +116,7 @@ def _softmax(x: Tensor, dtype: DType | None) -> Tensor:
     out = x.tape.new(x.shape, dtype or x.dtype, contiguous_stride(x.shape))
     node = record(x.tape, out, _softmax_backward, (x,), x.dtype)
     if node is not None:
-        node.save(out.storage)
+        node.save(out)
     return out
 
 
@@ -138,7 +138,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized
     if node is not None:
         for tensor in (bias, x, weight, mean_, rstd):
             if tensor is not None:
-                node.save(tensor.storage)
+                node.save(tensor)
     return out
 
 
@@ -160,10 +160,10 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None) -> Tensor:
     rstd = tape.new((*x.shape[:-1], 1), FP32)
     node = record(tape, out, _layer_norm_backward, (x, weight, None), x.shape)
     if node is not None:
-        node.save(x.storage)
+        node.save(x)
         if weight is not None:
-            node.save(weight.storage)
-        node.save(rstd.storage)
+            node.save(weight)
+        node.save(rstd)
     return out
 
 
@@ -172,7 +172,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     out = weight.tape.new((*ids.shape, weight.shape[1]), weight.dtype)
     node = record(weight.tape, out, _embedding_backward, (weight,))
     if node is not None:
-        node.save(ids.storage)
+        node.save(ids)
     return out
 
 
@@ -199,7 +199,7 @@ def nll_loss(log_probs: Tensor, target: Tensor) -> Tensor:
     node = record(tape, loss, _full_size, (log_probs,), log_probs.shape)
     if node is not None:
         for tensor in (log_probs, target, total_weight):
-            node.save(tensor.storage)
+            node.save(tensor)
     return loss
 
 
@@ -209,8 +209,8 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     loss = x.tape.new((), x.dtype)
     node = record(x.tape, loss, _full_size, (x,), x.shape)
     if node is not None:
-        node.save(x.storage)
-        node.save(target.storage)
+        node.save(x)
+        node.save(target)
     return loss
 
 
@@ -220,8 +220,8 @@ def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     loss = logits.tape.new((), logits.dtype)
     node = record(logits.tape, loss, _full_size, (logits,), logits.shape)
     if node is not None:
-        node.save(logits.storage)
-        node.save(target.storage)
+        node.save(logits)
+        node.save(target)
     return loss
 
 

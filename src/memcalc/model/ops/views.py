@@ -176,7 +176,7 @@ def pick(x: Tensor, *indices: Tensor) -> Tensor:
     node = record(x.tape, out, _narrow_backward, (x,), x.shape)
     if node is not None:
         for index in indices:
-            node.save(index.storage)
+            node.save(index)
     return out
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from memcalc.model import ops
+from memcalc.model.checkpointing import checkpointed
 from memcalc.model.module import Module, Parameter
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import RMSNorm
@@ -87,6 +89,29 @@ def attend(
 
     Only eager attention knows how to cap scores softly; the fused kernels leave it out. `sinks` are a score per head.
     """
+    core = partial(_core, repeats=repeats, dropout=dropout, softcapped=softcapped, sinks=sinks)
+    return _kept_or_not(core, query, key, value, mask)
+
+
+Core = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor | None]]
+
+
+def _kept_or_not(
+    core: Core, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Run the core of attention, and again in backward where only it is checkpointed."""
+    tape = query.tape
+    if not tape.selective or not tape.grad_enabled:
+        return core(query, key, value, mask)
+    tape.recomputed_attentions += 1
+    out: tuple[Tensor, Tensor | None] = checkpointed(tape, core, query, key, value, mask)
+    return out
+
+
+def _core(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
+    repeats: int, dropout: float, softcapped: bool, sinks: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     if query.tape.attention == "eager" and sinks is not None:
         return eager_with_sinks(query, key, value, mask, sinks, repeats, dropout)
     if query.tape.attention == "eager":
@@ -101,6 +126,12 @@ def attend_same_dtype(
 
     Under autocast softmax gives fp32; with `cast_back` dropout works on probabilities in the values' dtype (GPT-2).
     """
+    return _kept_or_not(partial(_same_dtype, dropout=dropout, cast_back=cast_back), query, key, value, mask)
+
+
+def _same_dtype(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, cast_back: bool
+) -> tuple[Tensor, Tensor | None]:
     if query.tape.attention != "eager":
         return sdpa(query, key, value, mask, 1, dropout), None
     weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))

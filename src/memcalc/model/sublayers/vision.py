@@ -8,24 +8,27 @@ from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Module, Parameter, Stack
-from memcalc.model.sublayers.attention import attend
+from memcalc.model.sublayers.attention import attend, attend_same_dtype
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.tensor import Tensor
 
 
 class PatchEmbedding(Module):
-    """A convolution that strides as far as it is wide: one vector for each patch of the image."""
+    """A convolution that strides as far as it is wide: one vector for each patch of the image, in a row if `flat`."""
 
     scope = "embedding"
 
-    def __init__(self, channels: int, hidden: int, patch: int, *, bias: bool = True) -> None:
+    def __init__(self, channels: int, hidden: int, patch: int, *, bias: bool = True, flat: bool = True) -> None:
         self.weight = Parameter(hidden, channels, patch, patch, group="embedding")
         self.bias = Parameter(hidden, group="embedding") if bias else None
         self.patch = patch
+        self.flat = flat
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Pixels [b, c, height, width] to patches [b, n, h]."""
+        """Pixels [b, c, height, width] to patches [b, n, h], or to a grid [b, h, rows, columns]."""
         grid = ops.convolution(pixels, self.weight, self.bias, stride=self.patch)
+        if not self.flat:
+            return grid
         return ops.transpose(ops.view(grid, *grid.shape[:2], -1), 1, 2)
 
 
@@ -45,14 +48,16 @@ def grid_of(c: Config, size: int | None = None) -> tuple[int, int]:
 class VisionAttention(Module):
     """Attention with `names` for the query, key, value and output projections, without mask or cache.
 
-    With `together`, all three are projected before any is split into heads (CLIP).
+    With `together`, all three are projected before any is split into heads (CLIP), and with a `norm` query and key are
+    normalised before. With `own_dtype`, eager attention's softmax is in the dtype of the scores.
     """
 
     scope = "attention"
 
     def __init__(
         self, hidden: int, heads: int, *, names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
-        bias: bool = True, dropout: float = 0.0, together: bool = False,
+        bias: bool = True, dropout: float = 0.0, together: bool = False, own_dtype: bool = False,
+        norm: Callable[[int], Module] | None = None, out_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         if hidden % heads:
             raise ConfigError(
@@ -63,8 +68,10 @@ class VisionAttention(Module):
         for name in self.names[:3]:
             setattr(self, name, Linear(hidden, hidden, bias=bias, group="attention"))
         setattr(self, self.names[3], Linear(hidden, hidden, bias=True, group="attention"))
-        self.dropout = dropout
-        self.together = together
+        self.dropout, self.out_dropout = dropout, out_dropout
+        self.together, self.own_dtype = together, own_dtype
+        self.q_norm: Module | None = norm(hidden) if norm else None
+        self.k_norm: Module | None = norm(hidden) if norm else None
 
     def _heads(self, x: Tensor) -> Tensor:
         return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
@@ -74,6 +81,9 @@ class VisionAttention(Module):
         of_query, of_key, of_value, of_output = (vars(self)[name] for name in self.names)
         if self.together:
             query, key, value = of_query(hidden), of_key(hidden), of_value(hidden)
+            if self.q_norm is not None and self.k_norm is not None:
+                query = self.q_norm(query)
+                key = self.k_norm(key)
             query = self._heads(query)
             key = self._heads(key)
             value = self._heads(value)
@@ -81,9 +91,12 @@ class VisionAttention(Module):
             query = self._heads(of_query(hidden))
             key = self._heads(of_key(hidden))
             value = self._heads(of_value(hidden))
-        out, weights = attend(query, key, value, mask, 1, self.dropout)
+        if self.own_dtype:
+            out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
+        else:
+            out, weights = attend(query, key, value, mask, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
-        out = of_output(out)
+        out = ops.dropout(of_output(out), self.out_dropout)
         return out, weights
 
 
@@ -203,6 +216,15 @@ class VisionTower(Module):
             return hidden, pooled, kept
         out = self.post_layernorm(hidden) if self.post_layernorm is not None else hidden
         return out, None if self.head is None else self.head(out), kept
+
+
+def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """[b, rows, columns, h] to [b, rows / factor, columns / factor, h · factor²]: squares side by side, two copies."""
+    batch, rows, columns, hidden = x.shape
+    x = ops.view(x, batch, rows, columns // factor, hidden * factor)
+    x = ops.clone(ops.permute(x, 0, 2, 1, 3), contiguous=True)
+    x = ops.view(x, batch, columns // factor, rows // factor, hidden * factor**2)
+    return ops.clone(ops.permute(x, 0, 2, 1, 3), contiguous=True)
 
 
 def as_tower(tower: Module, group: str = "vision", scope: str = "vision tower") -> Module:

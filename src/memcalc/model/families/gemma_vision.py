@@ -1,0 +1,107 @@
+"""Decoders of Gemma's line with SigLIP's tower in front: Gemma 3, PaliGemma."""
+
+from __future__ import annotations
+
+from memcalc.errors import ConfigError
+from memcalc.model import ops
+from memcalc.model.config import Config
+from memcalc.model.eyes import tower_of, vision_config
+from memcalc.model.families import Family
+from memcalc.model.module import Parameter
+from memcalc.model.multimodal import Eye, Sight, VisionLanguage, check_size, language_model
+from memcalc.model.network import Network
+from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.norms import GemmaRMSNorm
+from memcalc.model.sublayers.vision import as_tower, grid_of
+from memcalc.model.tensor import Tensor
+
+
+class PooledEye(Eye):
+    """Gemma 3's: patches pooled to a square of tokens, normalised, and multiplied by a matrix."""
+
+    def __init__(self, c: Config, v: Config, width: int) -> None:
+        self.config = v
+        hidden = v.integer("hidden_size")
+        self.side = int(c.integer("mm_tokens_per_image") ** 0.5)
+        self.kernel = grid_of(v)[0] // self.side
+        if not self.kernel:
+            raise ConfigError(
+                f"{c.where} has 'mm_tokens_per_image' {self.side**2}, more than an image has patches; correct one."
+            )
+        self.vision_tower = tower_of(v)
+        self.mm_input_projection_weight = Parameter(hidden, width)
+        self.mm_soft_emb_norm = GemmaRMSNorm(hidden)
+
+    def tokens(self, size: int | None) -> int:
+        """The square of the side."""
+        check_size(self.config, size)
+        return self.side**2
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features [images, tokens, width]."""
+        states, _pooled, _kept = self.vision_tower(pixels)
+        return Sight(self._projected(states), (states,))
+
+    def _projected(self, states: Tensor) -> Tensor:
+        images, _patches, hidden = states.shape
+        grid = ops.transpose(states, 1, 2)
+        grid = ops.reshape(grid, images, hidden, grid_of(self.config)[0], -1)
+        grid = ops.contiguous(grid)
+        pooled = ops.average_pool(grid, self.kernel)
+        pooled = ops.transpose(ops.view(pooled, *pooled.shape[:2], -1), 1, 2)
+        normed = self.mm_soft_emb_norm(pooled)
+        projected = ops.matmul(normed, self.mm_input_projection_weight)
+        return ops.to(projected, states.dtype)
+
+
+class LinearEye(Eye):
+    """PaliGemma's: one linear layer."""
+
+    def __init__(self, v: Config, width: int) -> None:
+        self.config = v
+        height, columns = grid_of(v)
+        self.count = height * columns
+        self.vision_tower = tower_of(v)
+        self.linear = Linear(v.integer("hidden_size"), width, bias=True)
+
+    def tokens(self, size: int | None) -> int:
+        """As many as there are patches."""
+        check_size(self.config, size)
+        return self.count
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features [images, tokens, width]."""
+        states, _pooled, _kept = self.vision_tower(pixels)
+        return Sight(self.linear(states), (states,))
+
+
+def gemma3(c: Config, architecture: str | None) -> Network:
+    """Gemma 3 with SigLIP."""
+    text = language_model(c, "gemma3_text", tied=c.flag("tie_word_embeddings"))
+    eye = PooledEye(c, vision_config(c, "siglip_vision_model"), text.model.lm_head.weight.shape[1])
+    as_tower(eye)
+    return VisionLanguage(eye, text, mutual=True, own_cache=True)
+
+
+def paligemma(c: Config, architecture: str | None) -> Network:
+    """PaliGemma 1 (Gemma) and 2 (Gemma 2)."""
+    v = vision_config(c, "siglip_vision_model", _PALI_TOWER)
+    text = language_model(c, "gemma", tied=c.flag("tie_word_embeddings"), bends=True)
+    eye = LinearEye(v, v.integer("projection_dim", c.integer("projection_dim")))
+    as_tower(eye)
+    return VisionLanguage(eye, text, mutual=True, own_cache=True)
+
+
+_PALI_TOWER: dict[str, object] = {
+    "intermediate_size": 4096, "hidden_size": 1152, "patch_size": 14, "image_size": 224, "num_hidden_layers": 27,
+    "num_attention_heads": 16, "vision_use_head": False,
+}  # fmt: skip
+
+FAMILIES = {
+    "gemma3": Family("gemma3", gemma3, {
+        "mm_tokens_per_image": 256, "tie_word_embeddings": True,
+    }, attention="eager, sdpa", verified="measured rows, exact counts"),
+    "paligemma": Family("paligemma", paligemma, {
+        "projection_dim": 2048, "tie_word_embeddings": True,
+    }, attention="eager, sdpa", verified="measured rows, exact counts"),
+}  # fmt: skip
