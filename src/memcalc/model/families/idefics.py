@@ -16,7 +16,7 @@ from memcalc.model.sublayers.vision import PatchEmbedding, as_tower, grid_of, pi
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.model.towers import tower_blocks
-from memcalc.tables.dtypes import BOOL, INT64
+from memcalc.tables.dtypes import INT64
 
 
 class PlacedPatches(Module):
@@ -40,7 +40,7 @@ class PlacedPatches(Module):
 
 
 class TiledTower(Module):
-    """Embeddings, blocks and a norm. It is always told which patches are padding."""
+    """Embeddings, blocks and a norm. No patch is padding: the images are square."""
 
     def __init__(self, v: Config) -> None:
         rows, columns = grid_of(v)
@@ -81,17 +81,15 @@ class TilingEye(Eye):
         return self.tiles(size) * (rows * columns // self.factor**2)
 
     def look(self, batch: Batch) -> Sight:
-        """What it makes of the images of a batch."""
-        return self(self._pixels(batch), batch.images)  # type: ignore[no-any-return]
+        """What it makes of the images of a batch, which come with a mask of the pixels that are no padding."""
+        side, tape = self.config.integer("image_size"), batch.ids.tape
+        lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
+        shape = (*lead, self.config.integer("num_channels"), side, side)
+        pixels = tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
+        mask = tape.untracked((*lead, side, side), INT64, OVERHEAD, "mask of pixels")
+        return self(pixels, mask)  # type: ignore[no-any-return]
 
-    def _pixels(self, batch: Batch) -> Tensor:
-        side = self.config.integer("image_size")
-        count = batch.images * self.tiles(batch.image_size)
-        tape = batch.ids.tape
-        shape = (batch.ids.shape[0], count, self.config.integer("num_channels"), side, side)
-        return tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
-
-    def forward(self, pixels: Tensor, images: int) -> Sight:
+    def forward(self, pixels: Tensor, mask: Tensor) -> Sight:
         """Pixels [b, tiles, c, height, width] to features, one tensor for each sequence.
 
         Tiles of nothing but zeros are padding, so that all are looked through and those that are none are copied.
@@ -104,12 +102,13 @@ class TilingEye(Eye):
         del blank
         real = ops.compare(sums)
         del sums
-        pixels = ops.take(pixels, tape.new((count, 1), INT64))
-        told = tape.new((count, *pixels.shape[2:]), BOOL)
+        pixels = ops.take(pixels, tape.new((count,), INT64))
+        mask = ops.view(mask, -1, *mask.shape[2:])
+        mask = ops.take(mask, tape.new((count,), INT64))
         states = self.vision_model(pixels)
         features = self.connector(pixel_shuffle_flat(states, self.factor))
         found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
-        del real, told
+        del real
         return Sight(found, (states,))
 
 
