@@ -101,9 +101,16 @@ class Config:
         if isinstance(value, str):
             with suppress(ValueError):
                 value = float(value)
-        if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
             raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a number; correct it.")
         return float(value)
+
+    def factor(self, key: str, default: float | None = None) -> float:
+        """A number above zero: one size over another."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise ConfigError(f"{self.where} gives {key!r} as {value}, but it must be above zero; correct it.")
+        return value
 
     def probability(self, key: str, default: float | None = None) -> float:
         """A dropout probability in [0, 1]."""
@@ -138,6 +145,28 @@ class Config:
         if value is not None and not isinstance(value, (list, tuple)):
             raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a list; correct it.")
         return None if value is None else list(value)
+
+    def divides(self, part: str, whole: str) -> int:
+        """The whole number `part`, which has to divide the one of `whole`."""
+        value, total = self.integer(part), self.integer(whole)
+        if total % value:
+            raise ConfigError(
+                f"{self.where} has {whole!r} {total}, which {part!r} {value} does not divide; correct one."
+            )
+        return value
+
+    def integers(self, key: str, *, minimum: int = 0) -> list[int]:
+        """A list of whole numbers of at least `minimum`, empty where the config has none."""
+        return [Config({key: item}, where=self.where).integer(key, minimum=minimum) for item in self.items(key) or []]
+
+    def sides(self, key: str) -> tuple[int, int]:
+        """Height and width: two whole numbers, or one for both."""
+        if not isinstance(self.get(key), (list, tuple)):
+            return self.integer(key), self.integer(key)
+        given = self.integers(key, minimum=1)
+        if len(given) != 2:
+            raise ConfigError(f"{self.where} gives {key!r} as {given}, but it must be height and width; correct it.")
+        return given[0], given[1]
 
     def section(self, key: str) -> Mapping[str, object]:
         """A nested object, empty where the config has none."""

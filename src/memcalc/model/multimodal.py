@@ -38,7 +38,7 @@ class Eye(Module):
 
     def image_side(self, size: int | None) -> int:
         """Height of an image in pixels, where one of `size` was asked for."""
-        return size or int(str(self.config.get("image_size")))
+        return size or self.config.sides("image_size")[0]
 
     def look(self, batch: Batch) -> Sight:
         """What it makes of the images of a batch."""

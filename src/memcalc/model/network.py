@@ -39,10 +39,8 @@ class Batch:
         They come in fp32, or in the weights' dtype where that is narrower.
         """
         tape = self.ids.tape
-        given = c.items("image_size") if isinstance(c.get("image_size"), (list, tuple)) else None
         if sides is None:
-            height, width = [c.integer("image_size")] * 2 if given is None else [int(str(side)) for side in given]
-            sides = height, width
+            sides = c.sides("image_size")
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
         return tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
+from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Module, Stack
@@ -85,9 +86,11 @@ class PackedEye(SizedEye):
 class WindowedEye(PackedEye):
     """Most blocks attend within windows, into whose order patches are brought before the first (Qwen2.5-VL)."""
 
-    def __init__(self, v: Config, parts: Parts, merger: PatchMerger, full: Sequence[object]) -> None:
+    def __init__(self, v: Config, parts: Parts, merger: PatchMerger, full: Sequence[int]) -> None:
         self.full = set(full)
         self.window = v.integer("window_size") // v.integer("spatial_merge_size") // v.integer("patch_size")
+        if not self.window:
+            raise ConfigError(f"{v.where} has a 'window_size' that holds no merged patch; correct it, or 'patch_size'.")
         super().__init__(v, parts, merger)
 
     def kinds(self, depth: int) -> Sequence[Hashable]:

@@ -41,7 +41,7 @@ def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
     """Experts under a group-limited router, and shared ones."""
     gate = GroupLimitedRouter(
         c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"),
-        groups=c.integer("n_group"), top_groups=c.integer("topk_group"),
+        groups=c.divides("n_group", "n_routed_experts"), top_groups=c.integer("topk_group"),
         normalise=c.flag("norm_topk_prob"),
     )  # fmt: skip
     return _with_shared(c, gate)
@@ -62,7 +62,8 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
         limited = c.text("topk_method") == "group_limited_greedy"
         gate = SoftmaxGroupRouter(
             c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"),
-            groups=c.integer("n_group") if limited else None, top_groups=c.integer("topk_group") if limited else None,
+            groups=c.divides("n_group", "n_routed_experts") if limited else None,
+            top_groups=c.integer("topk_group") if limited else None,
         )  # fmt: skip
         return _with_shared(c, gate)
 

@@ -35,7 +35,9 @@ class FalconAttention(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         self.heads, _, self.head_dim = c.heads()
         self.grouped, self.multi_query = c.flag("new_decoder_architecture"), c.flag("multi_query", True)
-        self.kv_heads = 1 if self.multi_query and not self.grouped else c.integer("num_kv_heads", self.heads)
+        self.kv_heads = 1
+        if self.grouped or not self.multi_query:
+            self.kv_heads = c.divides("num_kv_heads", "num_attention_heads") if c.has("num_kv_heads") else self.heads
         bias = c.flag("bias")
         width = 3 * self.heads
         if self.grouped:

@@ -96,8 +96,8 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
     """Falcon H1 in every size, without the `mamba_ssm` kernels."""
     hidden, depth = c.integer("hidden_size"), c.integer("num_hidden_layers")
     shape = Mamba2Shape(
-        c.integer("mamba_n_heads"), c.integer("mamba_d_head"), c.integer("mamba_d_state"), c.integer("mamba_n_groups"),
-        c.integer("mamba_chunk_size"), c.integer("mamba_d_conv"),
+        c.integer("mamba_n_heads"), c.integer("mamba_d_head"), c.integer("mamba_d_state"),
+        c.divides("mamba_n_groups", "mamba_n_heads"), c.integer("mamba_chunk_size"), c.integer("mamba_d_conv"),
     )  # fmt: skip
     act, bias = c.text("hidden_act"), c.flag("attention_bias")
 

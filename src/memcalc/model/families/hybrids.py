@@ -98,8 +98,8 @@ def nemotron_h(c: Config, architecture: str | None) -> Network:
     """Nemotron H and 3: every layer is a Mamba 2 mixer, attention without positions, an MLP, or experts."""
     hidden, types = c.integer("hidden_size"), _block_types(c)
     shape = Mamba2Shape(
-        c.integer("mamba_num_heads"), c.integer("mamba_head_dim"), c.integer("ssm_state_size"), c.integer("n_groups"),
-        c.integer("chunk_size"), c.integer("conv_kernel"),
+        c.integer("mamba_num_heads"), c.integer("mamba_head_dim"), c.integer("ssm_state_size"),
+        c.divides("n_groups", "mamba_num_heads"), c.integer("chunk_size"), c.integer("conv_kernel"),
     )  # fmt: skip
     norm = partial(RMSNorm, hidden, scale_in="fp32")
 

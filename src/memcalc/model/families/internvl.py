@@ -100,7 +100,7 @@ class ShufflingEye(Eye):
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         self.config = v
-        self.square = round(1 / c.number("downsample_ratio"))
+        self.square = round(1 / c.factor("downsample_ratio"))
         rows, columns = grid_of(v.replaced(patch_size=patch_of(v)))
         self.count = (rows // self.square) * (columns // self.square)
         hidden, depth = v.integer("hidden_size"), v.integer("num_hidden_layers")

@@ -33,7 +33,7 @@ def mamba2(c: Config, architecture: str | None) -> Network:
     """Mamba 2 and Codestral Mamba, without the `mamba_ssm` kernels."""
     hidden, bias = c.integer("hidden_size"), c.flag("use_bias")
     shape = Mamba2Shape(
-        c.integer("num_heads"), c.integer("head_dim"), c.integer("state_size"), c.integer("n_groups"),
+        c.integer("num_heads"), c.integer("head_dim"), c.integer("state_size"), c.divides("n_groups", "num_heads"),
         c.integer("chunk_size"), c.integer("conv_kernel"),
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def _mamba1(c: Config, norms: Callable[[], list[Module]] | None = None) -> Modul
 
 def _inner(c: Config) -> int:
     """Width of the inner states: given, or so many times the hidden size."""
-    return c.integer("intermediate_size", int(c.number("expand") * c.integer("hidden_size")))
+    return c.integer("intermediate_size", int(c.factor("expand") * c.integer("hidden_size")))
 
 
 def _recurrent(c: Config, architecture: str | None, mixer: Callable[[], Module]) -> Network:
@@ -91,7 +91,7 @@ def _recurrent(c: Config, architecture: str | None, mixer: Callable[[], Module])
 
 def bamba(c: Config, architecture: str | None) -> Network:
     """Bamba: Mamba 2 mixers and a few layers of attention, of which half of each head is rotated."""
-    attends = set(c.items("attn_layer_indices") or [])
+    attends = set(c.integers("attn_layer_indices"))
     recurrent = [layer not in attends for layer in range(c.integer("num_hidden_layers"))]
     bias = c.flag("attention_bias")
     if c.number("z_loss_coefficient", 0.0) > 0:

@@ -89,7 +89,7 @@ def qwen2_vl(c: Config, architecture: str | None) -> Network:
     """Qwen2-VL."""
     v = c.nested("vision_config", _TOWER_2)
     width, act = v.integer("embed_dim"), v.text("hidden_act")
-    wide = int(width * v.number("mlp_ratio"))
+    wide = int(width * v.factor("mlp_ratio"))
     parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
     merger = PatchMerger(
         LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp_0", "mlp_2")
@@ -106,7 +106,7 @@ def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     merger = PatchMerger(
         RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp_0", "mlp_2")
     )
-    return _seeing(c, WindowedEye(v, parts, merger, v.items("fullatt_block_indexes") or []))
+    return _seeing(c, WindowedEye(v, parts, merger, v.integers("fullatt_block_indexes")))
 
 
 def _seeing(c: Config, eye: PackedEye) -> Network:
@@ -136,7 +136,7 @@ def _deep(c: Config, kin: Family) -> Network:
         norm = LayerNorm(width * side**2 if norm_merged else width)
         return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
 
-    depths = [int(str(index)) for index in v.items("deepstack_visual_indexes") or []]
+    depths = v.integers("deepstack_visual_indexes")
     eye = DeepstackEye(v, parts, merger, depths)
     as_tower(eye)
     text = language_model(c, kin, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})

@@ -131,7 +131,7 @@ def deit(c: Config, architecture: str | None) -> Network:
 def dinov2(c: Config, architecture: str | None) -> Network:
     """DINOv2: ViT whose branches are scaled by trained factors."""
     name, hidden = architecture or "Dinov2ForImageClassification", c.integer("hidden_size")
-    width = int(hidden * c.number("mlp_ratio"))
+    width = int(hidden * c.factor("mlp_ratio"))
 
     def mlp() -> Module:
         if c.flag("use_swiglu_ffn"):

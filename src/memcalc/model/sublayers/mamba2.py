@@ -149,8 +149,8 @@ def mixer_of(c: Config) -> Mamba2Mixer:
     automatic = c.get("mamba_d_head") == "auto"
     head_dim = c.integer("mamba_expand") * hidden // heads if automatic else c.integer("mamba_d_head")
     shape = Mamba2Shape(
-        heads, head_dim, c.integer("mamba_d_state"), c.integer("mamba_n_groups"), c.integer("mamba_chunk_size"),
-        c.integer("mamba_d_conv"),
+        heads, head_dim, c.integer("mamba_d_state"), c.divides("mamba_n_groups", "mamba_n_heads"),
+        c.integer("mamba_chunk_size"), c.integer("mamba_d_conv"),
     )  # fmt: skip
     bias = c.flag("mamba_proj_bias")
     norm = GatedRMSNorm(shape.inner, shape.groups)

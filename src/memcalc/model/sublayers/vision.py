@@ -35,8 +35,7 @@ class PatchEmbedding(Module):
 def grid_of(c: Config, size: int | None = None) -> tuple[int, int]:
     """Height and width of the image of a config, or of a square one of `size`, in patches."""
     patch = c.integer("patch_size")
-    given = c.items("image_size") if isinstance(c.get("image_size"), (list, tuple)) else None
-    sides = [c.integer("image_size")] * 2 if given is None else [int(str(side)) for side in given]
+    sides = c.sides("image_size")
     height, width = (size, size) if size is not None else sides
     if min(height, width) < patch:
         raise ConfigError(

@@ -1,0 +1,60 @@
+"""Values of a config.json that are of the wrong kind or contradict each other: an error that names the key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
+from memcalc.errors import ConfigError
+
+MEASURED = Path(__file__).parent / "measured"
+
+
+def of(family: str) -> dict[str, Any]:
+    """The config of a measured row of the family."""
+    for path in [MEASURED / f"{family}.jsonl", *sorted(MEASURED.glob("*.jsonl"))]:
+        for line in path.read_text().splitlines() if path.exists() else ():
+            config: dict[str, Any] = json.loads(line)["case"]["config"]
+            if config["model_type"] == family:
+                return config
+    raise LookupError(family)
+
+
+WRONG: list[tuple[str, str, object]] = [
+    ("llama", "num_hidden_layers", 10**9),
+    ("llama", "num_hidden_layers", "many"),
+    ("llama", "num_key_value_heads", 1000),
+    ("gpt2", "n_layer", 10**6),
+    ("glm", "partial_rotary_factor", float("nan")),
+    ("stablelm", "partial_rotary_factor", float("inf")),
+    ("falcon", "num_kv_heads", 1000),
+    ("vit", "image_size", [1]),
+    ("vit", "image_size", [None, 3]),
+    ("vit", "image_size", [[32, 32]]),
+    ("dinov2", "mlp_ratio", -1),
+    ("dinov2", "image_size", "large"),
+    ("falcon_mamba", "expand", float("nan")),
+    ("mamba2", "n_groups", 1000),
+    ("nemotron_h", "n_groups", 1000),
+    ("glm4_moe", "n_group", 1000),
+    ("deepseek_v3", "n_group", 1000),
+]
+
+
+@pytest.mark.parametrize(("family", "key", "value"), WRONG)
+@pytest.mark.parametrize("setup", [TrainingSetup(), InferenceSetup()], ids=["training", "inference"])
+def test_the_key_is_named(family: str, key: str, value: object, setup: TrainingSetup | InferenceSetup) -> None:
+    try:
+        config = of(family)
+    except LookupError:
+        config = {"model_type": family}
+    config |= {"new_decoder_architecture": True} if family == "falcon" else {}
+    if key == "expand":
+        config.pop("intermediate_size", None)
+    config[key] = value
+    if key == "partial_rotary_factor" and "rope_parameters" in config:
+        config["rope_parameters"] = {key: value}
+    with pytest.raises(ConfigError, match=key):
+        estimate(ModelSpec.from_config(config), setup)
