@@ -56,6 +56,13 @@ def unfold(x: Tensor, side: int) -> Tensor:
     return out
 
 
+def interpolate(x: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """x [b, c, height, width] resampled to these sizes: keeps nothing."""
+    out = x.tape.new((*x.shape[:2], *sizes), x.dtype)
+    record(x.tape, out, _full_backward, (x,), x.shape)
+    return out
+
+
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Convolution of x [b, c, s] with weight [out, c / groups, width] and step one: [b, out, s + 2·padding - w + 1]."""
     return convolution(x, weight, bias, padding=padding)
