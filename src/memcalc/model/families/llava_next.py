@@ -1,4 +1,4 @@
-"""LLaVA-NeXT and LLaVA-OneVision: an image is read whole and in tiles, whose features are put together as one picture."""
+"""LLaVA-NeXT and LLaVA-OneVision: an image is read whole and in tiles, whose features are put together again."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def llava_onevision(c: Config, architecture: str | None) -> Network:
     """LLaVA-OneVision."""
     v = vision_config(c, "siglip_vision_model", _ONE_TOWER if not c.section("vision_config") else None)
     text = language_model(c, "qwen2", tied=tied_anywhere(c))
-    most = c.text("vision_aspect_ratio").strip("anyres_max_")
+    most = c.text("vision_aspect_ratio").removeprefix("anyres_max_")
     if not most.isdigit():
         raise ConfigError(
             f"{c.where} gives 'vision_aspect_ratio' as {c.text('vision_aspect_ratio')[:40]!r}; memcalc knows "
