@@ -81,8 +81,6 @@ class Outputs:
 class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
-    reads_text: bool = True
-    """Whether token ids matter; a model that reads images alone has no sequence length."""
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 
@@ -172,6 +170,8 @@ class DecoderModel(Module):
             out = layer(hidden, rotation=turn, mask=mask, position_ids=passed, **more)
             hidden, carried = out if isinstance(out, tuple) else (out, None)
             del out, more
+            if self.carries and carried is not None:
+                carried.storage.allocation.handed_over = False  # several blocks may pass on what one made
             if between is not None:
                 hidden = between(layer.traced.position, hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]

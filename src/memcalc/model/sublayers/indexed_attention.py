@@ -51,9 +51,7 @@ class Indexer(Module):
             k = ops.squeeze(ops.cat((k_rot, k_pass), -1), 2)
             if cache is not None:
                 k = cache.update_index(self, k)
-            keys = ops.unsqueeze(ops.to(ops.transpose(k, -1, -2), FP32), 1)
-            scores = _product(ops.to(q, FP32), keys)
-            del keys
+            scores = ops.scale(ops.matmul(ops.to(q, FP32), ops.unsqueeze(ops.to(ops.transpose(k, -1, -2), FP32), 1)))
             scores = ops.relu(scores)
             weights = ops.scale(ops.to(self.weights_proj(hidden), FP32))
             chosen = ops.squeeze(ops.matmul(ops.unsqueeze(weights, -2), scores), -2)
@@ -61,10 +59,6 @@ class Indexer(Module):
             _values, indices = ops.topk(chosen, min(self.count, chosen.shape[-1]))
             del _values
             return ops.like(indices, INT32)
-
-
-def _product(queries: Tensor, keys: Tensor) -> Tensor:
-    return ops.scale(ops.matmul(queries, keys))
 
 
 class IndexedLatentAttention(LatentAttention):
