@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
-from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate, find_gpu
 from memcalc.errors import MemcalcError, UsageError
+from memcalc.render import paint
+from memcalc.render.box import render
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4,
@@ -77,6 +79,35 @@ def test_an_option_that_says_nothing_is_refused(option: dict[str, Any], message:
 def test_what_would_be_too_small_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(MemcalcError, match=r"not computed yet.*too small"):
         estimate(ModelSpec.from_config(LLAMA), TrainingSetup(**option))
+
+
+VIT = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64}
+IDLE: list[tuple[dict[str, Any], TrainingSetup | InferenceSetup, str]] = [
+    (LLAMA, TrainingSetup(images=3), "--images changes nothing: llama reads no images"),
+    (LLAMA, InferenceSetup(image_size=8), "--image-size changes nothing: llama reads no images"),
+    (LLAMA, TrainingSetup(target_len=8), "--target-len changes nothing: llama is no encoder-decoder"),
+    (LLAMA, InferenceSetup(target_len=8), "--target-len changes nothing: generation begins with one token"),
+    (LLAMA, TrainingSetup(expert_imbalance=2.0), "an uneven spread over experts changes nothing"),
+    (VIT, TrainingSetup(seq_len=8), "--seq-len changes nothing"),
+    (VIT, TrainingSetup(images=3), "--batch says how many"),
+    (VIT, TrainingSetup(image_size=32), "--image-size changes nothing"),
+]
+
+
+@pytest.mark.parametrize(("config", "setup", "line"), IDLE)
+def test_an_option_without_use_is_said_to_be(
+    config: dict[str, Any], setup: TrainingSetup | InferenceSetup, line: str
+) -> None:
+    report = estimate(ModelSpec.from_config({**config, "vocab_size": 100}), setup)
+    assert any(line in said for said in report.assumptions)
+
+
+def test_a_model_of_images_alone_serves_images() -> None:
+    report = estimate(ModelSpec.from_config(VIT), InferenceSetup(batch=2), find_gpu("24GB"))
+    box = paint.plain(render(report, 80, "GiB", unicode=True))
+    assert "images at once" in box
+    assert "tokens" not in box
+    assert report.setup["seq_len"] is None
 
 
 def test_every_nth_block_is_checkpointed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.idle import idle
 from memcalc.model.config import Config
 from memcalc.model.families import family
 from memcalc.model.spec import ModelSpec
@@ -21,7 +22,7 @@ _DEFAULTS = {
 def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """Lines for the defaults that were taken and for what the answer rests on."""
     said = setup.model_fields_set
-    if setup.seq_len is None:
+    if setup.seq_len is None and step.network.reads_text:
         yield f"sequence length {step.seq_len} (default; --seq-len)"
     used = step.resolved()
     taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
@@ -37,6 +38,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
         yield "the auxiliary loss of routers (output_router_logits) is left out: a few numbers a token and expert"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
         yield from dict.fromkeys(module.note for _, module in step.network.modules() if module.note)
+    yield from idle(spec, setup, step)
     yield from step.notes
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:

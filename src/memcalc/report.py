@@ -169,7 +169,9 @@ class Serving:
     """How much of this job the GPU can serve. 0 where not even one sequence or token fits."""
 
     largest_batch: int = field(metadata=_says("The most sequences of setup.seq_len tokens at once.", ge=0))
-    longest_context: int = field(metadata=_says("The most tokens of a single sequence.", ge=0))
+    longest_context: int = field(
+        metadata=_says("The most tokens of a single sequence; 0 for a model of images alone.", ge=0)
+    )
     occupied_bytes: int = field(
         metadata=_says("What the engine will take of the GPU: its pool fills what it may, whatever is needed.", ge=0)
     )

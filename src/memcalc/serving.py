@@ -39,6 +39,6 @@ def serving(
     found = capacity(setup, step.seq_len, fits, positions(spec))
     fills = ENGINES[setup.engine].utilization is not None
     return Serving(
-        largest_batch=found.batch, longest_context=found.context,
+        largest_batch=found.batch, longest_context=found.context if step.network.reads_text else 0,
         occupied_bytes=usable(setup, gpu) if fills else process_of(step, setup),
     )  # fmt: skip

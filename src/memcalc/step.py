@@ -64,7 +64,8 @@ class Step:
 
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
-        used = {"seq_len": self.seq_len, "attention": self.tape.attention, **self.used}
+        length = self.seq_len if self.network.reads_text else None
+        used = {"seq_len": length, "attention": self.tape.attention, **self.used}
         if self.training:
             used["optimizer_impl"] = self.implementation
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}

@@ -16,6 +16,8 @@ class ImageClassifier(Network):
     `pixels` is the config that says how large an image is, where it is not `c` itself.
     """
 
+    reads_text = False
+
     def __init__(
         self, c: Config, model: VisionTower, reduce: Reduce, classifier: Module, pixels: Config | None = None
     ) -> None:
@@ -36,6 +38,8 @@ class ImageClassifier(Network):
 
 class ImageEmbedder(Network):
     """The bare tower: one vector per image, projected if it has one, trained to tell images from each other."""
+
+    reads_text = False
 
     def __init__(self, c: Config, model: VisionTower, projection: Module | None = None) -> None:
         self.model = model

@@ -81,6 +81,8 @@ class Outputs:
 class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
+    reads_text: bool = True
+    """Whether token ids matter; a model that reads images alone has no sequence length."""
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 

@@ -114,7 +114,9 @@ class _Box:
         batch, tokens = setup.get("batch"), setup.get("seq_len")
         long, short = ("", "") if count in name else (f", {count} parameters", f", {count}")
         tails = [long, short]
-        if batch and tokens:
+        if batch and tokens is None:
+            tails = [f"{long} · batch {batch}", f"{short} · batch {batch}"]
+        elif batch:
             job = f" · batch {batch} × {tokens} tokens"
             tails = [long + job, short + job, f"{short} · {batch} × {tokens}"]
         tails = [visible(tail, self.unicode) for tail in tails]
@@ -209,8 +211,9 @@ class _Box:
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
         if (serving := self.report.serving) is not None:
-            most = f"{serving.largest_batch:,} sequences of {self.report.setup['seq_len']:,} tokens"
-            yield "SERVES", f"{most}, or one of {serving.longest_context:,}", ""
+            tokens = self.report.setup["seq_len"]
+            what = f"sequences of {tokens:,} tokens, or one of {serving.longest_context:,}" if tokens else "images at once"
+            yield "SERVES", f"{serving.largest_batch:,} {what}", ""
             if serving.occupied_bytes > peak.process_bytes:
                 taken = format_bytes(serving.occupied_bytes, self.unit)
                 yield "", f"{self.report.setup['engine']} fills {taken}, whatever it needs", ""

@@ -26,9 +26,14 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     yield f"| **process (nvidia-smi)** | **{format_bytes(peak.process_bytes, unit)}** | | |"
     yield ""
     yield f"Peak: {format_bytes(peak.allocated_bytes, unit)} allocated, {_quoted(peak.moment)}."
+    if report.kv_cache_bytes:
+        yield f"KV cache: {format_bytes(report.kv_cache_bytes, unit)}."
     if gpu is not None:
         room = format_bytes(abs(gpu.free_bytes), unit)
         yield f"{_quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
+    if (serving := report.serving) is not None and (tokens := report.setup.get("seq_len")):
+        context = f"or one of {serving.longest_context:,}"
+        yield f"Serves {serving.largest_batch:,} sequences of {tokens:,} tokens, {context}."
     if report.assumptions:
         yield ""
         yield "Assumptions:"

@@ -102,6 +102,8 @@ def vit(c: Config, architecture: str | None) -> Network:
 class Teacher(Network):
     """DeiT with two heads, the mean of whose scores it answers with. Transformers gives it no loss."""
 
+    reads_text = False
+
     def __init__(self, c: Config, hidden: int) -> None:
         self.model = _vit_tower(c, distilled=True)
         self.cls_classifier = _scores(c, hidden)

@@ -1,0 +1,34 @@
+"""Options that were given and change nothing for the model at hand: a line each, so that none is taken in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memcalc.model.families import family
+
+if TYPE_CHECKING:
+    from memcalc.model.spec import ModelSpec
+    from memcalc.setup import InferenceSetup, TrainingSetup
+    from memcalc.step import Step
+
+
+def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+    """Lines for the options of `setup` that the model has no use for."""
+    given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
+    if not step.network.reads_text:
+        yield "the model reads images alone, one for each of --batch: --seq-len changes nothing"
+        if "images" in given:
+            yield "--images counts images of a sequence, and this model reads images alone: --batch says how many"
+        if setup.image_size is not None:
+            yield "--image-size changes nothing: the model has a position for every patch of the config's image size"
+    if blind:
+        yield from (
+            f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
+            for name in ("images", "image_size") if name in given and getattr(setup, name) is not None
+        )  # fmt: skip
+    if setup.target_len is not None:
+        if not step.training:
+            yield "--target-len changes nothing: generation begins with one token of the target (--new-tokens)"
+        elif family(spec.model_type).blocks != "encoder-decoder":
+            yield f"--target-len changes nothing: {spec.model_type} is no encoder-decoder"
