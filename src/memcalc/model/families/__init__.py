@@ -93,6 +93,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "vit": ("vit", "deit", "dinov2"),
     "llava": ("llava",),
     "gemma_vision": ("gemma3", "paligemma"),
+    "llava_next": ("llava_next", "llava_onevision"),
     "mistral3": ("mistral3",),
     "internvl": ("internvl",),
     "idefics": ("idefics3", "smolvlm"),

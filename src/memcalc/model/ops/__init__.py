@@ -5,7 +5,7 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 
 from memcalc.model.ops.attention import scaled_dot_product_attention
 from memcalc.model.ops.complex import as_complex, as_real, polar, turn
-from memcalc.model.ops.convolution import average_pool, conv1d, convolution, unfold
+from memcalc.model.ops.convolution import average_pool, conv1d, convolution, interpolate, unfold
 from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.elementwise import (
     add,
@@ -113,7 +113,7 @@ __all__ = [
     "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum",
     "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1", "function",
     "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather", "gelu", "grouped_mm",
-    "layer_norm", "like", "linear", "log", "log_softmax", "logsumexp", "lower", "masked_fill", "masked_fill_",
+    "interpolate", "layer_norm", "like", "linear", "log", "log_softmax", "logsumexp", "lower", "masked_fill", "masked_fill_",
     "masked_scatter", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow", "negative",
     "nll_loss", "pad", "permute", "pick", "polar", "power", "put_where_", "relu", "repeat", "repeat_rows", "reshape",
     "rms_norm_fused", "routed_multiplier", "rsqrt", "scale", "scale_", "scaled_dot_product_attention", "scatter",

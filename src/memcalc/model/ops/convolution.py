@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
+from memcalc.model.ops.elementwise import fp32_under_autocast
 from memcalc.model.ops.matmul import lower
 from memcalc.model.tensor import Tensor
 
@@ -52,6 +53,14 @@ def unfold(x: Tensor, side: int) -> Tensor:
     """Squares of `side` by `side` of x [b, c, height, width] as columns, a copy: [b, c · side², squares]."""
     batch, channels, height, width = x.shape
     out = x.tape.new((batch, channels * side**2, (height // side) * (width // side)), x.dtype)
+    record(x.tape, out, _full_backward, (x,), x.shape)
+    return out
+
+
+def interpolate(x: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """x [b, c, height, width] resampled to these sizes, in fp32 under autocast: keeps nothing."""
+    x = fp32_under_autocast(x)
+    out = x.tape.new((*x.shape[:2], *sizes), x.dtype)
     record(x.tape, out, _full_backward, (x,), x.shape)
     return out
 
