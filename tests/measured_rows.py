@@ -53,7 +53,7 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
     }
     if lora := case.get("lora"):
         options |= lora_options(lora)
-    return TrainingSetup(**options, **case.get("options", {}))
+    return TrainingSetup(**options | case.get("options", {}))
 
 
 def lora_options(lora: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_lay
 
 def deeper(config: dict[str, Any]) -> dict[str, Any]:
     """The config with eight layers, where its layers are alike."""
-    listed = any(key.endswith("_types") for key in config)
-    return config if listed else {k: 8 if k in DEPTHS else v for k, v in config.items()}
+    kinds = "layer_types" in config or "attention_types" in config
+    return config if kinds else {k: 8 if k in DEPTHS else v for k, v in config.items()}
 
 
 FIRST = {path.stem: json.loads(path.read_text().splitlines()[0])["case"]["config"] for path in FOLDER.glob("*.jsonl")}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from memcalc.adaptation import adapt
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, UsageError
 from memcalc.model.config import Config
 from memcalc.model.engine import backward
 from memcalc.model.families import family
@@ -23,6 +23,7 @@ from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.weights import Weight
+from memcalc.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -192,5 +193,23 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
         length,
         trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
         update_order=tuple(_weight(p, n, setup) for p, n in network.in_order(set()) if p.reached),
-        notes=tuple(notes),
+        notes=(*notes, *_of_recomputation(tape, setup)),
     )
+
+
+def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+    """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
+    if tape.selective:
+        if not tape.recomputed_attentions:
+            raise UsageError(
+                "--activation-checkpointing selective recomputes scores of attention, which this model does not have "
+                "as memcalc knows them; use full."
+            )
+        if tape.attention != "eager":
+            yield (
+                f"--attention {tape.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+            )
+    if tape.host_bytes:
+        yield f"host memory holds {format_bytes(tape.host_bytes)} that backward needs (--activation-offload)"
+    if setup.checkpoint_reentrant:
+        yield "reentrant checkpointing leaves each block's tables and masks to Python's garbage collector, uncounted"

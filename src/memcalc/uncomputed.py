@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from memcalc.setup import TrainingSetup
 
 _TOO_SMALL = {"objective": ("sft",)}
-_TOO_LARGE = {"activation_offload": (False,), "activation_checkpointing": ("none", "full")}
+_TOO_LARGE: dict[str, tuple[object, ...]] = {}
 """Fields of a training setup with the values that are computed."""
 
 
@@ -35,8 +35,6 @@ def upper_bounds(setup: TrainingSetup) -> Iterator[str]:
     for name, computed in _TOO_LARGE.items():
         if getattr(setup, name) not in computed:
             yield f"{_said(setup, name)} is not computed yet: the answer is what it takes without it, an upper bound"
-    if setup.checkpoint_reentrant:
-        yield "--checkpoint-reentrant is not computed yet: the answer is that of non-reentrant checkpointing"
 
 
 def _said(setup: TrainingSetup, name: str) -> str:

@@ -60,7 +60,8 @@ class Node:
             self.saved.append(Offloaded(self.tape.offload(kept)))
         elif frame is None:
             allocation = storage.allocation
-            allocation.saved = True
+            if self.tape.phase != "backward":  # there a block runs again
+                allocation.saved = True
             if allocation.row == TEMPORARY:
                 allocation.row = ACTIVATIONS
             self.saved.append(storage)
