@@ -95,6 +95,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "gemma_vision": ("gemma3", "paligemma"),
     "llava_next": ("llava_next", "llava_onevision"),
     "mistral3": ("mistral3",),
+    "mllama": ("mllama",),
     "internvl": ("internvl",),
     "idefics": ("idefics3", "smolvlm"),
     "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),

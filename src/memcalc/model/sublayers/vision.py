@@ -56,7 +56,7 @@ class VisionAttention(Module):
     def __init__(
         self, hidden: int, heads: int, *, names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
         bias: bool = True, dropout: float = 0.0, together: bool = False, own_dtype: bool = False,
-        norm: Callable[[int], Module] | None = None, out_dropout: float = 0.0,
+        norm: Callable[[int], Module] | None = None, out_bias: bool = True, out_dropout: float = 0.0,
     ) -> None:  # fmt: skip
         if hidden % heads:
             raise ConfigError(
@@ -66,7 +66,7 @@ class VisionAttention(Module):
         self.names = tuple(names)
         for name in self.names[:3]:
             setattr(self, name, Linear(hidden, hidden, bias=bias, group="attention"))
-        setattr(self, self.names[3], Linear(hidden, hidden, bias=True, group="attention"))
+        setattr(self, self.names[3], Linear(hidden, hidden, bias=out_bias, group="attention"))
         self.dropout, self.out_dropout = dropout, out_dropout
         self.together, self.own_dtype = together, own_dtype
         self.q_norm: Module | None = norm(hidden) if norm else None
