@@ -19,7 +19,7 @@ from memcalc.model.sublayers.blocks import DecoderBlock
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.norms import RMSNorm
-from memcalc.model.sublayers.rotary import RotaryEmbedding
+from memcalc.model.sublayers.rotary import RotaryEmbedding, Rotation
 from memcalc.model.sublayers.vision import as_tower
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
@@ -70,6 +70,16 @@ class StatesAttention(Module):
         return self.o_proj(out), weights
 
 
+class OwnBlock(DecoderBlock):
+    """Llama's block. It is told of images as the others are, and holds what it is told where it is checkpointed."""
+
+    def forward(
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor, **_told: Any
+    ) -> Any:
+        """[b, s, h] to the same."""
+        return super().forward(hidden, rotation, mask, position_ids)
+
+
 class StatesBlock(Module):
     """Norm, attention to images, gate, add; norm, MLP, gate, add. Tokens that see no image take nothing from it."""
 
@@ -83,11 +93,13 @@ class StatesBlock(Module):
         self.mlp = mlp
         self.post_attention_layernorm = RMSNorm(hidden)
 
-    def forward(self, hidden: Tensor, states: Tensor | None, mask: Tensor | None, seeing: Tensor | None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, states: Tensor | None, states_mask: Tensor | None, seeing: Tensor | None, **_told: Any
+    ) -> Tensor:
         """[b, s, h] to the same."""
         residual = hidden
         hidden = self.input_layernorm(hidden)
-        hidden, _weights = self.cross_attn(hidden, mask=mask, states=states)
+        hidden, _weights = self.cross_attn(hidden, mask=states_mask, states=states)
         hidden = ops.add(residual, ops.multiply(ops.tanh(self.cross_attn_attn_gate), hidden))
         residual = hidden
         hidden = self.post_attention_layernorm(hidden)
@@ -108,7 +120,7 @@ class SeeingDecoder(Module):
             if layer in across:
                 return StatesBlock(StatesAttention(hidden, heads, kv_heads, head_dim, dropout), mlp(), hidden)
             attention = GroupedQueryAttention(hidden, heads, kv_heads, head_dim, dropout=dropout)
-            return DecoderBlock(attention, mlp(), lambda: RMSNorm(hidden))
+            return OwnBlock(attention, mlp(), lambda: RMSNorm(hidden))
 
         kinds: list[Hashable] = ["states" if layer in across else "own" for layer in range(depth)]
         if across:
@@ -129,10 +141,12 @@ class SeeingDecoder(Module):
         rotation = self.rotary_emb(hidden, position_ids)
         cache = ids.tape.cache
         for layer in self.layers:
-            if not isinstance(layer.module, StatesBlock):
-                hidden = layer(hidden, rotation=rotation, mask=mask, position_ids=position_ids)
-            elif states is not None or (cache is not None and cache.held(layer.module.cross_attn) is not None):
-                hidden = layer(hidden, states=states, mask=states_mask, seeing=seeing)
+            across = layer.module.cross_attn if isinstance(layer.module, StatesBlock) else None
+            if across is None or states is not None or (cache is not None and cache.held(across) is not None):
+                hidden = layer(
+                    hidden, states=states, states_mask=states_mask, mask=mask, seeing=seeing,
+                    position_ids=position_ids, rotation=rotation,
+                )  # fmt: skip
         return self.norm(hidden)  # type: ignore[no-any-return]
 
 
