@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from measured_rows import FOLDER
 
-from memcalc import ModelSpec, TrainingSetup, estimate
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
 from memcalc.errors import MemcalcError
 
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
@@ -15,11 +15,26 @@ DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_lay
 
 def deeper(config: dict[str, Any]) -> dict[str, Any]:
     """The config with eight layers, where its layers are alike."""
-    kinds = "layer_types" in config or "attention_types" in config
-    return config if kinds else {k: 8 if k in DEPTHS else v for k, v in config.items()}
+    listed = any(key.endswith("_types") for key in config)
+    return config if listed else {k: 8 if k in DEPTHS else v for k, v in config.items()}
 
 
 FIRST = {path.stem: json.loads(path.read_text().splitlines()[0])["case"]["config"] for path in FOLDER.glob("*.jsonl")}
+
+
+def test_a_mixer_lets_go_what_attention_left_once() -> None:
+    """Eager attention's probabilities live until the next block answers, whatever kind that one is."""
+    config = {
+        "model_type": "bamba", "hidden_size": 256, "num_hidden_layers": 24, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "intermediate_size": 512, "vocab_size": 500, "mamba_n_heads": 16, "mamba_d_head": 32,
+        "attn_layer_indices": [0, 9], "num_logits_to_keep": 1,
+    }  # fmt: skip
+    peaks = {}
+    for attention in ("sdpa", "eager"):
+        report = estimate(ModelSpec.from_config(config), InferenceSetup(seq_len=700, attention=attention))  # type: ignore[arg-type]
+        assert all(part.bytes > 0 for part in report.components.temporary_tensors.parts)
+        peaks[attention] = report.peak.allocated_bytes
+    assert peaks["eager"] >= peaks["sdpa"]
 
 
 @pytest.mark.parametrize("name", sorted(FIRST))

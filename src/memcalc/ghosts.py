@@ -97,16 +97,24 @@ class Ghosts:
         yield from (((allocation.row, allocation.name), -allocation.nbytes) for allocation in released)
 
     def _pass_on(self, span: Span, made: list[Allocation], released: list[Allocation]) -> None:
-        """Take out of both lists what a block passes on in backward: a gradient for one of the same size.
+        """Take out of both lists what a block passes on: a gradient in backward for one of the same size.
 
-        The first block gets its gradient from elsewhere, under another name; all others get what a block makes.
+        The first block gets its gradient from elsewhere, under another name; all others get what a block makes. What a
+        block in forward leaves to the next, which lets it go (eager attention's probabilities), goes with it even where
+        a block of another kind follows that leaves none.
         """
-        if span.phase != "backward" or copies(span) == 1:
+        if copies(span) == 1:
             return
-        for got in [allocation for allocation in released if allocation.born >= self._backward]:
-            given = next((allocation for allocation in made if allocation.nbytes == got.nbytes), None)
-            if given is not None:
+        backward = span.phase == "backward"
+        first = self._backward if backward else max(start for start, _ in self._bounds if start <= span.start)
+        for got in [allocation for allocation in released if allocation.born >= first]:
+            alike = (
+                a for a in made
+                if a.nbytes == got.nbytes and a.handed_over == got.handed_over and (not backward or a.row == got.row)
+            )  # fmt: skip
+            if (given := next(alike, None)) is not None:
                 made.remove(given)
+            if given is not None or not backward:
                 released.remove(got)
 
     def _handed_on(self) -> Iterator[tuple[int, list[Allocation]]]:

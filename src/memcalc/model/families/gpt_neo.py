@@ -122,6 +122,7 @@ def _layers(c: Config) -> list[str]:
     depth = c.integer("num_hidden_layers")
     types = c.items("attention_types") or [[["global", "local"], 12]]
     counts = [item for item in types if isinstance(item, Sequence) and len(item) == 2 and isinstance(item[1], int)]
+    counts = [item for item in counts if isinstance(item[0], Sequence)]
     total = sum(len(item[0]) * item[1] for item in counts)
     if len(counts) != len(types) or total != depth:
         raise ConfigError(f"{c.where} has 'attention_types' for {total} layers, but {depth} 'num_layers'; correct one.")
