@@ -130,11 +130,13 @@ class DebertaEncoder(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         at = self.at = Positions(c)
-        layers = ["layer"] * c.integer("num_hidden_layers")
-        self.layer = Stack(layers, lambda _: DebertaLayer(c, hidden, at), last_differs=at.relative)
+        convolves = c.integer("conv_kernel_size", 0, minimum=0) > 0
+        # Work between two layers counts to the one that follows: behind the convolution there is a layer of its own kind.
+        kinds = ["behind" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))]
+        self.layer = Stack(kinds, lambda _: DebertaLayer(c, hidden, at), last_differs=at.relative)
         self.rel_embeddings = Embedding(2 * at.span, hidden, group="attention") if at.relative else None
         self.LayerNorm = LayerNorm(hidden) if at.normed else None
-        self.conv = ConvolutionLayer(c, hidden) if c.integer("conv_kernel_size", 0, minimum=0) else None
+        self.conv = ConvolutionLayer(c, hidden) if convolves else None
 
     def forward(self, hidden: Tensor, mask: Tensor) -> list[Tensor]:
         """[b, s, h] and mask [b, s] to the embeddings and the output of every layer."""
