@@ -40,6 +40,9 @@ WRONG: list[tuple[str, str, object]] = [
     ("nemotron_h", "n_groups", 1000),
     ("glm4_moe", "n_group", 1000),
     ("deepseek_v3", "n_group", 1000),
+    ("qwen3_next", "linear_num_key_heads", 1000),
+    ("albert", "inner_group_num", 10**9),
+    ("gpt_neo", "attention_types", [[1, 2]]),
 ]
 
 

@@ -110,6 +110,18 @@ def test_a_model_of_images_alone_serves_images() -> None:
     assert report.setup["seq_len"] is None
 
 
+@pytest.mark.parametrize("quantization", ["gptq-4", "awq-4", "fp8"])
+def test_experts_in_one_tensor_are_quantized(quantization: Any) -> None:
+    config = {
+        "model_type": "llama4_text", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 256, "intermediate_size_mlp": 512, "num_local_experts": 4,
+        "vocab_size": 500, "head_dim": 64,
+    }  # fmt: skip
+    spec = ModelSpec.from_config(config)
+    wide = estimate(spec, InferenceSetup()).components.model_weights.peak_bytes
+    assert estimate(spec, InferenceSetup(quantization=quantization)).components.model_weights.peak_bytes < 0.7 * wide
+
+
 def test_every_nth_block_is_checkpointed() -> None:
     def saved(**options: Any) -> int:
         report = estimate(ModelSpec.from_config(LLAMA), TrainingSetup(batch=2, seq_len=64, **options))

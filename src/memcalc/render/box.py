@@ -212,8 +212,8 @@ class _Box:
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
         if (serving := self.report.serving) is not None:
             tokens = self.report.setup["seq_len"]
-            many = f"sequences of {tokens:,} tokens, or one of {serving.longest_context:,}"
-            what = many if tokens else "images at once"
+            one = serving.longest_context
+            what = f"sequences of {tokens:,} tokens, or one of {one:,}" if tokens else "images at once"
             yield "SERVES", f"{serving.largest_batch:,} {what}", ""
             if serving.occupied_bytes > peak.process_bytes:
                 taken = format_bytes(serving.occupied_bytes, self.unit)

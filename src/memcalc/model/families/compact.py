@@ -94,13 +94,21 @@ class AlbertGroup(Module):
     checkpoints = False
 
     def __init__(self, c: Config, hidden: int) -> None:
-        self.albert_layers = [AlbertLayer(c, hidden) for _ in range(c.integer("inner_group_num"))]
+        self.albert_layers = [AlbertLayer(c, hidden) for _ in range(_inner_layers(c))]
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         for layer in self.albert_layers:
             hidden = layer(hidden, mask)
         return hidden
+
+
+def _inner_layers(c: Config) -> int:
+    """Layers of a group, each of which is built."""
+    count = c.integer("inner_group_num")
+    if count > 1000:
+        raise ConfigError(f"{c.where} gives 'inner_group_num' as {count}, more than any model has; correct it.")
+    return count
 
 
 def albert(c: Config, architecture: str | None) -> Network:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
@@ -148,6 +149,11 @@ def siglip(c: Config, architecture: str | None) -> Network:
         scores = Linear(width, c.num_labels(), bias=True, group="head")
         return ImageClassifier(c, siglip_vision(vision), _mean, scores, pixels=vision)
     if name.endswith("SiglipModel"):
+        if not vision.flag("vision_use_head", True):
+            raise ConfigError(
+                f"{vision.where} has 'vision_use_head' false, so SiglipModel has no vector of an image to compare; "
+                "correct it, or name SiglipForImageClassification."
+            )
         return Contrastive(c, TextTower(text, causal=False), siglip_vision(vision), (text, vision), sigmoid=True)
     raise unknown_head(c, name, ("SiglipModel", "SiglipForImageClassification"))
 

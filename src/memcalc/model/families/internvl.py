@@ -87,12 +87,10 @@ class ScaledBlock(Module):
 
 def patch_of(v: Config) -> int:
     """Height and width of a patch, which are equal."""
-    given = v.get("patch_size")
-    sides = set(given) if isinstance(given, (list, tuple)) else {given}
-    if len(sides) != 1:
-        raise ConfigError(f"{v.where} gives 'patch_size' as {given}; memcalc knows square patches only.")
-    (side,) = sides
-    return Config({"patch_size": side}, where=v.where).integer("patch_size")
+    rows, columns = v.sides("patch_size")
+    if rows != columns:
+        raise ConfigError(f"{v.where} gives 'patch_size' as {rows} by {columns}; memcalc knows square patches only.")
+    return rows
 
 
 class ShufflingEye(Eye):

@@ -123,6 +123,8 @@ class Llama4Attention(Module):
 class AllExperts(ExpertWeights):
     """`count` experts as two batched matmuls, each over all the tokens that it is given."""
 
+    transposed = True
+
     def __init__(self, hidden: int, width: int, count: int, per_token: int, act: str) -> None:
         self.count, self.per_token = count, per_token
         self.gate_up_proj = Parameter(count, hidden, 2 * width, group="experts")

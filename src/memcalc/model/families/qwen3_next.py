@@ -50,8 +50,8 @@ def _network(
     recurrent = [kind == "linear_attention" for kind in types]
     options: dict[str, Any] = {"bias": c.flag("attention_bias"), "dropout": c.probability("attention_dropout")}
     shape = DeltaShape(
-        c.integer("linear_num_key_heads"), c.integer("linear_key_head_dim"), c.integer("linear_num_value_heads"),
-        c.integer("linear_value_head_dim"), c.integer("linear_conv_kernel_dim"),
+        c.divides("linear_num_key_heads", "linear_num_value_heads"), c.integer("linear_key_head_dim"),
+        c.integer("linear_num_value_heads"), c.integer("linear_value_head_dim"), c.integer("linear_conv_kernel_dim"),
     )  # fmt: skip
 
     def attend(layer: int) -> Module:

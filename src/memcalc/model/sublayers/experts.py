@@ -43,6 +43,8 @@ class ExpertWeights(Module):
     scope = "experts"
     count: int
     per_token: int
+    transposed: bool = False
+    """Whether the weights lie as [in, out]."""
 
 
 class Experts(ExpertWeights):
