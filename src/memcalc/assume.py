@@ -24,6 +24,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     said = setup.model_fields_set
     if setup.seq_len is None and step.network.reads_text:
         yield f"sequence length {step.seq_len} (default; --seq-len)"
+    yield from images(setup, step)
     used = step.resolved()
     taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
     if taken:
@@ -43,6 +44,16 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:
         yield f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)"
+
+
+def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+    """What stands for images among the tokens, where the user did not say all of it."""
+    side = step.network.image_side(setup.image_size)
+    if side is None or not setup.images or {"images", "image_size"} <= setup.model_fields_set:
+        return
+    tokens = step.network.image_tokens(setup.images, setup.image_size)
+    several = "an image" if setup.images == 1 else f"{setup.images} images"
+    yield f"{several} of {side} x {side} pixels in each sequence: {tokens} tokens (--images, --image-size)"
 
 
 def positions(spec: ModelSpec) -> int | None:

@@ -31,7 +31,7 @@ class _Setup(Checked):
     )
     images: int = Field(1, ge=0, le=2**20, description="Images per sequence, where the model reads images.")
     image_size: PositiveInt | None = Field(
-        None, description="Height and width of an image in pixels. [default: the config's]"
+        None, description="Height and width of an image in pixels. [default: the config's, or 448 if any will do]"
     )
     expert_imbalance: float = Field(
         1.0, ge=1, description="Tokens of the most loaded expert group, as a multiple of an even spread."

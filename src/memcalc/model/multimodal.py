@@ -97,6 +97,10 @@ class VisionLanguage(Network):
         self.videos = videos
         self.caches = own_cache and text.caches
 
+    def image_side(self, size: int | None) -> int | None:
+        """Height and width of an image in pixels."""
+        return self.visual.image_side(size)
+
     def image_tokens(self, images: int, size: int | None) -> int:
         """Tokens that the images of a sequence take."""
         return images * self.visual.tokens(size)
@@ -188,6 +192,12 @@ def tied_anywhere(c: Config) -> bool:
     return c.flag("tie_word_embeddings") or c.section("text_config").get("tie_word_embeddings") is True
 
 
+def config_side(v: Config) -> int:
+    """Height of the images of a vision config."""
+    given = v.items("image_size") if isinstance(v.get("image_size"), (list, tuple)) else None
+    return v.integer("image_size") if given is None else int(str(given[0]))
+
+
 def check_size(v: Config, size: int | None) -> None:
     """Refuse images of another size than the vision config's: such a tower has a position for every patch."""
     if size is not None and v.get("image_size") not in (size, [size, size]):
@@ -216,7 +226,6 @@ def pieces(features: Tensor) -> list[Tensor]:
 
 
 __all__ = [
-    "Eye", "Language", "Seen", "Sight", "SizedEye", "VisionLanguage", "check_size", "chosen", "language_model",
-    "pieces",
-    "places", "tied_anywhere",
+    "Eye", "Language", "Seen", "Sight", "SizedEye", "VisionLanguage", "check_size", "chosen", "config_side",
+    "language_model", "pieces", "places", "tied_anywhere",
 ]  # fmt: skip

@@ -86,6 +86,10 @@ class Network(Module):
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 
+    def image_side(self, size: int | None) -> int | None:
+        """Height and width in pixels of an image that `size` was asked for; None where the model sees no images."""
+        return None
+
     def image_tokens(self, images: int, size: int | None) -> int:
         """How many tokens of a sequence `images` of `size` pixels take: none where the model sees no images."""
         return 0

@@ -12,7 +12,7 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Parameter, Stack
-from memcalc.model.multimodal import check_size
+from memcalc.model.multimodal import check_size, config_side
 from memcalc.model.network import Batch, CausalLM, Network, Outputs, positions
 from memcalc.model.sublayers.attention import GroupedQueryAttention, attend
 from memcalc.model.sublayers.blocks import DecoderBlock
@@ -159,6 +159,10 @@ class Mllama(Network):
         self.config = v
         self.multi_modal_projector = Linear(tower.outputs, text.lm_head.weight.shape[1], bias=True)
         self.caches = caches
+
+    def image_side(self, size: int | None) -> int | None:
+        """Height and width of a tile in pixels."""
+        return config_side(self.config)
 
     def image_tokens(self, images: int, size: int | None) -> int:
         """One token for each image."""
