@@ -122,6 +122,26 @@ def test_experts_in_one_tensor_are_quantized(quantization: Any) -> None:
     assert estimate(spec, InferenceSetup(quantization=quantization)).components.model_weights.peak_bytes < 0.7 * wide
 
 
+def test_quantizing_that_raises_the_peak_is_told() -> None:
+    options: dict[str, Any] = {"precision": "bf16", "lora_rank": 8, "quantization": "nf4"}
+    wide_vocabulary = ModelSpec.from_config({**LLAMA, "vocab_size": 100_000})
+    lines = estimate(wide_vocabulary, TrainingSetup(**options)).assumptions
+    assert any(line.startswith("quantizing raises the peak here") for line in lines)
+    large = ModelSpec.from_config({**LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12})
+    assert not any("raises the peak" in line for line in estimate(large, TrainingSetup(**options)).assumptions)
+
+
+def test_packed_experts_take_no_adapters() -> None:
+    config = {
+        "model_type": "qwen3_moe", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 256, "moe_intermediate_size": 64, "num_experts": 4,
+        "num_experts_per_tok": 2, "vocab_size": 500,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    }  # fmt: skip
+    with pytest.raises(UsageError, match=r"experts .* are quantized.*--lora-targets"):
+        estimate(ModelSpec.from_config(config), TrainingSetup(lora_rank=4, lora_targets="all-linear"))
+
+
 def test_every_nth_block_is_checkpointed() -> None:
     def saved(**options: Any) -> int:
         report = estimate(ModelSpec.from_config(LLAMA), TrainingSetup(batch=2, seq_len=64, **options))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from memcalc.assume import assumed
@@ -69,7 +69,9 @@ def estimate(
     return Report(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | outside.resolved(),
-        assumptions=(*assumptions, *assumed(spec, setup, step), *outside.assumptions()),
+        assumptions=(
+            *assumptions, *assumed(spec, setup, step), *_raised(spec, setup, outside.allocated), *outside.assumptions()
+        ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
         phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
@@ -84,6 +86,18 @@ def estimate(
         ),
         serving=_serving(spec, setup, gpu, step),
     )  # fmt: skip
+
+
+def _raised(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int) -> Iterator[str]:
+    """A line where quantizing the base of adapters takes more than it saves."""
+    if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
+        return
+    wide = estimate(spec, setup.model_copy(update={"quantization": "none"})).peak.allocated_bytes
+    if wide < allocated:
+        yield (
+            f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
+            f"{', and --no-kbit-prepare leaves out copies in fp32' if setup.kbit_prepare else ''}"
+        )
 
 
 def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:

@@ -116,6 +116,11 @@ def _adapt_mixture(site: Site, attributes: list[str], lora: Lora) -> None:
             f"PEFT has neither dropout nor bias nor DoRA for adapters on {site.name}, a mixture of experts; leave them "
             f"out, or name only attention layers with --lora-targets."
         )
+    if any(len(getattr(site.module, attribute).shape) < 2 for attribute in attributes):
+        raise UsageError(
+            f"the experts of {site.name} are quantized, and PEFT adapts no packed weights outside linear layers; "
+            "name attention layers with --lora-targets, such as q_proj,v_proj."
+        )
     module = site.module
     for attribute in attributes:
         rank = 2 * lora.rank if attribute == "up_proj" else lora.rank
