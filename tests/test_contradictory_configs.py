@@ -46,6 +46,21 @@ WRONG: list[tuple[str, str, object]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"_class_name": "AutoencoderKL"}, r"'AutoencoderKL', a part of a diffusion pipeline.*model_index.json"),
+        ({"model_type": 3}, "no 'model_type' that is a string"),
+        ({"model_type": ["llama"]}, "no 'model_type' that is a string"),
+        ({}, "no 'model_type'"),
+        ({"model_type": ""}, "no 'model_type'"),
+    ],
+)
+def test_what_names_no_family(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ModelSpec.from_config(config)
+
+
 @pytest.mark.parametrize(("family", "key", "value"), WRONG)
 @pytest.mark.parametrize("setup", [TrainingSetup(), InferenceSetup()], ids=["training", "inference"])
 def test_the_key_is_named(family: str, key: str, value: object, setup: TrainingSetup | InferenceSetup) -> None:

@@ -175,7 +175,10 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     forward_end = tape.clock
     held = outputs.kept if setup.hold_outputs else ()
     if loss is None:
-        raise ConfigError(f"{spec.model_type} has no loss with head {spec.architecture}; name a head that has one.")
+        raise ConfigError(
+            f"{spec.model_type} has no loss with head {spec.architecture}; use --mode inference, or let 'architectures' "
+            "name a head that has one."
+        )
     del outputs
     backward(tape, loss)
     if updater is not None:

@@ -45,7 +45,15 @@ class ModelSpec:
         from memcalc.model.families import family
 
         model_type = config.get("model_type")
-        if not isinstance(model_type, str) or not model_type:
+        part = config.get("_class_name")
+        if model_type is None and isinstance(part, str):
+            raise ConfigError(
+                f"config.json describes {part[:60]!r}, a part of a diffusion pipeline; give the pipeline's folder, the one "
+                "with model_index.json."
+            )
+        if model_type is not None and not isinstance(model_type, str):
+            raise ConfigError("config.json has no 'model_type' that is a string; correct it.")
+        if not model_type:
             raise ConfigError(
                 'config.json has no \'model_type\', so the family is unknown; add it (such as "model_type": "llama").'
             )

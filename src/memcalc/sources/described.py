@@ -102,7 +102,7 @@ def spec_of(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec,
 
 def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError:
     text = str(problem).rstrip(".")
-    if "--generic" in text or model.components or model.adapter is not None:
+    if "--generic" in text or "diffusion pipeline" in text or model.components or model.adapter is not None:
         return problem
     return type(problem)(f"{text}; --generic estimates it as a Llama-like decoder.")
 
