@@ -87,12 +87,12 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
                 seq_len=case["seq"],
                 attention=case.get("attn") or "sdpa",
                 dtype=dtype,  # type: ignore[arg-type]
+                **case.get("options", {}),
             ),
         )
         found, _ = Sweep(step.tape).peaks()
         peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("prefill", "decode")}
-        aliased = any(allocation.aliased for allocation in step.tape.inputs)
-        if not aliased:  # the instrument cuts the next token out of the prompt, and counts the prompt from then on
+        if not step.tape.inputs[0].aliased:  # it cuts the next token out of the prompt, and counts the prompt from then on
             peaks["decode"] += rounded(8 * case["batch"] * case["seq"])
         return {
             "params": parameters(step), "kv_cache": step.cache_bytes,

@@ -53,7 +53,8 @@ def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
         return
     tokens = step.network.image_tokens(setup.images, setup.image_size)
     several = "an image" if setup.images == 1 else f"{setup.images} images"
-    yield f"{several} of {side} x {side} pixels in each sequence: {tokens} tokens (--images, --image-size)"
+    took = f"{tokens} token{'' if tokens == 1 else 's'}"
+    yield f"{several} of {side} x {side} pixels in each sequence: {took} (--images, --image-size)"
 
 
 def positions(spec: ModelSpec) -> int | None:

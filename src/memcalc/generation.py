@@ -10,7 +10,7 @@ from memcalc.loaded_weights import loaded
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import family
-from memcalc.model.network import Network
+from memcalc.model.network import IMAGES, Network
 from memcalc.model.quantized import quantize
 from memcalc.model.serving_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.model.spec import ModelSpec
@@ -79,7 +79,7 @@ def _decode(
         tape.cache = _cache(engine, form, setup, 1)
     token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
-    del tape.inputs[1:]
+    tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
     outputs = network(batch(token, None, setup))
     del outputs, old
     if setup.num_beams > 1:

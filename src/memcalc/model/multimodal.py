@@ -115,7 +115,8 @@ class VisionLanguage(Network):
         inputs_embeds = self.text.model.embed_tokens(ids)
         outputs: Sight | None = None
         guide: dict[str, Any] = {}
-        if batch.images and (tape.cache is None or tape.cache.length == 0):
+        starts = tape.cache is None or tape.cache.length == 0
+        if batch.images and starts:
             outputs = self._look(batch)
             features = outputs.features
             if not isinstance(features, Tensor):
@@ -124,12 +125,13 @@ class VisionLanguage(Network):
             mask, *_others = places(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
             guide = self._guide(ids, outputs, mask)
-        groups = tape.new(ids.shape, INT64) if self.mutual else None
+        mutual = self.mutual and starts
+        groups = tape.new(ids.shape, INT64) if mutual else None
         outer = tape.cache
         made = Cache() if outer is None and self.caches and not tape.checkpointing else None
         tape.cache = outer or made
         with tape.attending(self.attention_of(tape.attention)):
-            hidden = self.text.model(ids, batch.padding or self.mutual, embeds=inputs_embeds, **guide)
+            hidden = self.text.model(ids, batch.padding or mutual, embeds=inputs_embeds, **guide)
         tape.cache = outer
         del groups
         return hidden, (outputs, made)

@@ -18,6 +18,9 @@ from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32, INT64
 
+IMAGES = "images"
+"""Name of the inputs that images come in: generation holds on to them."""
+
 
 @dataclass(slots=True)
 class Batch:
@@ -42,7 +45,7 @@ class Batch:
         if sides is None:
             sides = c.sides("image_size")
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
-        return tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
+        return tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
 
     def class_labels(self) -> Tensor:
         """One label per sequence [b], an input of the step."""
@@ -179,6 +182,7 @@ class DecoderModel(Module):
             if self.carries and carried is not None:
                 carried.storage.allocation.handed_over = False  # several blocks may pass on what one made
             if between is not None:
+                _behind = hidden  # what came out of a block stays until the next is through
                 hidden = between(layer.traced.position, hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]
 

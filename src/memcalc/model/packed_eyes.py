@@ -11,7 +11,7 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Module, Stack
 from memcalc.model.multimodal import Sight, SizedEye
-from memcalc.model.network import Batch
+from memcalc.model.network import IMAGES, Batch
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.packed_vision import (
     AxialRotary,
@@ -64,7 +64,7 @@ class PackedEye(SizedEye):
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         patches = images * self.tokens(batch.image_size) * self.side**2
-        pixels = tape.untracked((patches, self.patch_embed.pixels), tape.weights, OVERHEAD, "pixels")
+        pixels = tape.untracked((patches, self.patch_embed.pixels), tape.weights, OVERHEAD, IMAGES)
         return self(pixels, images)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, images: int) -> Sight:

@@ -8,7 +8,7 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.multimodal import Eye, Sight, VisionLanguage, language_model
-from memcalc.model.network import Batch, Network
+from memcalc.model.network import IMAGES, Batch, Network
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.masks import bidirectional_mask
 from memcalc.model.sublayers.norms import LayerNorm
@@ -16,7 +16,7 @@ from memcalc.model.sublayers.vision import PatchEmbedding, as_tower, grid_of, pi
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.model.towers import tower_blocks
-from memcalc.tables.dtypes import INT64
+from memcalc.tables.dtypes import BOOL, INT64
 
 
 class PlacedPatches(Module):
@@ -85,8 +85,8 @@ class TilingEye(Eye):
         side, tape = self.config.integer("image_size"), batch.ids.tape
         lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
         shape = (*lead, self.config.integer("num_channels"), side, side)
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
-        mask = tape.untracked((*lead, side, side), INT64, OVERHEAD, "mask of pixels")
+        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        mask = tape.untracked((*lead, side, side), INT64, OVERHEAD, IMAGES)
         return self(pixels, mask)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, mask: Tensor) -> Sight:
@@ -102,13 +102,15 @@ class TilingEye(Eye):
         del blank
         real = ops.compare(sums)
         del sums
+        how_many = tape.new((batch,), INT64)
         pixels = ops.take(pixels, tape.new((count,), INT64))
         mask = ops.view(mask, -1, *mask.shape[2:])
         mask = ops.take(mask, tape.new((count,), INT64))
+        told = tape.new((count, *self.patches), BOOL)
         states = self.vision_model(pixels)
         features = self.connector(pixel_shuffle_flat(states, self.factor))
         found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
-        del real
+        del real, how_many, told
         return Sight(found, (states,))
 
 

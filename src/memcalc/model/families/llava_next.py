@@ -12,7 +12,7 @@ from memcalc.model.families import Family
 from memcalc.model.families.llava import LlavaEye
 from memcalc.model.module import Parameter
 from memcalc.model.multimodal import Sight, VisionLanguage, language_model, tied_anywhere
-from memcalc.model.network import Batch, Network
+from memcalc.model.network import IMAGES, Batch, Network
 from memcalc.model.sublayers.vision import as_tower, grid_of
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
@@ -63,7 +63,7 @@ class AnyresEye(LlavaEye):
         images, side = batch.ids.shape[0] * batch.images, self.config.integer("image_size")
         tape = batch.ids.tape
         shape = (images, rows * columns + 1, self.config.integer("num_channels"), side, side)
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, "pixels")
+        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
         return self(pixels, batch.image_size)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, size: int | None = None) -> Sight:

@@ -13,7 +13,7 @@ from memcalc.model.decoders import gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.module import Module, Parameter, Stack
 from memcalc.model.multimodal import check_size, config_side
-from memcalc.model.network import Batch, CausalLM, Network, Outputs, positions
+from memcalc.model.network import IMAGES, Batch, CausalLM, Network, Outputs, positions
 from memcalc.model.sublayers.attention import GroupedQueryAttention, attend
 from memcalc.model.sublayers.blocks import DecoderBlock
 from memcalc.model.sublayers.linear import Embedding, Linear
@@ -186,7 +186,7 @@ class Mllama(Network):
             states = ops.reshape(states, -1, seen.shape[-2], states.shape[-1])
         if images:
             shape = (*ids.shape, images, self.vision_model.tiles)
-            told = tape.untracked(shape, INT64, OVERHEAD, "mask of images")
+            told = tape.untracked(shape, INT64, OVERHEAD, IMAGES)
             mask, seeing = states_masks(told, self.vision_model.patches)
         made = Cache() if cache is None and self.caches and not tape.checkpointing else None
         tape.cache = cache or made
@@ -198,9 +198,9 @@ class Mllama(Network):
         """What the tower makes of the images of a batch, padded to all the tiles there can be."""
         tape, v, tiles = batch.ids.tape, self.config, self.vision_model.tiles
         lead, side = (batch.ids.shape[0], batch.images), v.integer("image_size")
-        pixels = tape.untracked((*lead, tiles, v.integer("num_channels"), side, side), tape.weights, OVERHEAD, "pixels")
-        shapes = tape.untracked(lead, INT64, OVERHEAD, "shapes of images")
-        told = tape.untracked((*lead, tiles), INT64, OVERHEAD, "mask of tiles")
+        pixels = tape.untracked((*lead, tiles, v.integer("num_channels"), side, side), tape.weights, OVERHEAD, IMAGES)
+        shapes = tape.untracked(lead, INT64, OVERHEAD, IMAGES)
+        told = tape.untracked((*lead, tiles), INT64, OVERHEAD, IMAGES)
         return self.vision_model(pixels, shapes, told)  # type: ignore[no-any-return]
 
 
