@@ -176,8 +176,8 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     held = outputs.kept if setup.hold_outputs else ()
     if loss is None:
         raise ConfigError(
-            f"{spec.model_type} has no loss with head {spec.architecture}; use --mode inference, or let 'architectures' "
-            "name a head that has one."
+            f"{spec.model_type} has no loss with head {spec.architecture}; use --mode inference, or let "
+            "'architectures' name a head that has one."
         )
     del outputs
     backward(tape, loss)

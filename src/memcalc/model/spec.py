@@ -48,8 +48,8 @@ class ModelSpec:
         part = config.get("_class_name")
         if model_type is None and isinstance(part, str):
             raise ConfigError(
-                f"config.json describes {part[:60]!r}, a part of a diffusion pipeline; give the pipeline's folder, the one "
-                "with model_index.json."
+                f"config.json describes {part[:60]!r}, a part of a diffusion pipeline; give the pipeline's folder, "
+                "the one with model_index.json."
             )
         if model_type is not None and not isinstance(model_type, str):
             raise ConfigError("config.json has no 'model_type' that is a string; correct it.")
