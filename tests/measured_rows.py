@@ -92,7 +92,7 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
         )
         found, _ = Sweep(step.tape).peaks()
         peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("prefill", "decode")}
-        if not step.tape.inputs[0].aliased:  # it cuts the next token out of the prompt, and counts the prompt from then on
+        if not step.tape.inputs[0].aliased:  # the next token is cut out of the prompt, which counts from then on
             peaks["decode"] += rounded(8 * case["batch"] * case["seq"])
         return {
             "params": parameters(step), "kv_cache": step.cache_bytes,
