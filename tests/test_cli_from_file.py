@@ -157,3 +157,11 @@ def test_a_pipe_does_not_block_and_a_device_is_no_config(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "config.json")
     assert "not a regular file" in refused(1, "from-file", str(tmp_path))
     refused(1, "from-file", "/dev/zero")
+
+
+@pytest.mark.parametrize("command", ["from-file", "inspect"])
+def test_a_link_to_itself_is_told(command: str, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    message = refused(1, command, str(tmp_path / "loop"))
+    assert "too many levels of symbolic links" in message
+    assert "did you mean" not in message

@@ -34,7 +34,7 @@ def command(
     from memcalc.sources.inspection import inspect_model
 
     local = (
-        os.path.exists(model) or model.startswith((".", os.sep)) or model.endswith((".json", ".safetensors", ".gguf"))
+        os.path.lexists(model) or model.startswith((".", os.sep)) or model.endswith((".json", ".safetensors", ".gguf"))
     )
     loaded = load(
         model, kind="file" if local else "hub", revision=revision, token=token, timeout=read_timeout(timeout),

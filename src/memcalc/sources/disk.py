@@ -232,6 +232,6 @@ def _checked(folder: DiskFolder, model: LoadedModel) -> LoadedModel:
 
 def _neighbours(path: Path) -> str:
     try:
-        return close_matches(path.name, [entry.name for entry in os.scandir(path.parent)])
+        return close_matches(path.name, [entry.name for entry in os.scandir(path.parent) if entry.name != path.name])
     except (OSError, ValueError):
         return ""

@@ -82,7 +82,8 @@ def _version(cursor: Cursor, name: str) -> int:
     magic = cursor.take(4)
     if magic != b"GGUF":
         what = next(
-            (f"it is {text}" for start, text, _ in SIGNATURES if magic.startswith(start[:4])), "it starts otherwise"
+            (f"it is {text}" for start, text, _ in SIGNATURES if magic.startswith(start[:4])),
+            "it starts otherwise, so download it again",
         )
         if magic == b"vers":
             what = "it is a Git LFS pointer, so run `git lfs pull` in its folder"
