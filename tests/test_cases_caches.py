@@ -1,8 +1,11 @@
 """What people were told wrong about caches and serving, with the right numbers: engines' logs and public configs."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runs import refused, run
 
 from memcalc import InferenceSetup, ModelSpec, estimate, find_gpu
 from memcalc.errors import ConfigError
@@ -70,6 +73,15 @@ def test_weights_and_share_of_an_engine_s_profile() -> None:
     found = report(LLAMA3_8B, "79.22GiB", engine="vllm")
     assert found.serving.occupied_bytes / GIB == pytest.approx(71.29, abs=0.01)
     assert cache(LLAMA3_8B, seq_len=4096, engine="vllm") == 4096 * 128 * 1024
+
+
+@pytest.mark.parametrize(("gpus", "tokens"), [(1, 53.29 * GIB / (128 * 1024)), (2, 58.97 * GIB / (64 * 1024))])
+def test_tokens_that_an_engine_s_profile_leaves(gpus: int, tokens: float) -> None:
+    """What is left of 71.29 GiB beside weights, activations and 1.79 GiB outside PyTorch, twice that on two."""
+    config = {**LLAMA3_8B, "max_position_embeddings": 131072}
+    found = report(config, "79.22GiB", engine="vllm", seq_len=1024, prefill_chunk=8192, tensor_parallel=gpus)
+    assert found.serving.largest_batch * 1024 == pytest.approx(tokens, rel=0.04)
+    assert any("communication" in line for line in found.assumptions) == (gpus > 1)
 
 
 @pytest.mark.parametrize(("engine", "tokens", "gib"), [("sglang", 367404, 2 * 8.234), ("vllm", 178880, 8.02)])
@@ -190,16 +202,36 @@ def test_a_window_counts_only_where_it_is_switched_on(config: dict[str, Any], fu
     assert cache({**shape, **config}, seq_len=tokens, engine="vllm") == expected
 
 
-def test_attention_layers_are_counted_in_a_pattern() -> None:
-    """ "M-M-M-M*-M-M*-": two of the letters attend."""
-    config = {
-        "model_type": "nemotron_h", "hybrid_override_pattern": "M-M-M-M*-M-M*-", "num_hidden_layers": 14,
-        "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 100,
-        "intermediate_size": 512, "mamba_num_heads": 16, "mamba_head_dim": 32, "ssm_state_size": 16, "n_groups": 2,
-    }  # fmt: skip
-    assert cache(config, seq_len=1024, engine="vllm") == 1024 * 2 * 2 * 2 * 32 * 2
+NEMOTRON = {
+    "model_type": "nemotron_h", "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32,
+    "vocab_size": 100, "intermediate_size": 512, "mamba_num_heads": 16, "mamba_head_dim": 32, "ssm_state_size": 16,
+    "n_groups": 2,
+}  # fmt: skip
+QWEN3_NEXT = {
+    "model_type": "qwen3_next", "hidden_size": 256, "num_hidden_layers": 64, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 100, "full_attention_interval": 4, "num_experts": 4,
+    "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "attending"),
+    [
+        ({**NEMOTRON, "hybrid_override_pattern": "M-M-M-M*-M-M*-", "num_hidden_layers": 14}, 2),
+        ({**NEMOTRON, "layers_block_type": ["mamba", "attention", "mlp", "moe"], "num_hidden_layers": 4}, 1),
+        (QWEN3_NEXT, 16),
+    ],
+    ids=["letters", "names", "every fourth"],
+)  # fmt: skip
+def test_attention_layers_are_counted_in_a_pattern(config: dict[str, Any], attending: int) -> None:
+    """Layers that do not attend (recurrent ones, MLPs, experts) have no keys and values."""
+    assert cache(config, seq_len=1024, engine="vllm") == 1024 * attending * 2 * 2 * 32 * 2
+
+
+def test_an_unknown_letter_in_a_pattern_is_named() -> None:
     with pytest.raises(ConfigError, match="hybrid_override_pattern"):
-        cache({**config, "hybrid_override_pattern": "M-X"}, seq_len=1024)
+        cache({**NEMOTRON, "hybrid_override_pattern": "M-X", "num_hidden_layers": 3})
 
 
 def test_a_decoder_s_own_cache_grows_and_the_source_s_does_not() -> None:
@@ -208,3 +240,19 @@ def test_a_decoder_s_own_cache_grows_and_the_source_s_does_not() -> None:
     assert cache(T5, seq_len=300) == per_token * (300 + 1)
     assert cache(T5, seq_len=300, new_tokens=40) == per_token * (300 + 40)
     assert cache(T5, seq_len=300, new_tokens=40, num_beams=4) == 4 * per_token * (300 + 40)
+
+
+@pytest.mark.parametrize("key", ["num_kv_shared_layers", "kv_source_layer_ids"])
+def test_layers_that_would_share_a_cache_are_not_overlooked(tmp_path: Path, key: str) -> None:
+    """A family whose every layer has keys and values of its own is refused a config that says otherwise."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(decoder(64, 4, 4, 2, 128, 100) | {key: 2 if "num" in key else [0, 2]}))
+    message = refused(1, "from-file", str(path), "--mode", "inference")
+    assert key in message
+    assert "share their keys and values" in message
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "unheard-of", "index_n_heads": 4}))
+    assert "--generic" in refused(1, "from-file", str(path))
+    found = json.loads(run("from-file", str(path), "--generic", "--mode", "inference", "--json").stdout)
+    (line,) = (line for line in found["assumptions"] if "low confidence" in line)
+    assert key in line
+    assert "index_n_heads" in line

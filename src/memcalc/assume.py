@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.host import in_host_memory
 from memcalc.idle import idle
 from memcalc.model.config import Config
 from memcalc.model.families import family
@@ -41,6 +42,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
         yield from dict.fromkeys(module.note for _, module in step.network.modules() if module.note)
     yield from idle(spec, setup, step)
     yield from step.notes
+    yield from in_host_memory(step)
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:
         yield f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)"

@@ -43,7 +43,11 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
         )
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
-    said = [f"tensor parallel over {size} GPUs: the report is for one of them"]
+    said = [
+        f"tensor parallel over {size} GPUs: the report is for one of them",
+        "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
+        "(--cuda-context)",
+    ]
     kv_heads = config.integer("num_key_value_heads", heads)
     if kv_heads % size and size % kv_heads:
         raise UsageError(

@@ -23,7 +23,6 @@ from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.weights import Weight
-from memcalc.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def build(spec: ModelSpec) -> Network:
     kin = family(spec.model_type)
     config = Config(spec.config, kin.defaults, kin.aliases)
     network = kin.build(config, spec.architecture)
-    config.check_window(spec.model_type)
+    config.check_unread(spec.model_type)
     return network
 
 
@@ -212,7 +211,5 @@ def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
             yield (
                 f"--attention {tape.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
             )
-    if tape.host_bytes:
-        yield f"host memory holds {format_bytes(tape.host_bytes)} that backward needs (--activation-offload)"
     if setup.checkpoint_reentrant:
         yield "reentrant checkpointing leaves each block's tables and masks to Python's garbage collector, uncounted"

@@ -14,6 +14,13 @@ LARGEST = 10**9
 DEEPEST = 10**5
 """No model has more layers. They are listed one by one, so that a mistake here would fill the memory."""
 
+_CHANGING_ATTENTION: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "sliding_window": (("use_sliding_window", "layer_types"), "has no sliding window"),
+    "num_kv_shared_layers": ((), "has no layers that share their keys and values"),
+    "kv_source_layer_ids": ((), "has no layers that share their keys and values"),
+}
+"""Keys that say that layers differ from what a family's layers are: other keys that take them up, and what to say."""
+
 
 class Config:
     """The values of a config.json, seen by a family: aliases resolved, missing keys filled with the class's defaults.
@@ -49,17 +56,18 @@ class Config:
         other.asked = self.asked
         return other
 
-    def check_window(self, model_type: str) -> None:
-        """Refuse a sliding window that the family never asked for; call it when the family is built.
+    def check_unread(self, model_type: str) -> None:
+        """Refuse what would change every layer's attention but was never asked for; call it when the family is built.
 
         Raises ConfigError.
         """
-        window = self.values.get("sliding_window")
-        if type(window) is int and self.asked.isdisjoint(("sliding_window", "use_sliding_window", "layer_types")):
-            raise ConfigError(
-                f"{self.where} gives 'sliding_window' as {window}, but {model_type} has no sliding window; remove it, "
-                "or correct 'model_type'."
-            )
+        for key, (readers, meaning) in _CHANGING_ATTENTION.items():
+            value = self.values.get(key)
+            if value and (type(value) is int or isinstance(value, list)) and self.asked.isdisjoint((key, *readers)):
+                raise ConfigError(
+                    f"{self.where} gives {key!r} as {_shown(value)}, but {model_type} {meaning}; remove it, or correct "
+                    "'model_type'."
+                )
 
     def has(self, key: str) -> bool:
         """Whether `key` has a value, given or by default."""
