@@ -6,15 +6,15 @@ Memory never falls when batch or length grows, so both are found by bisection ov
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from memcalc.records import frozen
 from memcalc.setup import InferenceSetup
 
 LIMIT = 1 << 24
 """No answer is larger: more sequences or tokens than any job has."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Capacity:
     """Largest batch at the setup's length, and longest context at batch one; 0 where not even one fits."""
 

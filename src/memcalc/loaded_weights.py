@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memcalc.errors import UsageError
 from memcalc.model.declared import declared_dtypes
@@ -17,6 +17,7 @@ from memcalc.model.stored_weights import GGUF
 from memcalc.model.sublayers.experts import ExpertWeights
 from memcalc.model.sublayers.linear import Conv1D, Linear
 from memcalc.model.tensor import rounded
+from memcalc.records import frozen
 from memcalc.setup import InferenceSetup
 from memcalc.sharding import share
 from memcalc.tables.dtypes import ALIASES, short
@@ -27,7 +28,7 @@ DEFAULT_DTYPE = "bf16"
 LOADABLE = ("fp32", "bf16", "fp16")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Loading:
     """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
 

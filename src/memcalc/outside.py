@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from memcalc.records import frozen
 from memcalc.report import ALLOCATOR_RESERVE, CUDA_CONTEXT
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
@@ -15,7 +15,7 @@ SEGMENT = 2 * MIB
 """The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outside:
     """Bytes outside the traced tensors, and the three counters that follow from them."""
 

@@ -8,14 +8,15 @@ kinds of blocks cost, not what their number would.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from memcalc.ghosts import ROW_INDEX, Ghosts, Label, Region, copies
 from memcalc.model.tape import ROWS, Allocation, Span, Tape, TracedBlock
+from memcalc.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Moment:
     """A sample of the tape, as it is when block `position` of its stack runs (None: between blocks).
 

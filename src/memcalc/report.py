@@ -7,8 +7,10 @@ report does not cost the import of pydantic, which alone would take longer than 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any, Literal
+
+from memcalc.records import field, frozen
 
 CUDA_CONTEXT = "CUDA context"
 """Part of OTHER OVERHEAD that lies outside PyTorch's allocator."""
@@ -22,7 +24,7 @@ def _says(description: str, **constraints: int) -> dict[str, Any]:
     return {"description": description, **constraints}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Part:
     """One named share of a row, alive at the peak."""
 
@@ -30,7 +32,7 @@ class Part:
     bytes: int = field(metadata=_says("Bytes alive at the peak.", ge=0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Component:
     """One row of the box."""
 
@@ -52,7 +54,7 @@ class Component:
             raise ValueError(f"max_bytes {self.max_bytes} is below peak_bytes {self.peak_bytes}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Components:
     """The six rows of the box, in its order. Their peak_bytes sum to peak.process_bytes."""
 
@@ -75,7 +77,7 @@ class Components:
             yield name, getattr(self, name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Parameters:
     """How many parameters the model has. A tied weight counts once."""
 
@@ -87,7 +89,7 @@ class Parameters:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Model:
     """The model that was estimated."""
 
@@ -96,7 +98,7 @@ class Model:
     parameters: Parameters = field(metadata=_says("Parameter counts."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Phase:
     """One phase of the job."""
 
@@ -109,7 +111,7 @@ class Phase:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TrainingPhases:
     """The phases of one optimizer step, the second: optimizer states exist."""
 
@@ -120,7 +122,7 @@ class TrainingPhases:
     step: Phase = field(metadata=_says("Optimizer step."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class InferencePhases:
     """The phases of generation."""
 
@@ -128,7 +130,7 @@ class InferencePhases:
     decode: Phase = field(metadata=_says("Forward pass of one further token."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PipelinePhases:
     """The phases of a diffusion pipeline; only its weights are counted."""
 
@@ -137,7 +139,7 @@ class PipelinePhases:
     decode: Phase = field(metadata=_says("The autoencoder makes the picture."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Peak:
     """When most memory is in use, and how much, by the three counters that people read."""
 
@@ -154,7 +156,7 @@ class Peak:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GpuFit:
     """Whether the job fits the GPU that was asked about."""
 
@@ -164,7 +166,7 @@ class GpuFit:
     free_bytes: int = field(metadata=_says("total_bytes less peak.process_bytes; negative where it does not fit."))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Serving:
     """How much of this job the GPU can serve. 0 where not even one sequence or token fits."""
 
@@ -177,7 +179,7 @@ class Serving:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Report:
     """The memory of one job on its most loaded GPU. All sizes are integer bytes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor, rounded
 from memcalc.model.updating import StepOnArrival, StepOnNext, step_in_backward
+from memcalc.records import field, frozen
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
@@ -25,7 +26,7 @@ from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.weights import Weight
 
 
-@dataclass(frozen=True)
+@frozen
 class Step:
     """A traced step of training, or of generation."""
 

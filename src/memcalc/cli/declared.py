@@ -5,7 +5,6 @@ Every option takes text and is read here, so that a slip is answered in the same
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -14,6 +13,7 @@ import typer
 
 from memcalc.errors import UsageError, close_matches
 from memcalc.fields import option_name
+from memcalc.records import frozen
 from memcalc.setup import InferenceSetup, TrainingSetup
 
 SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": TrainingSetup, "inference": InferenceSetup}
@@ -22,7 +22,7 @@ SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": Tra
 _WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@frozen
 class Declared:
     """A field of one or more setups, as an option."""
 

@@ -1,7 +1,6 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.declared import SETUPS, build_setup, declared, read_value
 from memcalc.errors import UsageError
+from memcalc.records import frozen
 from memcalc.report import Report
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import GPUS, Gpu, find_gpu
@@ -25,7 +25,7 @@ DOES_NOT_FIT = 3
 """Exit code of --check."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@frozen(kw_only=True)
 class Shown:
     """How the answer is to be shown."""
 
@@ -37,7 +37,7 @@ class Shown:
     color: bool | None
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@frozen
 class Job:
     """A checked setup, the GPU that was asked about, and how to show the answer."""
 

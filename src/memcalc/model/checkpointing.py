@@ -6,7 +6,6 @@ Source: torch/utils/checkpoint.py of PyTorch 2.14, transformers 5.24 (modeling_l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import UsageError
@@ -14,6 +13,7 @@ from memcalc.model.autograd import AccumulateGrad, CheckpointFrame, Grads, Node,
 from memcalc.model.engine import backward_from
 from memcalc.model.tape import ACTIVATIONS, TEMPORARY, Tape
 from memcalc.model.tensor import Shape, Storage, Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import DType
 
 _NAME = "inputs of checkpointed blocks"
@@ -74,7 +74,7 @@ def mark_saved(storage: Storage) -> None:
 # -- reentrant --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@frozen
 class _Layout:
     """What a saved tensor is made of again."""
 
@@ -85,7 +85,7 @@ class _Layout:
     """Whether its gradient is asked for."""
 
 
-@dataclass(frozen=True)
+@frozen
 class _Call:
     """A call that backward repeats: positional tensors come from what was saved."""
 

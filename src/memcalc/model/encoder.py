@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from memcalc.model import ops
 from memcalc.model.config import Config
@@ -13,6 +12,7 @@ from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, in_batch_loss, token_loss
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.tensor import Tensor
+from memcalc.records import field, frozen
 from memcalc.tables.dtypes import FP32
 
 Encoded = tuple[Tensor, Tensor | None]
@@ -94,7 +94,7 @@ class EncoderLM(Network):
         return Outputs(loss, (logits, related))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Classification:
     """How an encoder comes to a class per sequence: `scores` of what `steps` make of the hidden states, one by one.
 
@@ -155,7 +155,7 @@ class SentenceEmbedder(Network):
         return Outputs(loss, (hidden, pooled))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EncoderParts:
     """What a family's heads are made of: each makes a module. `body` is told whether a pooler is wanted.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from memcalc.errors import UsageError
@@ -13,12 +12,13 @@ from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.losses import causal_lm_loss, shifted_labels
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 Head = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
+@frozen
 class LanguageLoss:
     """How hidden states [b, s, h] become a loss.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamedWeight:
     """A weight of the model: its dotted name, the module that it hangs on, and the parameter that describes it."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from math import isqrt
 
 from memcalc.errors import ConfigError
@@ -23,12 +22,13 @@ from memcalc.model.sublayers.packed_vision import (
 )
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32, INT64
 
 MERGER_NAMES = ("norm", "linear_fc1", "linear_fc2")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parts:
     """What a tower of width `width` is made of: its norms and MLPs, and whether the patch embedding has a bias."""
 

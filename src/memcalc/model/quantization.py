@@ -4,9 +4,10 @@ The statement is needed for bit widths and group sizes; what each tensor is, `pa
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from memcalc.records import frozen
 
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
 KEYS = ("quantization_config", "compression_config", "quantization", "quant_config")
@@ -18,7 +19,7 @@ SKIPPED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", 
 DEPTH = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Quantization:
     """What the repository states; `bits` of a weight is None when it does not say."""
 

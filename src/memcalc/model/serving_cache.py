@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from memcalc.errors import UsageError
@@ -10,6 +9,7 @@ from memcalc.model import ops
 from memcalc.model.cache import Cache
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32, DType
 from memcalc.tables.engines import CacheFormat, Engine
 
@@ -17,7 +17,7 @@ RESIDUAL = 128
 """Latest tokens that Transformers' quantized cache keeps in full precision (`residual_length`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LayerWidth:
     """What one layer caches: elements per token of key and value, its window, and the bytes of an element.
 

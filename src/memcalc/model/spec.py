@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.errors import ConfigError
 from memcalc.model.stored_weights import StoredWeights
+from memcalc.records import field, frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ModelSpec:
     """A model as its config.json describes it.
 

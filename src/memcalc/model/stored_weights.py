@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from memcalc.records import field, frozen
 
 GGUF = "GGUF"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredWeights:
     """`packed` are bytes by type that are loaded as they are stored: quantized weights and their constants, buffers.
 

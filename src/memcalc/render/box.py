@@ -1,9 +1,9 @@
 """The box: six rows with bars on one scale, the peak in words, whether it fits, and what was assumed."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import zip_longest
 
+from memcalc.records import frozen
 from memcalc.render.paint import Line, Span
 from memcalc.render.text import cells, clip, left, right, visible, wrap
 from memcalc.report import Component, Part, Report
@@ -33,7 +33,7 @@ def _sum(parts: list[tuple[str, int]]) -> int:
     return sum(nbytes for _, nbytes in parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@frozen
 class _Glyphs:
     """What lines and bars are drawn with. `eighths` are the last cell of a bar, from empty to full."""
 
@@ -61,7 +61,7 @@ def render(report: Report, width: int = 80, unit: Unit = "GiB", unicode: bool = 
     return _Box(report, max(width, NARROWEST), unit, unicode).lines()
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@frozen
 class _Box:
     report: Report
     width: int

@@ -1,10 +1,11 @@
 """Styled lines, and how they are written: plain, or with colours where the terminal shows them."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from memcalc.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Span:
     """A run of text in one style; `style` is in Rich's words ("bold blue") and empty for plain text."""
 

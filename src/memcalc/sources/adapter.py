@@ -1,13 +1,13 @@
 """PEFT adapters: small weights that need a base model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from memcalc.records import frozen
 from memcalc.sources.checkpoint import Checkpoint
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Adapter:
     """What adapter_config.json and the adapter's weights say; `rank` is None for kinds without one.
 

@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from memcalc.model.quantization import Quantization
+from memcalc.records import field, frozen
 from memcalc.sources.roles import understand
 from memcalc.sources.safetensors_header import BITS, Header
 from memcalc.sources.stored import Role, StoredTensor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IgnoredFile:
     """A file that looks like weights and is not counted, with its bytes where known."""
 
@@ -20,7 +20,7 @@ class IgnoredFile:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Declared:
     """What an index file or the metadata says about itself: a cross-check, never the answer."""
 
@@ -28,7 +28,10 @@ class Declared:
     total_parameters: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+_NOTHING = Declared()
+
+
+@frozen
 class Checkpoint:
     """All tensors of one model (or of one component of a pipeline), bytes and counts as integers."""
 
@@ -38,7 +41,7 @@ class Checkpoint:
     quantization: Quantization | None = None
     packings: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    declared: Declared = Declared()
+    declared: Declared = _NOTHING
     header_bytes: int = 0
     ignored: tuple[IgnoredFile, ...] = ()
     notes: tuple[str, ...] = ()
@@ -131,7 +134,7 @@ def assemble(
     headers: Sequence[tuple[str, Header]],
     quantization: Quantization | None = None,
     *,
-    declared: Declared = Declared(),
+    declared: Declared = _NOTHING,
     ignored: Iterable[IgnoredFile] = (),
     notes: Iterable[str] = (),
 ) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
@@ -11,6 +11,7 @@ from memcalc.model.families import family
 from memcalc.model.naming import every_weight
 from memcalc.model.spec import ModelSpec
 from memcalc.model.stored_weights import GGUF
+from memcalc.records import frozen
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ _NAME = re.compile(r"[\w.]+")
 """A target that is a module's name and no pattern."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Described:
     """What to estimate: a spec, the setup with what the files decide filled in, and lines for the assumptions."""
 
@@ -40,7 +41,7 @@ class Described:
     assumptions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Built:
     """What the config of a spec builds: every tensor by name, whether the head is tied, how many layers there are."""
 

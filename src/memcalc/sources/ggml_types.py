@@ -5,11 +5,12 @@ sizes follow from the structs in ggml/src/ggml-common.h. Numbers that are missin
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from memcalc.records import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class GgmlType:
     """One element type; plain types have one element a block."""
 

@@ -4,7 +4,6 @@ Source: ggml's docs/gguf.md. Versions 2 and 3, in either byte order.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
@@ -12,6 +11,7 @@ from typing import Any
 
 from memcalc.errors import CheckpointError
 from memcalc.model.quantization import Quantization
+from memcalc.records import frozen
 from memcalc.sources.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.ggml_types import FILE_TYPES, GGML_TYPES
@@ -27,7 +27,7 @@ MOST_DIMENSIONS = 8
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufTensor:
     """One tensor: `shape` in PyTorch's order (rows first), `nbytes` by its type's blocks."""
 
@@ -39,7 +39,7 @@ class GgufTensor:
     quantized: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GgufHeader:
     """What one GGUF file says. A metadata array too long to keep is a tuple of its length alone."""
 

@@ -7,12 +7,13 @@ the modules that this one uses, inside functions, because importing it costs mor
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from memcalc.errors import CheckpointError, ConfigError, HubError, MemcalcError
+from memcalc.records import frozen
 from memcalc.sources.disk import DiskFolder, load_folder
 from memcalc.sources.file_choice import RepoFile
 from memcalc.sources.hub_cache import HubCache, snapshot_folder
@@ -30,7 +31,7 @@ from memcalc.sources.repository import read_model
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listing:
     """A repository at one commit: its id (which may differ from the one asked for, after a move) and its files."""
 

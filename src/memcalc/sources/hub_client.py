@@ -4,11 +4,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from memcalc.errors import HubError
+from memcalc.records import frozen
 from memcalc.sources.hub_errors import Busy, refusal
 from memcalc.sources.hub_transport import Reply, Unreachable, get
 from memcalc.sources.json_object import TEXT_CAP
@@ -24,7 +24,7 @@ PAUSES = (0.0, 0.5, 1.5)
 SLOWEST = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Piece:
     """The part of a body that was asked for; `total` is the whole file's size where the server said it.
 

@@ -1,10 +1,10 @@
 """What people type for a model: an id, an id with a revision, or the address of its page."""
 
 import re
-from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from memcalc.errors import UsageError
+from memcalc.records import frozen
 from memcalc.sources.names import shown
 
 # Hosts whose pages are the Hub's; a page of HF_ENDPOINT's host counts as well.
@@ -22,7 +22,7 @@ _OTHER_KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HubName:
     """A repository's id, and the revision that the address names (None when it names none)."""
 

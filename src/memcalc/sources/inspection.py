@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from memcalc.errors import ConfigError, UnknownFamilyError
 from memcalc.model.counting import active_parameters
 from memcalc.model.quantization import find_quantization
 from memcalc.model.spec import ModelSpec
+from memcalc.records import frozen
 from memcalc.sources.described import Built, spec_of
 from memcalc.sources.loaded import LoadedModel
 from memcalc.sources.names import some
@@ -17,7 +18,7 @@ from memcalc.sources.remarks import remarks
 from memcalc.step import build
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Counts:
     """Parameters: all, those that one token meets (None where unknown), and by part."""
 
@@ -26,7 +27,7 @@ class Counts:
     parts: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Inspection:
     """What was understood. Sizes are bytes; `family` is None where only the headers could be read."""
 

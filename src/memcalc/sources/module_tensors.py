@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from memcalc.model.quantization import Quantization
+from memcalc.records import frozen
 from memcalc.sources.safetensors_header import HeaderTensor
 
 # Last parts of a name that belong to the weight before them: `q_proj.weight.absmax` is about `q_proj`'s `weight`.
@@ -15,7 +15,7 @@ _PARTS_OF_A_WEIGHT = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModuleTensors:
     """The tensors of one module, by their name inside it, with what the repository says about its quantization."""
 

@@ -5,11 +5,11 @@ how many parameters it stands for comes from shapes where they suffice, and from
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
 from memcalc.model.quantization import weight_layouts
+from memcalc.records import frozen
 from memcalc.sources.module_tensors import ModuleTensors
 from memcalc.sources.safetensors_header import BITS, HeaderTensor
 
@@ -18,7 +18,7 @@ Logical = tuple[int, ...] | int
 Unpack = Callable[[ModuleTensors, HeaderTensor, str], Logical]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Packing:
     """In names, `*` stands for the weight's own name in its module (`weight`, `gate_up_proj`)."""
 

@@ -1,11 +1,11 @@
 """From a folder of files to a LoadedModel: which files matter, what they hold, and what they say otherwise."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from memcalc.errors import CheckpointError, ConfigError
 from memcalc.model.quantization import find_quantization
+from memcalc.records import frozen
 from memcalc.sources.adapter import adapter_from
 from memcalc.sources.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint import Checkpoint, Declared, assemble
@@ -25,7 +25,7 @@ CONFIG, HF_QUANT = "config.json", "hf_quant_config.json"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Weights:
     """What the chosen files gave; `config` only from GGUF, which has its own."""
 

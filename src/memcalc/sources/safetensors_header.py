@@ -5,12 +5,12 @@ header limit of 100 MB).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
 from memcalc.errors import CheckpointError
+from memcalc.records import frozen
 from memcalc.sources.byte_ranges import ByteRanges
 from memcalc.sources.json_object import parse_object
 from memcalc.sources.names import shown
@@ -35,7 +35,7 @@ BITS: Mapping[str, int] = MappingProxyType(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeaderTensor:
     """One tensor as the header describes it; `begin` and `end` are bytes into the data behind the header."""
 
@@ -51,7 +51,7 @@ class HeaderTensor:
         return self.end - self.begin
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Header:
     """All tensors of one file, in file order; `nbytes` is the length prefix and the JSON together."""
 

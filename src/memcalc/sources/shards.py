@@ -1,18 +1,18 @@
 """The index of a sharded checkpoint, and what its shards say otherwise."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from memcalc.errors import CheckpointError
+from memcalc.records import frozen
 from memcalc.sources.checkpoint import Declared
 from memcalc.sources.json_object import parse_object
 from memcalc.sources.names import shown, some
 from memcalc.sources.safetensors_header import Header
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShardIndex:
     """Which file holds which tensor, as `model.safetensors.index.json` says."""
 

@@ -1,7 +1,8 @@
 """One tensor of a checkpoint, with its meaning."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from memcalc.records import frozen
 
 
 class Role(StrEnum):
@@ -13,7 +14,7 @@ class Role(StrEnum):
     BUFFER = "buffer"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredTensor:
     """`nbytes` is what the file holds; `parameters` how many model parameters that stands for.
 

@@ -6,17 +6,17 @@ A row says what the engine's documentation states; what memcalc has measured (Tr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from memcalc.errors import UsageError
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32, DType
 
 AUTO: Final = "auto"
 """The cache has the dtype that the model computes in."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CacheFormat:
     """How an element of the cache is stored: bits, and bits of constants shared by a group of elements."""
 
@@ -38,7 +38,7 @@ _GGML = {"int8": CacheFormat(8, 32, 16), "int4": CacheFormat(4, 32, 16)}
 """Blocks of 32 with one 16-bit scale: ggml's q8_0 (34 bytes) and q4_0 (18 bytes)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Engine:
     """An inference engine.
 

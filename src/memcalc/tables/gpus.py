@@ -7,11 +7,11 @@ follow. A GPU with several chips that each hold their own memory is one row per 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 from memcalc.errors import UsageError, close_matches
+from memcalc.records import frozen
 from memcalc.units import parse_size
 
 MIB = 2**20
@@ -23,7 +23,7 @@ ROCM = "VRAM Total Memory of rocm-smi"
 OF_USER = "the size given with --gpu"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gpu:
     """A GPU to fit a job on.
 
@@ -39,7 +39,7 @@ class Gpu:
     source: str = OF_USER
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Generation:
     architecture: str
     capability: tuple[int, int] | None

@@ -6,10 +6,10 @@ whose experts it replaces are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from memcalc.records import frozen
 
 
-@dataclass(frozen=True)
+@frozen
 class LigerKernels:
     """What is replaced in a family. Norms work `in_place` on the incoming gradient, or make a new one."""
 

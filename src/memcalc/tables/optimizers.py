@@ -8,10 +8,10 @@ them. Sizes are bytes as the allocator takes them (rounded up to 512). The steps
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memcalc.errors import UsageError, close_matches
 from memcalc.model.tensor import rounded
+from memcalc.records import frozen
 from memcalc.tables import library_steps, torch_steps
 from memcalc.tables.weights import SCALAR, States, Temporaries, Weight, nothing
 
@@ -28,7 +28,7 @@ QUANTILE_MAP = 1024
 """A table of 256 fp32 values; bitsandbytes keeps one for signed and one for unsigned 8-bit states."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Optimizer:
     """One optimizer: `states` gives the bytes kept for a weight by name of state, `step` the most that a step adds.
 

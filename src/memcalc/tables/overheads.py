@@ -4,12 +4,12 @@ Each is a named part of OTHER OVERHEAD with an option that replaces it; none is 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from memcalc.records import frozen
 from memcalc.tables.gpus import MIB, Gpu
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ContextSize:
     """The CUDA context of one PyTorch process, in bytes: driver, kernels and libraries, outside the allocator."""
 
@@ -18,7 +18,7 @@ class ContextSize:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Workspace:
     """One workspace of the matrix-multiplication library, in bytes, as PyTorch allocates it for a handle and stream."""
 

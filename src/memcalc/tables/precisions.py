@@ -1,11 +1,10 @@
 """Precision recipes: one row a recipe. What is kept in which dtype, named for the engine that does it so."""
 
-from dataclasses import dataclass
-
+from memcalc.records import frozen
 from memcalc.tables.dtypes import BF16, FP16, FP32, DType
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PrecisionRecipe:
     """Dtype of the weights (gradients and optimizer states follow it) and of autocast, if it is on."""
 

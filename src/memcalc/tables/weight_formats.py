@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
+
+from memcalc.records import frozen
 
 if TYPE_CHECKING:
     from memcalc.model.quantization import Quantization
@@ -14,7 +15,7 @@ Shared = tuple[int, int]
 """So many weights of a matrix share so many bits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class WeightFormat:
     """A format of quantized matrices.
 

@@ -5,8 +5,6 @@ Source of the rules: peft/tuners/tuners_utils.py of PEFT 0.21.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memcalc.errors import UsageError
 from memcalc.model.adapters.experts import AdaptedWeight
 from memcalc.model.adapters.lora import LoraEmbedding, LoraLinear
@@ -15,11 +13,12 @@ from memcalc.model.adapters.sites import Site, linear_names, matches, output_hea
 from memcalc.model.module import Module
 from memcalc.model.sublayers.experts import Experts
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32, DType
 from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, REFUSED, default_targets
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lora:
     """PEFT's LoraConfig. `targets` are "all-linear", names with commas, or None for the family's default."""
 

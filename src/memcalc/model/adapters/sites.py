@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear
+from memcalc.records import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Site:
     """A module with its dotted name, and the attribute (and index) of the parent that holds it."""
 

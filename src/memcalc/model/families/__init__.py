@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memcalc.errors import UnknownFamilyError, close_matches
+from memcalc.records import field, frozen
 
 if TYPE_CHECKING:
     from memcalc.model.config import Config
     from memcalc.model.network import Network
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Family:
     """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from memcalc.model import ops
@@ -17,10 +16,11 @@ from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.positions import KINDS, token_range
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Style:
     """In what the family's models differ.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -14,6 +13,7 @@ from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import Rotate, Rotation, apply_rotary
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32
 
 
@@ -145,7 +145,7 @@ def _same_dtype(
     return ops.transpose(out, 1, 2), weights
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadNorm:
     """A norm over queries and keys: `make(heads, head_dim)` makes one, `at` says where it stands.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memcalc.model import ops
 from memcalc.model.module import Module, Parameter
 from memcalc.model.sublayers.attention import attend
@@ -16,6 +14,7 @@ from memcalc.model.sublayers.norms import GemmaRMSNorm
 from memcalc.model.sublayers.rotary import Rotation, rotary_of_part
 from memcalc.model.sublayers.state_space import masked
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32
 
 STATE = "recurrent states"
@@ -41,7 +40,7 @@ class NormThenGate(Module):
         return ops.to(hidden, dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeltaShape:
     """Sizes of a gated delta net: `k_heads` keys of `k_dim`, `v_heads` values of `v_dim`, and the convolution's."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from memcalc.errors import ConfigError
@@ -14,6 +13,7 @@ from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP16
 
 
@@ -65,7 +65,7 @@ class StateAttention(Module):
         return self.out_proj(out), weights
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockStyle:
     """What the blocks of a stack share: sizes, dropout, and whether norms stand before the sublayers or behind.
 

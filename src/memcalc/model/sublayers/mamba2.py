@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Buffer, Module, Parameter
@@ -13,6 +11,7 @@ from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.state_space import SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32
 
 STATE = "state-space states"
@@ -40,7 +39,7 @@ class GatedRMSNorm(Module):
         return ops.multiply(self.weight, ops.to(hidden, dtype))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mamba2Shape:
     """Sizes of a Mamba 2 mixer: `heads` of `head_dim` make the inner width, b and c are shared in `groups`."""
 
