@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 from memcalc.model.tape import ROWS, Allocation, Span, Tape
@@ -19,11 +18,11 @@ Label = tuple[str, str]
 ROW_INDEX = {row: index for index, row in enumerate(ROWS)}
 
 
-@dataclass(slots=True)
 class Region:
     """Consecutive spans of one stack in one phase, in the order in which they ran."""
 
-    spans: list[Span] = field(default_factory=list)
+    def __init__(self, spans: list[Span]) -> None:
+        self.spans = spans
 
     def order(self) -> list[tuple[int, Span]]:
         """Every block of the stack that these spans answer for, in the order of running, with its traced span."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from typing import Any, NoReturn, TypeVar, dataclass_transform, overload
 
-__all__ = ["field", "frozen"]
-
 _T = TypeVar("_T")
 
 
@@ -25,6 +23,9 @@ def frozen(cls: Any = None, /, *, kw_only: bool = False, eq: bool = True) -> Any
 
     def made(cls: Any) -> Any:
         dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+        declared = fields(cls)
+        cls._defaults = {f.name: f.default for f in declared if f.default is not MISSING}
+        cls._factories = [(f.name, f.default_factory) for f in declared if f.default_factory is not MISSING]
         for method in (_init, _repr, _setattr, _delattr, *((_eq, _hash) if eq else ())):
             setattr(cls, f"_{method.__name__}__", method)
         return cls
@@ -33,25 +34,17 @@ def frozen(cls: Any = None, /, *, kw_only: bool = False, eq: bool = True) -> Any
 
 
 def _init(self: Any, *positional: Any, **named: Any) -> None:
-    cls = type(self)
-    if len(positional) > len(cls.__match_args__):
-        raise TypeError(f"{cls.__name__} takes {len(cls.__match_args__)} positional values, not {len(positional)}")
-    given = dict(zip(cls.__match_args__, positional, strict=False))
-    if twice := given.keys() & named.keys():
-        raise TypeError(f"{cls.__name__} is given twice: {', '.join(sorted(twice))}")
-    given |= named
-    values = self.__dict__
-    for name, declared in cls.__dataclass_fields__.items():
-        if name in given:
-            values[name] = given.pop(name)
-        elif declared.default is not MISSING:
-            values[name] = declared.default
-        elif declared.default_factory is not MISSING:
-            values[name] = declared.default_factory()
-        else:
-            raise TypeError(f"{cls.__name__} needs {name}")
-    if given:
-        raise TypeError(f"{cls.__name__} has no {', '.join(sorted(given))}")
+    cls, values = type(self), self.__dict__
+    given = dict(zip(cls.__match_args__, positional, strict=False)) | named
+    values.update(cls._defaults)
+    values.update(given)
+    for name, factory in cls._factories:
+        if name not in given:
+            values[name] = factory()
+    if len(given) < len(positional) + len(named) or values.keys() != cls.__dataclass_fields__.keys():
+        raise TypeError(
+            f"{cls.__name__} takes {', '.join(cls.__dataclass_fields__)}, each once; not {positional} {named}"
+        )
     if hasattr(self, "__post_init__"):
         self.__post_init__()
 

@@ -7,10 +7,10 @@ report does not cost the import of pydantic, which alone would take longer than 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, field
 from typing import Any, Literal
 
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 
 CUDA_CONTEXT = "CUDA context"
 """Part of OTHER OVERHEAD that lies outside PyTorch's allocator."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor, rounded
 from memcalc.model.updating import StepOnArrival, StepOnNext, step_in_backward
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 from memcalc.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 
 from memcalc.model import ops
 from memcalc.model.config import Config
@@ -12,7 +13,7 @@ from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, in_batch_loss, token_loss
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.tensor import Tensor
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32
 
 Encoded = tuple[Tensor, Tensor | None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -16,13 +15,14 @@ from memcalc.model.sublayers.losses import causal_lm_loss
 from memcalc.model.sublayers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32, INT64
 
 IMAGES = "images"
 """Name of the inputs that images come in: generation holds on to them."""
 
 
-@dataclass(slots=True)
+@frozen
 class Batch:
     """One micro-batch: token ids and labels [b, s]. `target_len` is the decoder's length of an encoder-decoder."""
 
@@ -62,14 +62,16 @@ class Batch:
         return self.ids.tape.untracked(self.ids.shape, INT64, OVERHEAD, "labels")
 
 
-@dataclass(slots=True)
 class Outputs:
-    """What a model's forward returns: the loss, and the tensors that its output object keeps."""
+    """What a model's forward returns: the loss, and the tensors that its output object keeps.
 
-    loss: Tensor | None
-    kept: tuple[Any, ...] = ()
-    behind: Callable[[Tensor], Tensor] | None = None
-    """How the caller makes the loss of the logits, the first of those kept, where the model does not."""
+    `behind` is how the caller makes the loss of the logits, the first of those kept, where the model does not.
+    """
+
+    def __init__(
+        self, loss: Tensor | None, kept: tuple[Any, ...] = (), behind: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.loss, self.kept, self.behind = loss, kept, behind
 
     def finish(self) -> Tensor | None:
         """The loss. Where the caller makes it, logits of autocast come out in fp32, as accelerate gives them."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from memcalc.errors import ConfigError
 from memcalc.model.stored_weights import StoredWeights
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 
 
 @frozen(kw_only=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 
 GGUF = "GGUF"
 

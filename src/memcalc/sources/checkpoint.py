@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from types import MappingProxyType
 
 from memcalc.model.quantization import Quantization
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 from memcalc.sources.roles import understand
 from memcalc.sources.safetensors_header import BITS, Header
 from memcalc.sources.stored import Role, StoredTensor

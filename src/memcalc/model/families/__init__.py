@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memcalc.errors import UnknownFamilyError, close_matches
-from memcalc.records import field, frozen
+from memcalc.records import frozen
 
 if TYPE_CHECKING:
     from memcalc.model.config import Config
