@@ -2,7 +2,8 @@
 
 Every line of `measured/*.jsonl` is one run of the real Transformers model on shape-only CUDA tensors (torch 2.14.1,
 transformers 5.24.0, peft 0.21.2): `case` says what was run, `measured` what `torch.distributed._tools.MemTracker`
-counted in the second optimizer step, or in prefill and decode.
+counted in the second optimizer step, or in prefill and decode. A `bare` case was measured without the hooks that it
+puts on modules (`mod_tracker.register_multi_grad_hook`), which keep some tensors alive themselves.
 """
 
 import json
@@ -98,21 +99,22 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
             "params": parameters(step), "kv_cache": step.cache_bytes,
             "prefill_peak": peaks["prefill"], "decode_peak": peaks["decode"],
         }  # fmt: skip
-    with as_tracked() if like_tracker else nullcontext():
+    hooked = like_tracker and not case.get("bare")
+    with as_tracked() if hooked else nullcontext():
         step = trace(spec, training_setup(case), like_tracker=like_tracker)
     sweep = Sweep(step.tape)
     found, _ = sweep.peaks()
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}
     peaks["step"] = standing(step, "step")
-    if like_tracker:
+    if hooked:
         for phase, nbytes in kept_leaves(step).items():
             peaks[phase] += nbytes
     return {
         "params": parameters(step),
         "trainable": sum(p.numel * p.copies for _, p in step.parameters if p.trainable),
-        # Rows that "count_kept" were measured by what is still alive; the instrument counts all that was ever packed.
+        # Rows that "count_kept" or are bare were measured by what is still alive; others by all that was ever packed.
         "saved_for_backward": sweep.saved_for_backward(step.forward_end)
-        + (dropped(step) if like_tracker and not case.get("count_kept") else 0),
+        + (dropped(step) if hooked and not case.get("count_kept") else 0),
         "phase_peak": peaks,
     }
 

@@ -21,7 +21,7 @@ from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.tape import Tape
 from memcalc.model.tensor import Tensor, rounded
 from memcalc.setup import TrainingSetup
-from memcalc.step import Step
+from memcalc.step import Step, _trace
 
 
 class _Group:
@@ -51,6 +51,7 @@ def as_tracked() -> Iterator[None]:
     """Run the engine with the tracker's hooks on every module call."""
     hooks: dict[int, list[tuple[int, _Group]]] = {}
     call, run = Module.__call__, engine._run
+    _trace.cache_clear()  # what was traced without the hooks
 
     def hooked_call(self: Module, *args: Any, **kwargs: Any) -> Any:
         if not any(isinstance(arg, Tensor) and arg.tape.phase == "backward" for arg in args):
@@ -77,6 +78,7 @@ def as_tracked() -> Iterator[None]:
         patch.object(Linear, "forward", copied_linear),
     ):
         yield
+    _trace.cache_clear()
 
 
 def dropped(step: Step) -> int:

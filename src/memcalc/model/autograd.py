@@ -98,7 +98,7 @@ class AccumulateGrad(Node):
     `row` of the box is where the gradient shows: that of a trained weight is a gradient, others are temporary.
     """
 
-    __slots__ = ("arrived", "gradient", "held", "name", "reached", "row")
+    __slots__ = ("arrived", "gradient", "held", "name", "reached", "row", "stride")
 
     def __init__(self, tape: Tape, name: str, gradient: Tensor | None, row: str = GRADIENTS) -> None:
         super().__init__(tape, _accumulate, (), None)
@@ -109,6 +109,8 @@ class AccumulateGrad(Node):
         self.held: Allocation | None = None
         """The memory that the gradient keeps: that of a larger tensor where it is a view of one."""
         self.row = row
+        self.stride: Shape | None = None
+        """How the leaf lies in memory, where that is not row by row."""
         self.arrived: Callable[[AccumulateGrad], None] | None = None
         """Told when the gradient is there (an optimizer that steps in backward)."""
 
@@ -125,7 +127,7 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
     assert isinstance(node, AccumulateGrad)
     new = grads[0]
     node.reached = node.reached or new is not None
-    copied = new is not None and (getrefcount(new) > _ALONE or not is_contiguous(new.shape, new.stride))
+    copied = new is not None and (getrefcount(new) > _ALONE or not _lies_like(node, new.shape, new.stride))
     if new is not None and not copied:
         node.held = new.storage.allocation
     if new is not None and node.gradient is None:
@@ -139,6 +141,10 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
     return []
 
 
+def _lies_like(leaf: AccumulateGrad, shape: Shape, stride: Shape) -> bool:
+    return is_contiguous(shape, stride) if leaf.stride is None else leaf.stride == stride
+
+
 def require_gradient(x: Tensor) -> None:
     """Make `x` a leaf that needs a gradient (`requires_grad_()`), unless the graph leads to it already.
 
@@ -148,6 +154,16 @@ def require_gradient(x: Tensor) -> None:
     if x.node is None and tape.grad_enabled:
         x.node = AccumulateGrad(tape, tape.scope, None, TEMPORARY)
         x.node.context = x.storage
+
+
+def fresh_parameter(x: Tensor) -> Tensor:
+    """`torch.nn.Parameter(x)`: a leaf on the same storage, whose gradient lasts as long as the graph does."""
+    made = x.detach()
+    if x.tape.grad_enabled:
+        made.node = leaf = AccumulateGrad(x.tape, x.tape.scope, None, TEMPORARY)
+        leaf.stride = x.stride
+        x.tape.held_by_graph.append(leaf)
+    return made
 
 
 class Offloaded:

@@ -135,6 +135,7 @@ def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:
     args = [_leaf(tape, arg, next(storages)) if isinstance(arg, _Layout) else arg for arg in call.args]
     del storages
     tape.grad_enabled = True
+    held = len(tape.held_by_graph)
     try:
         with tape.scoped(call.scope), tape.autocasting(call.autocast):
             out = call.module(*args, **call.kwargs)
@@ -143,6 +144,7 @@ def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:
     outputs = [value for value in (out if isinstance(out, tuple) else (out,)) if isinstance(value, Tensor)]
     del out
     backward_from(tape, [(value, grad) for value, grad in zip(outputs, grads, strict=False) if grad is not None])
+    del tape.held_by_graph[held:]  # this run's graph goes
     return [_gradient(arg) for arg in args if isinstance(arg, Tensor)]
 
 

@@ -145,8 +145,9 @@ class Tape:
         """How many blocks have been run forward; it does not grow with the depth of a model."""
         self.leaves: list[Tensor] = []
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
-        self.held_by_graph: list[Storage] = []
-        """What custom functions hold besides saved tensors: it goes with the loss, whatever is checkpointed."""
+        self.held_by_graph: list[object] = []
+        """What the graph holds besides saved tensors (by custom functions, as leaves): it goes with the loss, whatever
+        is checkpointed."""
         self.sum_out_of_place = sum_out_of_place
         """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
         self._mark()

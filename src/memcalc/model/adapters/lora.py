@@ -7,6 +7,7 @@ the input to the adapter's dtype, A, B, scaling, the sum, and a cast back.
 from __future__ import annotations
 
 from memcalc.model import ops
+from memcalc.model.autograd import fresh_parameter
 from memcalc.model.module import Module, Parameter
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear
 from memcalc.model.tensor import Tensor
@@ -118,8 +119,7 @@ class LoraLinear(Module):
         scale = ops.view(ops.divide(magnitude, norm), 1, -1)
         low = self.lora_B(self.lora_A(x))
         if again:
-            by_rows = isinstance(self.base_layer, Conv1D)
-            base_out = ops.linear(x, ops.transpose(weight, 0, 1) if by_rows else weight)
+            base_out = ops.linear(x, _turned(weight) if isinstance(self.base_layer, Conv1D) else weight)
         elif (bias := getattr(self.base_layer, "bias", None)) is not None:
             base_out = ops.subtract(base_out, bias)
         return ops.add(ops.multiply(ops.shift(scale), base_out), ops.scale(ops.multiply(scale, low)))
@@ -130,6 +130,12 @@ def dense_weight(base: Module) -> Tensor:
     dequantize = getattr(base, "dequantize", None)
     weight: Tensor = getattr(base, "weight") if dequantize is None else dequantize()  # noqa: B009
     return weight
+
+
+def _turned(weight: Tensor) -> Tensor:
+    """The transposed matrix, which PEFT makes a new parameter where it was one: that asks for a gradient, unlike it."""
+    turned = ops.transpose(weight, 0, 1)
+    return fresh_parameter(turned) if isinstance(weight, Parameter) else turned
 
 
 def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:
