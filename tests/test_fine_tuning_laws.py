@@ -42,7 +42,7 @@ def run(family: str, setup: dict[str, Any], **changes: Any) -> Report:
 
 
 def weights(report: Report, *, base_only: bool = False) -> int:
-    """Bytes of the weights themselves: neither 16-bit copies for a matmul, nor adapters where only the base is asked."""
+    """Bytes of the weights without their 16-bit copies, and without adapters where only the base is asked."""
     left_out = ("copies", "LoRA") if base_only else ("copies",)
     parts = report.components.model_weights.parts
     return sum(part.bytes for part in parts if not any(word in part.name for word in left_out))
@@ -137,11 +137,12 @@ def test_memory_never_falls_with_more_tokens(family: str, setup: dict[str, Any],
 
 @laws
 @given(
-    DECODERS, SETUPS, st.sampled_from(["none", "nf4", "int8", "gptq-4", "awq-4", "fp8", "mxfp4"]),
+    DECODERS, SETUPS, st.sampled_from(["none", "nf4", "int8", "gptq-4", "awq-4", "fp8"]),
     st.sampled_from(["eager", "fused-linear", "chunked"]),
 )  # fmt: skip
 def test_rows_sum_to_the_process(family: str, setup: dict[str, Any], base: str, loss: str) -> None:
-    report = run(family, setup, quantization=base, lora_rank=4, loss=loss)
+    targets = "q_proj,v_proj" if family == "mixtral" else "all-linear"  # PEFT adapts no packed experts
+    report = run(family, setup, quantization=base, lora_rank=4, lora_targets=targets, loss=loss)
     rows = [row for _, row in report.components.rows()]
     assert sum(row.peak_bytes for row in rows) == report.peak.process_bytes
     assert all(row.max_bytes >= row.peak_bytes == sum(part.bytes for part in row.parts) for row in rows)
