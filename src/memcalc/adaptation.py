@@ -41,7 +41,7 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
         notes += _training_notes(network, form, setup)
     train_only(network, setup.train)
     if setup.lora_rank is not None:
-        add_lora(network, spec.model_type, _lora(setup, setup.lora_rank))
+        notes += add_lora(network, spec.model_type, _lora(setup, setup.lora_rank))
     if setup.freeze is not None:
         freeze(network, setup.freeze)
     return notes
@@ -77,6 +77,11 @@ def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | 
     form = stated_format(stated)
     if form is None or setup.lora_rank is None or "quantization" in setup.model_fields_set:
         return None, [f"the repository's weights ({stated}) are dequantized when they are loaded"]
+    if setup.dora and not form.kernel.startswith("bnb"):
+        raise UsageError(
+            f"PEFT has no DoRA on a base like this repository's ({stated}); leave out --dora, or take the model "
+            "that it was made from."
+        )
     return form, [f"base weights quantized as {stated.where} of the config says: {stated}"]
 
 

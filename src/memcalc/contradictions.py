@@ -77,7 +77,7 @@ def _adapters(setup: TrainingSetup) -> Iterator[str]:
         )
     if setup.dora and setup.quantization not in DORA_BASES:
         yield (
-            f"PEFT has no DoRA on a {setup.quantization} base; use --quantization nf4, nf4-double, fp4 or int8, "
+            f"PEFT has no DoRA on {setup.quantization} weights; use --quantization nf4, nf4-double, fp4 or int8, "
             "or leave out --dora."
         )
 

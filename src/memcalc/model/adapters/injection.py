@@ -31,8 +31,8 @@ class Lora:
     modules_to_save: str | None = None
 
 
-def add_lora(network: Module, model_type: str, lora: Lora) -> None:
-    """Freeze everything and put adapters beside the layers that `lora` targets."""
+def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
+    """Freeze everything and put adapters beside the layers that `lora` targets; returns what should be said of it."""
     for _, parameter in network.tensors():
         parameter.trainable = False
     found = sites(network)
@@ -55,6 +55,12 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> None:
         _train_biases(network, only_adapted=lora.bias == "lora-only")
     if lora.modules_to_save is not None:
         save_modules(network, lora.modules_to_save)
+    idle = sorted(name for name in split_names(lora.targets or "") & names if not _matching(found, name))
+    return [f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle]
+
+
+def _matching(found: list[Site], name: str) -> bool:
+    return any(matches(site.name, frozenset((name,))) for site in found)
 
 
 def _names(found: list[Site], model_type: str, lora: Lora) -> frozenset[str]:
