@@ -37,21 +37,24 @@ class Encoder(Module):
 
 
 class EncoderModel(Module):
-    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens."""
+    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens.
+
+    With `blanked`, the embeddings are told whether sequences are padded (ESM).
+    """
 
     def __init__(
         self, embeddings: Module, encoder: Module, *,
-        pooler: Module | None = None, project: Module | None = None, causal: bool = False,
+        pooler: Module | None = None, project: Module | None = None, causal: bool = False, blanked: bool = False,
     ) -> None:  # fmt: skip
         self.embeddings = embeddings
         self.embeddings_project = project
         self.encoder = encoder
         self.pooler = pooler
-        self.causal = causal
+        self.causal, self.blanked = causal, blanked
 
     def forward(self, ids: Tensor, padding: bool) -> Encoded:
         """Ids [b, s] to hidden states and pooled first token."""
-        embedded = self.embeddings(ids)
+        embedded = self.embeddings(ids, padding) if self.blanked else self.embeddings(ids)
         if self.embeddings_project is not None:
             embedded = self.embeddings_project(embedded)
         mask = causal_mask(embedded, padding) if self.causal else bidirectional_mask(embedded, padding)

@@ -8,10 +8,11 @@ from memcalc.model.module import Module
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.losses import class_loss, in_batch_loss
 from memcalc.model.sublayers.vision import Reduce, VisionTower
+from memcalc.model.tensor import Tensor
 
 
 class ImageClassifier(Network):
-    """A tower with a class per image: scores of what `reduce` makes of its hidden states.
+    """A tower with a class per image: scores of what `reduce` makes of its hidden states, or of what it pooled (None).
 
     `pixels` is the config that says how large an image is, where it is not `c` itself.
     """
@@ -19,18 +20,22 @@ class ImageClassifier(Network):
     reads_text = False
 
     def __init__(
-        self, c: Config, model: VisionTower, reduce: Reduce, classifier: Module, pixels: Config | None = None
+        self, c: Config, model: VisionTower, reduce: Reduce | None, classifier: Module, pixels: Config | None = None
     ) -> None:
         self.model = model
         self.classifier = classifier
         self.reduce = reduce
         self.config, self.problem = pixels or c, c.problem_type()
 
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the tower takes: pixels [b, c, height, width]."""
+        return batch.pixels(self.config)
+
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
-        outputs = self.model(batch.pixels(self.config))
+        outputs = self.model(self.inputs(batch))
         with batch.ids.tape.scoped("head and loss"):
-            reduced = self.reduce(outputs[0])
+            reduced = outputs[1] if self.reduce is None else self.reduce(outputs[0])
             logits = self.classifier(reduced)
             loss = None if batch.labels is None else class_loss(logits, batch.class_labels(), self.problem)
         return Outputs(loss, (logits,))

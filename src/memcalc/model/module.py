@@ -72,7 +72,9 @@ class Module:
     scope: str | None = None
     """The part of the box that the memory of this module is shown under; None leaves the caller's."""
     checkpoints: bool = True
-    """Whether Transformers can checkpoint this module, where it is a block of a stack."""
+    """Whether this module can be checkpointed, where it is a block of a stack."""
+    not_checkpointed: str = "Transformers cannot checkpoint activations in this family"
+    """Why not, where it cannot."""
     left_out: bool = False
     """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
     note: str = ""
@@ -185,7 +187,7 @@ class Block:
         tape.enter(tape.phase, self.traced)
         if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
             if not self.module.checkpoints:
-                raise UsageError("Transformers cannot checkpoint activations in this family; use none.")
+                raise UsageError(f"{self.module.not_checkpointed}; use none.")
             out = (reentrant if tape.reentrant else checkpointed)(tape, self.module, x, *args, **kwargs)
         else:
             out = self.module(x, *args, **kwargs)

@@ -79,7 +79,7 @@ def _scores(c: Config) -> Module:
 
 
 def bert(c: Config, architecture: str | None) -> Network:
-    """BERT, and what calls itself bert (MiniLM, bge, gte, arctic-embed)."""
+    """BERT, what calls itself bert (MiniLM, bge, gte, arctic-embed), and ERNIE."""
     hidden = c.integer("hidden_size")
 
     def pretraining() -> Network:
@@ -96,7 +96,7 @@ def bert(c: Config, architecture: str | None) -> Network:
 
 
 def roberta(c: Config, architecture: str | None) -> Network:
-    """RoBERTa, XLM-RoBERTa and CamemBERT: positions count the tokens that are no padding."""
+    """RoBERTa, XLM-RoBERTa, CamemBERT and data2vec: positions count the tokens that are no padding."""
     hidden, dropout = c.integer("hidden_size"), _head_dropout(c)
     return encoder(c, architecture, EncoderParts(
         body=lambda pooler: _model(c, pooler=pooler, counted=True),
@@ -160,6 +160,10 @@ FAMILIES = {
     "roberta": Family("roberta", roberta, _BASE | {"vocab_size": 50265}, blocks="encoder", verified=_ROWS),
     "xlm-roberta": Family("xlm-roberta", roberta, _BASE, blocks="encoder", verified=_ROWS),
     "camembert": Family("camembert", roberta, _BASE, blocks="encoder", verified=_ROWS),
+    "data2vec-text": Family("data2vec-text", roberta, _BASE, blocks="encoder", verified="measured rows"),
+    "ernie": Family("ernie", bert, _BASE | {
+        "vocab_size": 30522, "use_task_id": False, "task_type_vocab_size": 3,
+    }, blocks="encoder", verified="measured rows"),
     "electra": Family("electra", electra, _BASE | {
         "embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024,
     }, blocks="encoder", verified=_ROWS),

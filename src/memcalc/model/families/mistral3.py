@@ -70,7 +70,7 @@ class MergingEye(SizedEye):
         del _pooled
         joined = ops.cat(kept, -1) if self.several else kept[0]
         images, _, height, width = pixels.shape
-        patch = self.vision_tower.patch_conv.patch
+        patch = self.vision_tower.patch_conv.stride[0]
         features = self.multi_modal_projector(ops.squeeze(joined, 0), (images, height // patch, width // patch))
         found = ops.split(features, [features.shape[0] // images] * images, 0)
         return Sight(found, (states, kept))

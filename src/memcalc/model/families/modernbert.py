@@ -14,9 +14,9 @@ from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.masks import bidirectional_mask
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
-from memcalc.model.sublayers.rotary import RotaryByWindow, RotaryEmbedding, Rotation, rotate_half
+from memcalc.model.sublayers.rotary import RotaryByWindow, RotaryEmbedding, Rotation, rotary_in_fp32
 from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import BOOL, FP32, INT64
+from memcalc.tables.dtypes import BOOL, INT64
 
 
 class Embeddings(Module):
@@ -32,20 +32,6 @@ class Embeddings(Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [b, s] to [b, s, h]."""
         return ops.dropout(self.norm(self.tok_embeddings(ids)), self.dropout)
-
-
-def _rotated(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [b, h, s, d] rotated in fp32, each cast twice, and cast back at the end."""
-    dtype = query.dtype
-    cos = ops.unsqueeze(cos, 1)
-    sin = ops.unsqueeze(sin, 1)
-    query_out = _turn(query, cos, sin)
-    key_out = _turn(key, cos, sin)
-    return ops.to(query_out, dtype), ops.to(key_out, dtype)
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(ops.to(x, FP32), cos), ops.multiply(rotate_half(ops.to(x, FP32)), sin))
 
 
 class LocalAttention(Module):
@@ -68,7 +54,7 @@ class LocalAttention(Module):
         query = ops.transpose(query, 1, 2)
         key = ops.transpose(key, 1, 2)
         value = ops.transpose(value, 1, 2)
-        query, key = _rotated(query, key, *rotation)
+        query, key = rotary_in_fp32(query, key, *rotation)
         out, weights = attend(query, key, value, mask, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         out = ops.dropout(self.Wo(out), self.dropout)

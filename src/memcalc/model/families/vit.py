@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
@@ -25,14 +27,20 @@ from memcalc.model.tensor import Tensor
 
 
 class TokenEmbeddings(Module):
-    """Patches behind a class token (and DeiT's distillation token), and a trained position for each."""
+    """Patches behind a class token (and DeiT's distillation token), and a trained position for each.
+
+    Register tokens have no position: they come between the class token and the patches when the others have theirs.
+    """
 
     scope = "embedding"
 
-    def __init__(self, c: Config, hidden: int, *, distilled: bool = False, masked: bool = False) -> None:
+    def __init__(
+        self, c: Config, hidden: int, *, distilled: bool = False, masked: bool = False, registers: int = 0
+    ) -> None:
         height, width = grid_of(c)
         self.cls_token = Parameter(1, 1, hidden, group="embedding")
         self.mask_token = Parameter(1, hidden, group="embedding") if masked else None
+        self.register_tokens = Parameter(1, registers, hidden, group="embedding") if registers else None
         self.patch_embeddings = PatchEmbedding(c.integer("num_channels"), hidden, c.integer("patch_size"))
         self.position_embeddings = Parameter(1, height * width + 1 + distilled, hidden, group="embedding")
         self.distillation_token = Parameter(1, 1, hidden, group="embedding") if distilled else None
@@ -45,17 +53,23 @@ class TokenEmbeddings(Module):
         tokens = [token for token in (self.cls_token, self.distillation_token) if token is not None]
         embeddings = ops.cat([*(ops.expand(token, batch, -1, -1) for token in tokens), embeddings], 1)
         embeddings = ops.add(embeddings, self.position_embeddings)
+        if self.register_tokens is not None:
+            first = ops.narrow(embeddings, 1, 1)
+            registers = ops.expand(self.register_tokens, batch, -1, -1)
+            embeddings = ops.cat([first, registers, ops.narrow(embeddings, 1, embeddings.shape[1] - 1)], 1)
+            del first, registers
         return ops.dropout(embeddings, self.dropout)
 
 
-def _attention(c: Config, hidden: int) -> Module:
+def _attention(c: Config, hidden: int, *, own_dtype: bool = False) -> Module:
     return VisionAttention(
-        hidden, c.integer("num_attention_heads"), bias=c.flag("qkv_bias"),
+        hidden, c.integer("num_attention_heads"), bias=c.flag("qkv_bias"), own_dtype=own_dtype,
         dropout=c.probability("attention_probs_dropout_prob"),
     )  # fmt: skip
 
 
-def _vit_tower(c: Config, *, distilled: bool = False, pooler: bool = False) -> VisionTower:
+def vit_blocks(c: Config, name: str = "block") -> Stack:
+    """ViT's blocks: norm, attention, add; norm, MLP, add."""
     hidden, act = c.integer("hidden_size"), c.text("hidden_act")
 
     def block(_: int) -> Module:
@@ -67,9 +81,14 @@ def _vit_tower(c: Config, *, distilled: bool = False, pooler: bool = False) -> V
         roles = ("layernorm_before", "attention", "layernorm_after", "mlp")
         return VisionBlock(parts, roles, dropout=c.probability("hidden_dropout_prob"))
 
+    return Stack(["layer"] * c.integer("num_hidden_layers"), block, name=name)
+
+
+def _vit_tower(c: Config, *, distilled: bool = False, pooler: bool = False) -> VisionTower:
+    hidden = c.integer("hidden_size")
     width = c.integer("pooler_output_size", hidden)
     return VisionTower(
-        TokenEmbeddings(c, hidden, distilled=distilled), Stack(["layer"] * c.integer("num_hidden_layers"), block),
+        TokenEmbeddings(c, hidden, distilled=distilled), vit_blocks(c),
         after=LayerNorm(hidden), pool=Pooler(hidden, c.text("pooler_act"), width) if pooler else None,
     )  # fmt: skip
 
@@ -78,10 +97,10 @@ def _first(states: Tensor) -> Tensor:
     return ops.select(states, 1)
 
 
-def _first_and_mean(states: Tensor) -> Tensor:
+def _first_and_mean(states: Tensor, registers: int = 0) -> Tensor:
     """The class token, and behind it the mean of the patches [b, 2·h]."""
     first = ops.select(states, 1)
-    patches = ops.narrow(states, 1, states.shape[1] - 1)
+    patches = ops.narrow(states, 1, states.shape[1] - 1 - registers)
     return ops.cat([first, ops.mean(patches, 1, keepdim=False)], 1)
 
 
@@ -131,8 +150,9 @@ def deit(c: Config, architecture: str | None) -> Network:
 
 
 def dinov2(c: Config, architecture: str | None) -> Network:
-    """DINOv2: ViT whose branches are scaled by trained factors."""
+    """DINOv2: ViT whose branches are scaled by trained factors, with register tokens or without."""
     name, hidden = architecture or "Dinov2ForImageClassification", c.integer("hidden_size")
+    registers = c.integer("num_register_tokens", minimum=0)
     width = int(hidden * c.factor("mlp_ratio"))
 
     def mlp() -> Module:
@@ -142,7 +162,8 @@ def dinov2(c: Config, architecture: str | None) -> Network:
 
     def block(_: int) -> Module:
         parts = {
-            "norm1": LayerNorm(hidden), "attention": _attention(c, hidden), "layer_scale1": LayerScale(hidden),
+            "norm1": LayerNorm(hidden), "attention": _attention(c, hidden, own_dtype=True),
+            "layer_scale1": LayerScale(hidden),
             "norm2": LayerNorm(hidden), "mlp": mlp(), "layer_scale2": LayerScale(hidden),
         }  # fmt: skip
         return VisionBlock(
@@ -151,27 +172,33 @@ def dinov2(c: Config, architecture: str | None) -> Network:
         )  # fmt: skip
 
     tower = VisionTower(
-        TokenEmbeddings(c, hidden, masked=c.flag("use_mask_token")),
+        TokenEmbeddings(c, hidden, masked=c.flag("use_mask_token"), registers=registers),
         Stack(["layer"] * c.integer("num_hidden_layers"), block), after=LayerNorm(hidden),
     )  # fmt: skip
     if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, _first_and_mean, _scores(c, 2 * hidden))
+        return ImageClassifier(c, tower, partial(_first_and_mean, registers=registers), _scores(c, 2 * hidden))
     if name.endswith("Model"):
         return ImageEmbedder(c, tower)
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 
 _ROWS = "measured rows, exact counts"
-_BASE = {
+VIT_DEFAULTS = {
     "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
     "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "image_size": 224,
     "patch_size": 16, "num_channels": 3, "qkv_bias": True, "pooler_act": "tanh",
 }  # fmt: skip
+_DINOV2 = VIT_DEFAULTS | {
+    "patch_size": 14, "mlp_ratio": 4, "drop_path_rate": 0.0, "use_swiglu_ffn": False, "use_mask_token": True,
+    "num_register_tokens": 0,
+}  # fmt: skip
+_REGISTERS = {"patch_size": 16, "num_register_tokens": 4}
 
 FAMILIES = {
-    "vit": Family("vit", vit, _BASE, blocks="encoder", verified=_ROWS),
-    "deit": Family("deit", deit, _BASE, blocks="encoder", verified=_ROWS),
-    "dinov2": Family("dinov2", dinov2, _BASE | {
-        "patch_size": 14, "mlp_ratio": 4, "drop_path_rate": 0.0, "use_swiglu_ffn": False, "use_mask_token": True,
-    }, blocks="encoder", verified=_ROWS),
+    "vit": Family("vit", vit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
+    "deit": Family("deit", deit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
+    "dinov2": Family("dinov2", dinov2, _DINOV2, blocks="encoder", verified=_ROWS),
+    "dinov2_with_registers": Family(
+        "dinov2_with_registers", dinov2, _DINOV2 | _REGISTERS, blocks="encoder", verified=_ROWS
+    ),
 }  # fmt: skip

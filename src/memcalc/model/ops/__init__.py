@@ -14,6 +14,7 @@ from memcalc.model.ops.elementwise import (
     cos,
     divide,
     dropout,
+    erf,
     exp,
     gelu,
     like,
@@ -84,7 +85,7 @@ from memcalc.model.ops.reduction import (
     sum_over,
     vector_norm,
 )
-from memcalc.model.ops.sequence import cumsum, pad, triangle
+from memcalc.model.ops.sequence import cumsum, pad, roll, triangle
 from memcalc.model.ops.views import (
     cat,
     chunk,
@@ -111,14 +112,14 @@ __all__ = [
     "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
     "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite",
     "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum",
-    "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "exp", "expand", "expm1", "function",
-    "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather", "gelu", "grouped_mm",
-    "interpolate", "layer_norm", "like", "linear", "log", "log_softmax", "logsumexp", "lower", "masked_fill",
-    "masked_fill_", "masked_scatter", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow",
-    "negative", "nll_loss", "pad", "permute", "pick", "polar", "power", "put_where_", "relu", "repeat", "repeat_rows",
-    "reshape", "rms_norm_fused", "routed_multiplier", "rsqrt", "scale", "scale_", "scaled_dot_product_attention",
-    "scatter", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax", "softplus", "solve_triangular",
-    "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over", "take", "take_one", "take_where",
-    "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unfold", "unsqueeze", "vector_norm", "view",
-    "weight_times", "where",
+    "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "erf", "exp", "expand", "expm1",
+    "function", "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather", "gelu",
+    "grouped_mm", "interpolate", "layer_norm", "like", "linear", "log", "log_softmax", "logsumexp", "lower",
+    "masked_fill", "masked_fill_", "masked_scatter", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss",
+    "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar", "power", "put_where_", "relu",
+    "repeat", "repeat_rows", "reshape", "rms_norm_fused", "roll", "routed_multiplier", "rsqrt", "scale", "scale_",
+    "scaled_dot_product_attention", "scatter", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax",
+    "softplus", "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over",
+    "take", "take_one", "take_where", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unfold",
+    "unsqueeze", "vector_norm", "view", "weight_times", "where",
 ]  # fmt: skip

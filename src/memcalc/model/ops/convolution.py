@@ -5,21 +5,24 @@ from __future__ import annotations
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import fp32_under_autocast
 from memcalc.model.ops.matmul import lower
-from memcalc.model.tensor import Tensor
+from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
 
 
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int = 1, padding: int = 0) -> Tensor:
+def convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int | tuple[int, ...] = 1, padding: int = 0
+) -> Tensor:
     """Convolution of x [b, c, *sizes] with weight [out, c / groups, *widths]: [b, out, *sizes'].
 
     Keeps x and weight; backward makes the gradients of x, weight and bias at once. A patch embedding strides as far as
-    it is wide.
+    it is wide. `stride` may be one for each of the sizes.
     """
     if x.tape.autocast is not None:
         bias = None if bias is None else lower(bias)
         weight = lower(weight)
         x = lower(x)
-    sizes = zip(x.shape[2:], weight.shape[2:], strict=True)
-    spatial = tuple((size + 2 * padding - width) // stride + 1 for size, width in sizes)
+    steps = (stride,) * (len(x.shape) - 2) if isinstance(stride, int) else stride
+    sizes = zip(x.shape[2:], weight.shape[2:], steps, strict=True)
+    spatial = tuple((size + 2 * padding - width) // step + 1 for size, width, step in sizes)
     out = x.tape.new((x.shape[0], weight.shape[0], *spatial), x.dtype)
     node = record(x.tape, out, _convolution_backward, (x, weight, bias))
     if node is not None:
@@ -58,11 +61,29 @@ def unfold(x: Tensor, side: int) -> Tensor:
 
 
 def interpolate(x: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """x [b, c, height, width] resampled to these sizes, in fp32 under autocast: keeps nothing."""
+    """x [b, c, height, width] resampled to these sizes, in fp32 under autocast: keeps nothing.
+
+    Channels that lie innermost stay there.
+    """
     x = fp32_under_autocast(x)
-    out = x.tape.new((*x.shape[:2], *sizes), x.dtype)
-    record(x.tape, out, _full_backward, (x,), x.shape)
+    shape = (*x.shape[:2], *sizes)
+    out = x.tape.new(shape, x.dtype, _channels_as(shape, x))
+    record(x.tape, out, _interpolate_backward, (x,), x.shape)
     return out
+
+
+def _interpolate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    return [None if grad is None else node.tape.new(node.context, grad.dtype, _channels_as(node.context, grad))]
+
+
+def _channels_as(shape: Shape, x: Tensor) -> Shape:
+    """Strides of `shape` [b, c, height, width] with the channels innermost if those of x are."""
+    _, channels, height, width = shape
+    inside = tuple(x.shape[dim] for dim in (0, 2, 3, 1)), tuple(x.stride[dim] for dim in (0, 2, 3, 1))
+    if not is_contiguous(*inside) or is_contiguous(x.shape, x.stride):
+        return contiguous_stride(shape)
+    return (height * width * channels, 1, width * channels, channels)
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:

@@ -202,7 +202,7 @@ def scratch(count: int) -> Backward:
     return backward
 
 
-_two, _three = scratch(2), scratch(3)
+_two, _three, _five = scratch(2), scratch(3), scratch(5)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -213,6 +213,11 @@ def silu(x: Tensor) -> Tensor:
 def gelu(x: Tensor) -> Tensor:
     """The fused GELU (exact or tanh-approximated) keeps its input."""
     return _unary(x, _one, keep_input=True)
+
+
+def erf(x: Tensor) -> Tensor:
+    """The error function keeps its input; backward makes x², its negative, exp, a multiple, and the gradient."""
+    return _unary(x, _five, keep_input=True)
 
 
 def relu(x: Tensor) -> Tensor:

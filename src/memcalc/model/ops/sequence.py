@@ -11,14 +11,14 @@ from memcalc.model.tensor import Tensor, dense_stride
 from memcalc.tables.dtypes import BOOL
 
 
-def pad(x: Tensor, dim: int, extra: int) -> Tensor:
+def pad(x: Tensor, dim: int, extra: int, *more: tuple[int, int]) -> Tensor:
     """x with `extra` zeros before or behind it along `dim`: a contiguous copy, or one laid out as x if there are none.
 
-    Its gradient is a copy too.
+    `more` are other dimensions, each with its zeros. Its gradient is a copy too.
     """
-    dim %= len(x.shape)
-    stride = None if extra else dense_stride(x.shape, x.stride)
-    out = x.tape.new((*x.shape[:dim], x.shape[dim] + extra, *x.shape[dim + 1 :]), x.dtype, stride)
+    added = {place % len(x.shape): zeros for place, zeros in ((dim, extra), *more)}
+    stride = None if any(added.values()) else dense_stride(x.shape, x.stride)
+    out = x.tape.new(tuple(size + added.get(place, 0) for place, size in enumerate(x.shape)), x.dtype, stride)
     record(x.tape, out, _pad_backward, (x,), x.shape)
     return out
 
@@ -26,6 +26,22 @@ def pad(x: Tensor, dim: int, extra: int) -> Tensor:
 def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.new(node.context, grad.dtype, dense_stride(node.context, grad.stride))]
+
+
+def roll(x: Tensor) -> Tensor:
+    """x rolled around along two dimensions, one after the other inside the operation; so is its gradient."""
+    if not x.tape.sum_out_of_place:
+        once = like(x)
+    out = x.tape.new(x.shape, x.dtype)
+    if not x.tape.sum_out_of_place:
+        del once
+    record(x.tape, out, _roll_backward, (x,))
+    return out
+
+
+def _roll_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    return [None if grad is None else roll(grad)]
 
 
 def cumsum(x: Tensor, dim: int = -1) -> Tensor:

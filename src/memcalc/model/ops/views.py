@@ -68,9 +68,10 @@ def pass_through(node: Node, grads: Grads) -> list[Tensor | None]:
     return [grads[0]] * len(node.edges)
 
 
-def repeat(x: Tensor, count: int) -> Tensor:
-    """`x` `count` times along its first dimension, a copy; its gradient is summed over the repeats."""
-    out = x.tape.new((count * x.shape[0], *x.shape[1:]), x.dtype)
+def repeat(x: Tensor, *counts: int) -> Tensor:
+    """`x` so many times along each of its first dimensions, a copy; its gradient is summed over the repeats."""
+    counts = (*counts, *(1,) * (len(x.shape) - len(counts)))
+    out = x.tape.new(tuple(count * size for count, size in zip(counts, x.shape, strict=True)), x.dtype)
     record(x.tape, out, _repeat_backward, (x,), x.shape)
     return out
 

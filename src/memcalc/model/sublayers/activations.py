@@ -23,6 +23,11 @@ def gelu_fast(x: Tensor) -> Tensor:
     return ops.multiply(ops.scale(x), ops.shift(ops.tanh(inner)))
 
 
+def gelu_of_erf(x: Tensor) -> Tensor:
+    """The exact GELU, written out in eager PyTorch: 0.5·x·(1 + erf(x/√2))."""
+    return ops.multiply(ops.scale(x), ops.shift(ops.erf(ops.scale(x))))
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """x·sigmoid(c·x)."""
     return ops.multiply(x, ops.sigmoid(ops.scale(x)))
@@ -69,6 +74,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_accurate": gelu_new,
     "gelu_fast": gelu_fast,
     "gelu_pytorch_tanh": ops.gelu,
+    "gelu_python": gelu_of_erf,
     "gelu_python_tanh": gelu_new,
     "quick_gelu": quick_gelu,
     "mish": ops.silu,

@@ -20,7 +20,7 @@ class EncoderEmbeddings(Module):
     """Token, position and token-type embeddings, summed, normalised, dropped out.
 
     Positions are a slice of a buffer, or with `counted` the count of tokens that are no padding (RoBERTa), whose table
-    then stands last. Without `typed` there are no token types.
+    then stands last. Without `typed` there are no token types; with `use_task_id` in the config, tasks (ERNIE).
     """
 
     scope = "embedding"
@@ -38,6 +38,8 @@ class EncoderEmbeddings(Module):
             self.token_type_ids = Buffer(1, longest, dtype=INT64)
         if counted and typed:
             self.position_embeddings = PositionTable(longest, width, offset=offset)
+        tasks = c.integer("task_type_vocab_size") if c.flag("use_task_id") else 0
+        self.task_type_embeddings = Embedding(tasks, width) if tasks else None
         self.counted = counted
         self.dropout = c.probability("hidden_dropout_prob")
 
@@ -54,6 +56,9 @@ class EncoderEmbeddings(Module):
             embeddings = ops.add(inputs_embeds, token_type_embeddings)
         position_embeddings = self.position_embeddings(position_ids)
         embeddings = ops.add(embeddings, position_embeddings)
+        if self.task_type_embeddings is not None:
+            task_type_embeddings = self.task_type_embeddings(ids.tape.new(ids.shape, INT64))
+            embeddings = ops.add_(embeddings, task_type_embeddings)
         embeddings = self.LayerNorm(embeddings)
         return ops.dropout(embeddings, self.dropout)
 

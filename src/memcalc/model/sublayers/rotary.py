@@ -157,6 +157,20 @@ def rotary_cast_back(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
     return ops.to(query_out, query_dtype), ops.to(key_out, key_dtype)
 
 
+def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """ModernBERT's and ESM's: query and key each cast to fp32 twice, and the results cast back."""
+    dtype = query.dtype
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    query_out = _wide(query, cos, sin)
+    key_out = _wide(key, cos, sin)
+    return ops.to(query_out, dtype), ops.to(key_out, dtype)
+
+
+def _wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return ops.add(ops.multiply(ops.to(x, FP32), cos), ops.multiply(rotate_half(ops.to(x, FP32)), sin))
+
+
 def rotary_head_of_each(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Phi-3's: the first elements of each head, as many as cos has; the others are put behind them at once."""
     cos = ops.unsqueeze(cos, 1)

@@ -10,23 +10,30 @@ from memcalc.model.config import Config
 from memcalc.model.module import Module, Parameter, Stack
 from memcalc.model.sublayers.attention import attend, attend_same_dtype
 from memcalc.model.sublayers.linear import Linear
+from memcalc.model.sublayers.rotary import Rotate, Rotation
 from memcalc.model.tensor import Tensor
 
 
 class PatchEmbedding(Module):
-    """A convolution that strides as far as it is wide: one vector for each patch of the image, in a row if `flat`."""
+    """A convolution that makes a vector of each patch of the image, in a row if `flat`.
+
+    It strides as far as it is wide unless `stride` says otherwise (rows, columns).
+    """
 
     scope = "embedding"
 
-    def __init__(self, channels: int, hidden: int, patch: int, *, bias: bool = True, flat: bool = True) -> None:
+    def __init__(
+        self, channels: int, hidden: int, patch: int, *,
+        bias: bool = True, flat: bool = True, stride: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self.weight = Parameter(hidden, channels, patch, patch, group="embedding")
         self.bias = Parameter(hidden, group="embedding") if bias else None
-        self.patch = patch
+        self.stride = stride or (patch, patch)
         self.flat = flat
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [b, c, height, width] to patches [b, n, h], or to a grid [b, h, rows, columns]."""
-        grid = ops.convolution(pixels, self.weight, self.bias, stride=self.patch)
+        grid = ops.convolution(pixels, self.weight, self.bias, stride=self.stride)
         if not self.flat:
             return grid
         return ops.transpose(ops.view(grid, *grid.shape[:2], -1), 1, 2)
@@ -48,7 +55,8 @@ class VisionAttention(Module):
     """Attention with `names` for the query, key, value and output projections, without mask or cache.
 
     With `together`, all three are projected before any is split into heads (CLIP), and with a `norm` query and key are
-    normalised before. With `own_dtype`, eager attention's softmax is in the dtype of the scores.
+    normalised before. With `own_dtype`, eager attention's softmax is in the dtype of the scores. `key_bias` and
+    `value_bias` are given where they differ from `bias`; `rotate` turns query and key where there is a rotation.
     """
 
     scope = "attention"
@@ -57,6 +65,7 @@ class VisionAttention(Module):
         self, hidden: int, heads: int, *, names: Sequence[str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
         bias: bool = True, dropout: float = 0.0, together: bool = False, own_dtype: bool = False,
         norm: Callable[[int], Module] | None = None, out_bias: bool = True, out_dropout: float = 0.0,
+        key_bias: bool | None = None, value_bias: bool | None = None, rotate: Rotate | None = None,
     ) -> None:  # fmt: skip
         if hidden % heads:
             raise ConfigError(
@@ -64,18 +73,21 @@ class VisionAttention(Module):
             )
         self.head_dim = hidden // heads
         self.names = tuple(names)
-        for name in self.names[:3]:
-            setattr(self, name, Linear(hidden, hidden, bias=bias, group="attention"))
+        for name, own in zip(self.names[:3], (bias, key_bias, value_bias), strict=True):
+            setattr(self, name, Linear(hidden, hidden, bias=bias if own is None else own, group="attention"))
         setattr(self, self.names[3], Linear(hidden, hidden, bias=out_bias, group="attention"))
         self.dropout, self.out_dropout = dropout, out_dropout
         self.together, self.own_dtype = together, own_dtype
+        self.rotate = rotate
         self.q_norm: Module | None = norm(hidden) if norm else None
         self.k_norm: Module | None = norm(hidden) if norm else None
 
     def _heads(self, x: Tensor) -> Tensor:
         return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """[b, n, h] to [b, n, h], and the probabilities where they exist."""
         of_query, of_key, of_value, of_output = (vars(self)[name] for name in self.names)
         if self.together:
@@ -90,6 +102,8 @@ class VisionAttention(Module):
             query = self._heads(of_query(hidden))
             key = self._heads(of_key(hidden))
             value = self._heads(of_value(hidden))
+        if self.rotate is not None and rotation is not None:
+            query, key = self.rotate(query, key, *rotation)
         if self.own_dtype:
             out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
         else:
@@ -128,12 +142,13 @@ class VisionBlock(Module):
         self.dropout, self.path_dropout = dropout, path_dropout
         self.residual_first = residual_first
 
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation | None = None) -> Tensor:
         """[b, n, h] to [b, n, h]."""
         first, attention, second, mlp = (vars(self)[name] for name in self.roles)
         residual = hidden
         hidden = first(hidden)
-        hidden, _weights = attention(hidden, mask=mask)
+        more = {} if rotation is None else {"rotation": rotation}
+        hidden, _weights = attention(hidden, mask=mask, **more)
         if self.scales is not None:
             hidden = vars(self)[self.scales[0]](hidden)
         hidden = ops.dropout(hidden, self.dropout)
@@ -181,15 +196,16 @@ class VisionTower(Module):
 
     `before` is a norm in front of the blocks, `after` one behind them, and `pool` what pools the normalised states.
     With `norm_pooled` the norm is on the pooled first token alone, and the states stay as they are (CLIP). `keep` are
-    the indices of states between blocks that it gives as well.
+    the indices of states between blocks that it gives as well. `rotary` makes of the pixels what turns query and key.
     """
 
     def __init__(
         self, embeddings: Module, layers: Stack, *,
         before: Module | None = None, after: Module | None = None, pool: Module | None = None,
-        norm_pooled: bool = False, keep: Sequence[int] = (),
+        norm_pooled: bool = False, keep: Sequence[int] = (), rotary: Module | None = None,
     ) -> None:  # fmt: skip
         self.embeddings = embeddings
+        self.rotary = rotary
         self.pre_layernorm = before
         self.layers = layers
         self.post_layernorm = after
@@ -204,8 +220,9 @@ class VisionTower(Module):
             hidden = self.pre_layernorm(hidden)
         embedded = hidden
         states = {0: embedded} if 0 in self.keep else {}
+        more = {} if self.rotary is None else {"rotation": self.rotary(pixels)}
         for layer in self.layers:
-            hidden = layer(hidden, None)
+            hidden = layer(hidden, None, **more)
             if layer.traced.position + 1 in self.keep:
                 states[layer.traced.position + 1] = hidden
         kept = tuple(states[index] for index in self.keep)
