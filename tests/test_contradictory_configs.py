@@ -43,6 +43,18 @@ WRONG: list[tuple[str, str, object]] = [
     ("qwen3_next", "linear_num_key_heads", 1000),
     ("albert", "inner_group_num", 10**9),
     ("gpt_neo", "attention_types", [[1, 2]]),
+    ("mixtral", "num_experts_per_tok", 1000),
+    ("qwen3_moe", "num_experts_per_tok", 1000),
+    ("deepseek_v3", "num_experts_per_tok", 1000),
+    ("deepseek_v3", "topk_group", 1000),
+    ("granitemoe", "num_experts_per_tok", 1000),
+    ("gpt_oss", "num_experts_per_tok", 1000),
+    ("gemma2", "sliding_window", None),
+    ("gemma3_text", "sliding_window_pattern", None),
+    ("llava", "vision_config", None),
+    ("qwen2_5_vl", "vision_config", None),
+    ("gemma3", "vision_config", "large"),
+    ("clip", "vision_config", None),
 ]
 
 
@@ -76,3 +88,11 @@ def test_the_key_is_named(family: str, key: str, value: object, setup: TrainingS
         config["rope_parameters"] = {key: value}
     with pytest.raises(ConfigError, match=key):
         estimate(ModelSpec.from_config(config), setup)
+
+
+def test_sizes_left_out_are_said() -> None:
+    report = estimate(ModelSpec.from_config({"model_type": "llama", "hidden_size": 4096}), TrainingSetup())
+    (line,) = (line for line in report.assumptions if "leaves out" in line)
+    assert "num_hidden_layers 32" in line
+    assert "vocab_size 32000" in line
+    assert "hidden_size" not in line

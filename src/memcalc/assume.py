@@ -19,10 +19,19 @@ _DEFAULTS = {
 }  # fmt: skip
 """Fields of a setup whose defaults are worth a word."""
 
+_SIZES = (
+    "hidden_size", "d_model", "num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers",
+    "num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads", "intermediate_size", "d_ff",
+    "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "vocab_size", "num_experts", "num_local_experts", "n_routed_experts",
+    "moe_intermediate_size",
+)  # fmt: skip
+"""Keys of a config that decide how large the model is."""
+
 
 def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """Lines for the defaults that were taken and for what the answer rests on."""
     said = setup.model_fields_set
+    yield from left_out(spec)
     if setup.seq_len is None and step.network.reads_text:
         yield f"sequence length {step.seq_len} (default; --seq-len)"
     yield from images(setup, step)
@@ -46,6 +55,15 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:
         yield f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)"
+
+
+def left_out(spec: ModelSpec) -> Iterator[str]:
+    """The sizes that the config does not give, which Transformers takes from the defaults of the model's class."""
+    kin = family(spec.model_type)
+    given = {kin.aliases.get(key, key) for key in spec.config}
+    taken = [f"{key} {kin.defaults[key]}" for key in _SIZES if key not in given and kin.defaults.get(key) is not None]
+    if taken:
+        yield f"the config leaves out what its class has a default for: {', '.join(taken)}"
 
 
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:

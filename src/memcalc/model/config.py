@@ -163,6 +163,13 @@ class Config:
             )
         return value
 
+    def within(self, part: str, whole: str) -> int:
+        """The whole number `part`, which may not be larger than the one of `whole`."""
+        value, total = self.integer(part), self.integer(whole)
+        if value > total:
+            raise ConfigError(f"{self.where} has {part!r} {value}, which is more than {whole!r} {total}; correct one.")
+        return value
+
     def integers(self, key: str, *, minimum: int = 0) -> list[int]:
         """A list of whole numbers of at least `minimum`, empty where the config has none."""
         return [Config({key: item}, where=self.where).integer(key, minimum=minimum) for item in self.items(key) or []]
@@ -186,7 +193,15 @@ class Config:
         return cast(Mapping[str, object], value)
 
     def nested(self, key: str, defaults: Mapping[str, object], aliases: Mapping[str, str] | None = None) -> Config:
-        """A nested object as a config of its own (`text_config`, `vision_config`)."""
+        """A nested object as a config of its own (`text_config`, `vision_config`).
+
+        What it leaves out has the defaults of its class, as files are written that way; a tower has to be there.
+        """
+        if key == "vision_config" and not isinstance(self.get(key), Mapping):
+            raise ConfigError(
+                f"{self.where} has no {key!r} for the images that this family sees; add it or take a complete "
+                "config.json."
+            )
         return Config(self.section(key), defaults, aliases, f"{self.where}'s {key!r}")
 
     def layer_types(self, default: list[str]) -> list[str]:

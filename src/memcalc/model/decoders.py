@@ -96,6 +96,11 @@ def typed(c: Config, slides: Sequence[bool], window: int | None) -> list[int | N
                 f"{c.where} has {kind[:40]!r} among its 'layer_types'; this family has 'full_attention' and "
                 f"'sliding_attention'."
             )
+    if window is None and "sliding_attention" in types:
+        raise ConfigError(
+            f"{c.where} has layers with 'sliding_attention', but no 'sliding_window' that is in use; give one, or let "
+            "'layer_types' name 'full_attention' alone."
+        )
     return [window if kind == "sliding_attention" else None for kind in types]
 
 

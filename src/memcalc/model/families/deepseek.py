@@ -40,8 +40,8 @@ def latent_attention(c: Config, rotate: Rotate) -> LatentAttention:
 def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
     """Experts under a group-limited router, and shared ones."""
     gate = GroupLimitedRouter(
-        c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"),
-        groups=c.divides("n_group", "n_routed_experts"), top_groups=c.integer("topk_group"),
+        c.integer("hidden_size"), c.integer("n_routed_experts"), c.within("num_experts_per_tok", "n_routed_experts"),
+        groups=c.divides("n_group", "n_routed_experts"), top_groups=c.within("topk_group", "n_group"),
         normalise=c.flag("norm_topk_prob"),
     )  # fmt: skip
     return _with_shared(c, gate)
@@ -50,7 +50,11 @@ def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
 def _with_shared(c: Config, gate: Module) -> SharedAndRoutedExperts:
     hidden, width, act = c.integer("hidden_size"), c.integer("moe_intermediate_size"), c.text("hidden_act")
     experts = Experts(
-        hidden, width, c.integer("n_routed_experts"), c.integer("num_experts_per_tok"), swiglu(activation(act))
+        hidden,
+        width,
+        c.integer("n_routed_experts"),
+        c.within("num_experts_per_tok", "n_routed_experts"),
+        swiglu(activation(act)),
     )
     return SharedAndRoutedExperts(experts, gate, GatedMLP(hidden, width * c.integer("n_shared_experts"), act))
 
@@ -61,9 +65,10 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
     def mixture(c: Config) -> Module:
         limited = c.text("topk_method") == "group_limited_greedy"
         gate = SoftmaxGroupRouter(
-            c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok"),
+            c.integer("hidden_size"), c.integer("n_routed_experts"),
+            c.within("num_experts_per_tok", "n_routed_experts"),
             groups=c.divides("n_group", "n_routed_experts") if limited else None,
-            top_groups=c.integer("topk_group") if limited else None,
+            top_groups=c.within("topk_group", "n_group") if limited else None,
         )  # fmt: skip
         return _with_shared(c, gate)
 

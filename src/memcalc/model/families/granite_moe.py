@@ -20,7 +20,7 @@ from memcalc.model.sublayers.routers import TopKFirstRouter
 
 def _mixture(c: Config) -> MixtureOfExperts:
     hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
-    count, per_token = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
+    count, per_token = c.integer("num_local_experts"), c.within("num_experts_per_tok", "num_local_experts")
     experts = Experts(hidden, width, count, per_token, swiglu(activation(c.text("hidden_act"))))
     return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, fp32=True), experts)
 

@@ -27,7 +27,7 @@ from memcalc.model.sublayers.routers import GroupLimitedRouter, TopKRouter
 def jamba(c: Config, architecture: str | None) -> Network:
     """Jamba: Mamba 1 mixers and a few layers of attention, and experts in place of every other MLP; no positions."""
     hidden, depth, count = c.integer("hidden_size"), c.integer("num_hidden_layers"), c.integer("num_experts")
-    per_token, state = c.integer("num_experts_per_tok"), c.integer("mamba_d_state")
+    per_token, state = c.within("num_experts_per_tok", "num_experts"), c.integer("mamba_d_state")
     period, offset = c.integer("attn_layer_period"), c.integer("attn_layer_offset", minimum=0)
     experts_period, experts_offset = c.integer("expert_layer_period"), c.integer("expert_layer_offset", minimum=0)
     rank = -(-hidden // 16) if c.get("mamba_dt_rank") == "auto" else c.integer("mamba_dt_rank")
@@ -76,13 +76,17 @@ def _block_types(c: Config) -> list[str]:
 
 
 def _latent_experts(c: Config) -> Module:
-    hidden, count, per_token = c.integer("hidden_size"), c.integer("n_routed_experts"), c.integer("num_experts_per_tok")
+    hidden, count, per_token = (
+        c.integer("hidden_size"),
+        c.integer("n_routed_experts"),
+        c.within("num_experts_per_tok", "n_routed_experts"),
+    )
     latent, act, bias = c.optional("moe_latent_size"), c.text("mlp_hidden_act"), c.flag("mlp_bias")
     experts = Experts(
         latent or hidden, c.integer("moe_intermediate_size"), count, per_token, activation(act), gated=False
     )
     gate = GroupLimitedRouter(
-        hidden, count, per_token, groups=c.integer("n_group"), top_groups=c.integer("topk_group"),
+        hidden, count, per_token, groups=c.integer("n_group"), top_groups=c.within("topk_group", "n_group"),
         normalise=c.flag("norm_topk_prob"),
     )  # fmt: skip
     shared = PlainMLP(hidden, c.integer("moe_shared_expert_intermediate_size"), act, bias=bias)

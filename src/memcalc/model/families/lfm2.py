@@ -74,7 +74,7 @@ def lfm2_moe(c: Config, architecture: str | None) -> Network:
     """LFM2 with experts behind a few dense layers."""
     hidden, depth = c.integer("hidden_size"), c.integer("num_hidden_layers")
     dense = c.integer("num_dense_layers", minimum=0)
-    count, per_token = c.integer("num_experts"), c.integer("num_experts_per_tok")
+    count, per_token = c.integer("num_experts"), c.within("num_experts_per_tok", "num_experts")
 
     def mlp() -> Module:
         return GatedMLP(hidden, c.integer("intermediate_size"), "silu")

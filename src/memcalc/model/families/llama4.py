@@ -214,7 +214,7 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
         )  # fmt: skip
 
     def mixture() -> Module:
-        count, per_token = c.integer("num_local_experts"), c.integer("num_experts_per_tok")
+        count, per_token = c.integer("num_local_experts"), c.within("num_experts_per_tok", "num_local_experts")
         return Llama4Experts(hidden, c.integer("intermediate_size"), count, per_token, act)
 
     def mlp() -> Module:

@@ -20,7 +20,7 @@ from memcalc.model.sublayers.routers import TopKFirstRouter, TopKRouter
 
 
 def _experts(c: Config, width: str, count: str) -> Experts:
-    per_token = c.integer("num_experts_per_tok")
+    per_token = c.within("num_experts_per_tok", count)
     gate = swiglu(activation(c.text("hidden_act")))
     return Experts(c.integer("hidden_size"), c.integer(width), c.integer(count), per_token, gate)
 
@@ -115,7 +115,7 @@ def olmoe(c: Config, architecture: str | None) -> Network:
 
 def gpt_oss(c: Config, architecture: str | None) -> Network:
     """gpt-oss: biases everywhere, attention sinks, every other layer with a sliding window, clamped SwiGLU experts."""
-    hidden, per_token = c.integer("hidden_size"), c.integer("num_experts_per_tok")
+    hidden, per_token = c.integer("hidden_size"), c.within("num_experts_per_tok", "num_local_experts")
     width, count = c.integer("intermediate_size"), c.integer("num_local_experts")
 
     def mixture() -> Module:

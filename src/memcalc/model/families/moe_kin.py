@@ -22,7 +22,7 @@ from memcalc.model.sublayers.routers import CorrectedRouter, TopKRouter
 
 def _experts(c: Config, width: str, count: str, per_token: str = "num_experts_per_tok") -> Experts:
     gate = swiglu(activation(c.text("hidden_act")))
-    return Experts(c.integer("hidden_size"), c.integer(width), c.integer(count), c.integer(per_token), gate)
+    return Experts(c.integer("hidden_size"), c.integer(width), c.integer(count), c.within(per_token, count), gate)
 
 
 def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
