@@ -21,9 +21,9 @@ _DEFAULTS = {
 
 _SIZES = (
     "hidden_size", "d_model", "num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers",
-    "num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads", "intermediate_size", "d_ff",
-    "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "vocab_size", "num_experts", "num_local_experts", "n_routed_experts",
-    "moe_intermediate_size",
+    "num_attention_heads", "num_heads", "encoder_attention_heads", "decoder_attention_heads",
+    "intermediate_size", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "moe_intermediate_size",
+    "vocab_size", "num_experts", "num_local_experts", "n_routed_experts",
 )  # fmt: skip
 """Keys of a config that decide how large the model is."""
 
