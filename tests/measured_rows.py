@@ -120,5 +120,5 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
 
 
 def parameters(step: Step) -> int:
-    """Unique parameters of the model."""
-    return sum(parameter.count * parameter.copies for _, parameter in step.parameters)
+    """Elements of the unique parameters, as torch counts them: two packed 4-bit weights are one."""
+    return sum(parameter.numel * parameter.copies for _, parameter in step.parameters)

@@ -212,5 +212,3 @@ def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
             yield (
                 f"--attention {tape.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
             )
-    if setup.checkpoint_reentrant:
-        yield "reentrant checkpointing leaves each block's tables and masks to Python's garbage collector, uncounted"

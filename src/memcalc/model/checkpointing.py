@@ -120,6 +120,7 @@ def reentrant(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any)
     for slot, value in enumerate(outputs):
         value.node, value.slot = node, slot
     if node is not None:
+        tape.held_by_graph.append(kwargs)
         for tensor in inputs:
             if tape.offloads_inputs:
                 node.saved.append(Offloaded(tape.offload(tensor)))

@@ -78,8 +78,10 @@ class QuantizedLinear(Linear):
         return len(self.form.shared) > 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] to [..., out]. What bitsandbytes does to a bias costs nothing: its kernels add it."""
+        """[..., in] to [..., out]. bitsandbytes adds a bias in its kernels; LLM.int8 keeps it in its input's dtype."""
         dtype = x.dtype
+        if self.bias is not None and self.form.kernel == "bnb-8bit":
+            self.bias.dtype = dtype
         match self.form.kernel:
             case "bnb-4bit":
                 x = to(x, self.compute)
@@ -136,7 +138,7 @@ def quantize(network: Module, form: WeightFormat, compute: DType, skipped: tuple
             site.replace(QuantizedExperts(layer, form))
             continue
         assert isinstance(layer, (Linear, Conv1D))
-        if layer.bias is not None and form.kernel.startswith("bnb"):
+        if layer.bias is not None and form.kernel == "bnb-4bit":
             layer.bias.fixed_dtype = compute
         site.replace(QuantizedLinear(layer, form, compute))
     if not chosen:
