@@ -98,10 +98,13 @@ def adafactor_foreach(scratch: Scratch, weights: Sequence[Weight]) -> None:
 
 
 def _by_dtype_and_rank(weights: Sequence[Weight]) -> list[list[Weight]]:
-    groups: dict[tuple[int, bool], list[Weight]] = {}
-    for weight in weights:
-        groups.setdefault((weight.itemsize, len(weight.shape) > 1), []).append(weight)
-    return list(groups.values())
+    groups: list[list[Weight]] = []
+    for alike in by_dtype(weights):
+        ranks: dict[bool, list[Weight]] = {}
+        for weight in alike:
+            ranks.setdefault(len(weight.shape) > 1, []).append(weight)
+        groups += ranks.values()
+    return groups
 
 
 @peak_of

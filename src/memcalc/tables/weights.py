@@ -128,8 +128,11 @@ def nothing(weights: Sequence[Weight]) -> int:
 
 
 def by_dtype(weights: Sequence[Weight]) -> list[list[Weight]]:
-    """The weights in the groups that foreach works on, one after another."""
+    """The weights in the groups that foreach works on, one after another.
+
+    PyTorch sorts them into a hash table of the C++ library, which lists first what was put in last.
+    """
     groups: dict[int, list[Weight]] = {}
     for weight in weights:
         groups.setdefault(weight.itemsize, []).append(weight)
-    return list(groups.values())
+    return list(reversed(groups.values()))

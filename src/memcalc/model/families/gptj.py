@@ -64,8 +64,8 @@ class PairwiseAttention(Module):
         self.heads, _, self.head_dim = c.heads()
         self.rotary_dim, self.fused = c.integer("rotary_dim"), fused
         if fused:
-            if hidden % 4 or self.heads % 4:
-                raise ConfigError(f"{c.where} has 'n_embd' {hidden} and 'n_head' {self.heads}, which four must divide.")
+            if hidden % 4:
+                raise ConfigError(f"{c.where} has 'n_embd' {hidden}, which four must divide; correct it.")
             self.out_proj = Linear(hidden, hidden, group="attention")
             self.qkv_proj = Linear(hidden, 3 * hidden, group="attention")
         else:

@@ -28,6 +28,22 @@ def gelu_of_erf(x: Tensor) -> Tensor:
     return ops.multiply(ops.scale(x), ops.shift(ops.erf(ops.scale(x))))
 
 
+def gelu_10(x: Tensor) -> Tensor:
+    """GELU kept between -10 and 10."""
+    return ops.clamp(ops.gelu(x))
+
+
+def laplace(x: Tensor) -> Tensor:
+    """0.5·(1 + erf((x - mu)/(sigma·√2)))."""
+    x = ops.scale(ops.shift(x))
+    return ops.scale(ops.shift(ops.erf(x)))
+
+
+def sqrt_softplus(x: Tensor) -> Tensor:
+    """The root of softplus."""
+    return ops.sqrt(ops.softplus(x))
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """x·sigmoid(c·x)."""
     return ops.multiply(x, ops.sigmoid(ops.scale(x)))
@@ -70,6 +86,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": ops.silu,
     "swish": ops.silu,
     "gelu": ops.gelu,
+    "gelu_10": gelu_10,
     "gelu_new": gelu_new,
     "gelu_accurate": gelu_new,
     "gelu_fast": gelu_fast,
@@ -77,6 +94,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_python": gelu_of_erf,
     "gelu_python_tanh": gelu_new,
     "quick_gelu": quick_gelu,
+    "laplace": laplace,
     "mish": ops.silu,
     "leaky_relu": ops.silu,
     "hardswish": ops.silu,
@@ -86,6 +104,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "linear": linear,
     "tanh": ops.tanh,
     "sigmoid": ops.sigmoid,
+    "sqrtsoftplus": sqrt_softplus,
 }
 """By name in a config. Those that keep their input and make one tensor of its size backward are all alike to memory."""
 
