@@ -64,6 +64,8 @@ def test_refused(tmp_path: Path, config: dict[str, Any], options: str, words: tu
     [
         ({}, "--lora-rank 8 --lora-targets q_proj,c_attn", "no module is called c_attn"),
         (NF4, "--lora-rank 8 --dora", "quantized as quantization_config of the config says"),
+        ({}, "--batch 4", "the longest sample of a run decides its peak"),
+        ({}, "--batch 4 --padding-mask", "padded to the longest of their micro-batch"),
         (GPTQ, "", "dequantized when they are loaded"),
         ({}, "--lora-rank 200 --lora-targets q_proj,k_proj", "defaults"),  # PEFT allows what only k_proj has not
     ],

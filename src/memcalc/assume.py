@@ -39,8 +39,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
     if taken:
         yield f"defaults: {', '.join(taken)}"
-    if not setup.padding_mask:
-        yield "no sequence is padded, so attention needs no mask (--padding-mask)"
+    yield from _padding(setup, step)
     if isinstance(setup, TrainingSetup):
         yield from upper_bounds(setup)
     if setup.expert_imbalance > 1:
@@ -64,6 +63,16 @@ def left_out(spec: ModelSpec) -> Iterator[str]:
     taken = [f"{key} {kin.defaults[key]}" for key in _SIZES if key not in given and kin.defaults.get(key) is not None]
     if taken:
         yield f"the config leaves out what its class has a default for: {', '.join(taken)}"
+
+
+def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+    """Whether sequences are padded, and in training, which of a data set's lengths decides."""
+    training = isinstance(setup, TrainingSetup) and step.network.reads_text
+    if not setup.padding_mask:
+        longest = "; the longest sample of a run decides its peak" if training else ""
+        yield f"no sequence is padded, so attention needs no mask (--padding-mask){longest}"
+    elif training:
+        yield "sequences are padded to the longest of their micro-batch: the longest sample of a run decides its peak"
 
 
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:

@@ -37,7 +37,11 @@ class _Setup(Checked):
         1.0, ge=1, description="Tokens of the most loaded expert group, as a multiple of an even spread."
     )
     attention: Attention = Field("sdpa", description="Attention implementation.")
-    padding_mask: bool = Field(False, description="Sequences are padded, so a real mask reaches attention.")
+    padding_mask: bool = Field(
+        False,
+        description="Sequences are padded to --seq-len, the longest of their micro-batch: padding takes what tokens "
+        "take, and a real mask reaches attention.",
+    )
     quantization: Quantization = Field(
         "none", description="Quantize the weights of linear layers when loading (embeddings, norms and head stay wide)."
     )
