@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from memcalc.model import engine, ops
 from memcalc.model.adapters.saved_modules import TrainedCopy
-from memcalc.model.autograd import Node
+from memcalc.model.autograd import AccumulateGrad, Node
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.tape import Tape
@@ -46,10 +46,23 @@ def _tensors(value: object) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+_FED: dict[int, list[int]] = {}
+"""Bytes of the leaves that the input embeddings of towers gave, by tape."""
+
+
+def _leaf(x: Tensor) -> bool:
+    """Whether `x` is a leaf that needs a gradient, or a view of one."""
+    node = x.node
+    while node is not None and x.is_view and node.edges:
+        node = None if node.edges[0] is None else node.edges[0][0]
+    return isinstance(node, AccumulateGrad)
+
+
 @contextmanager
 def as_tracked() -> Iterator[None]:
     """Run the engine with the tracker's hooks on every module call."""
     hooks: dict[int, list[tuple[int, _Group]]] = {}
+    _FED.clear()
     call, run = Module.__call__, engine._run
     _trace.cache_clear()  # what was traced without the hooks
 
@@ -62,7 +75,10 @@ def as_tracked() -> Iterator[None]:
                     hooks.setdefault(id(tensor.node), []).append((tensor.slot, group))
                 del tensor
             del needed
-        return call(self, *args, **kwargs)
+        out = call(self, *args, **kwargs)
+        if self.feeds and isinstance(out, Tensor) and _leaf(out):
+            _FED.setdefault(id(out.tape), []).append(out.storage.allocation.nbytes)
+        return out
 
     def hooked_run(tape: Tape, node: Node) -> Any:
         for slot, group in hooks.pop(id(node), ()):
@@ -91,8 +107,8 @@ def kept_leaves(step: Step) -> dict[str, int]:
     """Token embeddings that need a gradient, and that gradient, of every micro-batch that the instrument ran before.
 
     Its hook on such a leaf keeps both alive for good. Without it they go with the loss (seen with weak references). So
-    it is with the zero biases of T5's cross-attention, which checkpointing makes leaves (`Tape.leaves`). A table that
-    encoder and decoder share stands in the network once more, under its own name.
+    it is with the patches of frozen towers, and with the zero biases of T5's cross-attention, which checkpointing makes
+    leaves (`Tape.leaves`). A table that encoder and decoder share stands in the network once more, under its own name.
     """
     setup, leaves = step.setup, 0
     assert isinstance(setup, TrainingSetup)
@@ -110,6 +126,7 @@ def kept_leaves(step: Step) -> dict[str, int]:
         if not weight.trainable and id(module) not in replaced:
             leaves += 2 * rounded(setup.batch * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
     leaves += 2 * sum(leaf.storage.allocation.nbytes for leaf in step.tape.leaves)
+    leaves += 2 * sum(_FED.get(id(step.tape), ()))
     runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
     return {"forward": leaves * (runs - 1), "backward": leaves * (runs - 1), "step": leaves * runs}
 

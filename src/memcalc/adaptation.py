@@ -27,11 +27,9 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     notes: list[str] = []
     if setup.checkpoint_every > 1:
         _checkpoint_every(network, setup.checkpoint_every)
-    if setup.activation_checkpointing == "full":
-        for embedding in input_embeddings(sites(network)):
-            embedding.output_needs_gradient = (
-                True  # Transformers makes it so, that frozen blocks still pass gradients on
-            )
+    if setup.activation_checkpointing == "full" and (network.main_input == "input_ids" or setup.lora_rank is not None):
+        for embedding in input_embeddings(sites(network)):  # Transformers does it, and PEFT: frozen blocks pass on then
+            embedding.output_needs_gradient = True
     if setup.kernels == "liger":
         use_liger(network, spec.model_type)
     _shape_loss(network, setup)

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ref
 
 from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Allocation, Tape, TracedBlock
-from memcalc.model.tensor import Shape, Storage, Tensor, is_contiguous
+from memcalc.model.tensor import Shape, Storage, Tensor, dense_stride, is_contiguous
 from memcalc.tables.dtypes import DType
 
 Grads = Sequence[Tensor | None]
@@ -142,18 +142,23 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def _lies_like(leaf: AccumulateGrad, shape: Shape, stride: Shape) -> bool:
+    """Whether a gradient lies in memory as its leaf does."""
     return is_contiguous(shape, stride) if leaf.stride is None else leaf.stride == stride
 
 
-def require_gradient(x: Tensor) -> None:
+def require_gradient(x: Tensor) -> Tensor:
     """Make `x` a leaf that needs a gradient (`requires_grad_()`), unless the graph leads to it already.
 
     The leaf's end of the graph keeps both `x` and its gradient.
     """
     tape = x.tape
     if x.node is None and tape.grad_enabled:
-        x.node = AccumulateGrad(tape, tape.scope, None, TEMPORARY)
-        x.node.context = x.storage
+        node = AccumulateGrad(tape, tape.scope, None, TEMPORARY)
+        node.context = x.storage
+        tape.held_by_graph.append(node)
+        node.stride = dense_stride(x.shape, x.stride)
+        x.node = node
+    return x
 
 
 def fresh_parameter(x: Tensor) -> Tensor:

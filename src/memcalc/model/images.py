@@ -1,10 +1,12 @@
-"""Networks that read images alone."""
+"""Networks that read images alone, and images that stand beside texts."""
 
 from __future__ import annotations
 
+from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.module import Module
+from memcalc.model.multimodal import check_size
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.losses import class_loss, in_batch_loss
 from memcalc.model.sublayers.vision import Reduce, VisionTower
@@ -18,6 +20,7 @@ class ImageClassifier(Network):
     """
 
     reads_text = False
+    main_input = "pixel_values"
 
     def __init__(
         self, c: Config, model: VisionTower, reduce: Reduce | None, classifier: Module, pixels: Config | None = None
@@ -45,6 +48,7 @@ class ImageEmbedder(Network):
     """The bare tower: one vector per image, projected if it has one, trained to tell images from each other."""
 
     reads_text = False
+    main_input = "pixel_values"
 
     def __init__(self, c: Config, model: VisionTower, projection: Module | None = None) -> None:
         self.model = model
@@ -60,3 +64,15 @@ class ImageEmbedder(Network):
                 embedded = self.projection(embedded)
             loss = None if batch.labels is None else in_batch_loss(embedded)
         return Outputs(loss, (states, embedded))
+
+
+def picture(batch: Batch, c: Config) -> Tensor:
+    """Pixels [b, channels, height, width] of the one image beside each text. Raises UsageError where others are asked
+    for.
+    """
+    if batch.images != 1:
+        raise UsageError(
+            f"--images {batch.images} does not fit this model, which reads one image beside each text; leave it out."
+        )
+    check_size(c, batch.image_size)
+    return batch.pixels(c)

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from memcalc.errors import UsageError
-from memcalc.model.autograd import AccumulateGrad
+from memcalc.model.autograd import AccumulateGrad, require_gradient
 from memcalc.model.checkpointing import checkpointed, reentrant
 from memcalc.model.tape import GRADIENTS, WEIGHTS, Tape, TracedBlock
 from memcalc.model.tensor import Shape, Tensor, contiguous_stride
@@ -77,6 +77,10 @@ class Module:
     """Why not, where it cannot."""
     left_out: bool = False
     """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    feeds: bool = False
+    """Whether Transformers takes this for the input embedding of a tower."""
+    output_needs_gradient: bool = False
+    """Whether what comes out is made to need a gradient though no weight does (`enable_input_require_grads`)."""
     note: str = ""
     """What an estimate in which this module runs rests on, where that needs saying."""
 
@@ -92,11 +96,13 @@ class Module:
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`. The arguments live until it returns, as in torch."""
         scope = self.scope
-        if scope is None:
+        if scope is None and not self.output_needs_gradient:
             return self.forward(x, *args, **kwargs)
         tape = x.tape
-        before, tape.scope = tape.scope, scope
+        before, tape.scope = tape.scope, scope or tape.scope
         try:
+            if self.output_needs_gradient:
+                return require_gradient(self.forward(x, *args, **kwargs))
             return self.forward(x, *args, **kwargs)
         finally:
             tape.scope = before

@@ -88,6 +88,8 @@ class Network(Module):
 
     reads_text: bool = True
     """Whether token ids matter; a model that reads images alone has no sequence length."""
+    main_input: str = "input_ids"
+    """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 

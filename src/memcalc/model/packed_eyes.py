@@ -127,6 +127,7 @@ class DeepstackEye(PackedEye):
     def __init__(self, v: Config, parts: Parts, merger: Callable[[bool], PatchMerger], depths: Sequence[int]) -> None:
         self.depths = tuple(depths)
         super().__init__(v, parts, merger(False))
+        self.patch_embed.feeds = False  # Transformers does not know which module it is
         self.pos_embed = Embedding(v.integer("num_position_embeddings"), parts.width)
         self.deepstack_merger_list = [merger(True) for _ in self.depths]
 

@@ -99,7 +99,7 @@ class TiledTower(Module):
         shapes = len(v.items("supported_aspect_ratios") or [])
         self.chosen = _indices(v, depth)
         self.patch_embedding = PatchEmbedding(
-            v.integer("num_channels"), self.width, v.integer("patch_size"), bias=False
+            v.integer("num_channels"), self.width, v.integer("patch_size"), bias=False, bare=True
         )
         self.class_embedding = Parameter(self.width, group="embedding")
         self.gated_positional_embedding = PatchPlaces(shapes, self.tiles, self.patches, self.width)
@@ -180,7 +180,7 @@ def _through(stack: Stack, hidden: Tensor, mask: Tensor) -> tuple[Tensor, dict[i
     for block in stack:
         hidden = block(hidden, mask=mask)
         states[block.traced.position] = hidden
-        if not hidden.tape.grad_enabled:
+        if not hidden.requires_grad:
             hidden.storage.allocation.handed_over = False  # it stays, for each block one
     return hidden, states
 

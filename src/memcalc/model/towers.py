@@ -46,7 +46,9 @@ class GridEmbeddings(Module):
         hidden = c.integer("hidden_size")
         height, width = grid_of(c)
         self.class_embedding = Parameter(hidden, group="embedding") if classed else None
-        self.patch_embedding = PatchEmbedding(c.integer("num_channels"), hidden, c.integer("patch_size"), bias=bias)
+        self.patch_embedding = PatchEmbedding(
+            c.integer("num_channels"), hidden, c.integer("patch_size"), bias=bias, bare=True
+        )
         self.position_embedding = Embedding(height * width + classed, hidden)
         self.position_ids = Buffer(1, height * width + classed, dtype=INT64)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear
+from memcalc.model.sublayers.vision import VISION
 from memcalc.records import frozen
 
 
@@ -90,7 +91,14 @@ def output_head(found: list[Site]) -> Module | None:
     return heads[-1] if heads else None
 
 
-def input_embeddings(found: list[Site]) -> list[Embedding]:
-    """The token embedding (Transformers' `get_input_embeddings`): the first one, and those that share its table."""
-    embeddings = [site.module for site in found if isinstance(site.module, Embedding)]
+def token_embeddings(found: list[Site]) -> list[Embedding]:
+    """The token embedding: the first one that is not a vision tower's, and those that share its table."""
+    embeddings = [
+        site.module for site in found if isinstance(site.module, Embedding) and site.module.weight.group != VISION
+    ]
     return [embedding for embedding in embeddings if embedding.weight is embeddings[0].weight]
+
+
+def input_embeddings(found: list[Site]) -> list[Module]:
+    """What Transformers' `get_input_embeddings` gives, of the model and of the towers in it."""
+    return [*token_embeddings(found), *(site.module for site in found if site.module.feeds)]

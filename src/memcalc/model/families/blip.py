@@ -8,6 +8,7 @@ from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
+from memcalc.model.images import picture
 from memcalc.model.module import Buffer, Module, Parameter, Stack
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded
@@ -25,10 +26,13 @@ from memcalc.tables.dtypes import INT64
 class ImageEmbeddings(Module):
     """Patches behind a class token, and a trained position for each."""
 
+    feeds = True
+
     def __init__(self, c: Config, hidden: int) -> None:
         height, width = grid_of(c)
         self.class_embedding = Parameter(1, 1, hidden, group="vision")
         self.patch_embedding = PatchEmbedding(c.integer("num_channels"), hidden, c.integer("patch_size"))
+        self.patch_embedding.feeds = False
         self.position_embedding = Parameter(1, height * width + 1, hidden, group="vision")
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -200,6 +204,8 @@ class TextDecoder(Module):
 class BlipForConditionalGeneration(Network):
     """An image and what is written about it. Generation begins with a start token."""
 
+    main_input = "pixel_values"
+
     def __init__(self, c: Config) -> None:
         vision, text = c.nested("vision_config", _VISION), c.nested("text_config", _TEXT)
         hidden = vision.integer("hidden_size")
@@ -231,7 +237,7 @@ class BlipForConditionalGeneration(Network):
         return Outputs(loss, (logits, states))
 
     def _look(self, batch: Batch, pooled: list[Tensor]) -> Tensor:
-        states, _, _ = self.vision_model(batch.pixels(self.config))
+        states, _, _ = self.vision_model(picture(batch, self.config))
         pooled.append(self.vision_model.post_layernorm(ops.select(states, 1)))
         return states  # type: ignore[no-any-return]
 

@@ -7,7 +7,7 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
-from memcalc.model.images import ImageClassifier, ImageEmbedder
+from memcalc.model.images import ImageClassifier, ImageEmbedder, picture
 from memcalc.model.module import Parameter
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.linear import Linear
@@ -50,7 +50,7 @@ class Contrastive(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and similarities [b, b]."""
-        seen = self.vision_model(batch.pixels(self.vision_config))
+        seen = self.vision_model(picture(batch, self.vision_config))
         if self.visual_projection is not None:
             seen = seen[0], self.visual_projection(seen[1])
         read = self.text_model(batch.ids, batch.padding)

@@ -7,7 +7,7 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.eyes import tower_of, vision_config
 from memcalc.model.families import Family
-from memcalc.model.module import Parameter
+from memcalc.model.module import Module, Parameter
 from memcalc.model.multimodal import Eye, Sight, VisionLanguage, check_size, language_model
 from memcalc.model.network import Network
 from memcalc.model.sublayers.linear import Linear
@@ -16,21 +16,41 @@ from memcalc.model.sublayers.vision import as_tower, grid_of
 from memcalc.model.tensor import Tensor
 
 
+class PoolingProjector(Module):
+    """Gemma 3's: patches [rows, columns] pooled by `kernel`, normalised, and multiplied by a matrix."""
+
+    def __init__(self, hidden: int, width: int, rows: int, kernel: int) -> None:
+        self.mm_input_projection_weight = Parameter(hidden, width)
+        self.mm_soft_emb_norm = GemmaRMSNorm(hidden)
+        self.rows, self.kernel = rows, kernel
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Patches [images, n, h] to tokens [images, tokens, width]."""
+        images, _patches, hidden = states.shape
+        grid = ops.transpose(states, 1, 2)
+        grid = ops.reshape(grid, images, hidden, self.rows, -1)
+        grid = ops.contiguous(grid)
+        pooled = ops.average_pool(grid, self.kernel)
+        pooled = ops.transpose(ops.view(pooled, *pooled.shape[:2], -1), 1, 2)
+        normed = self.mm_soft_emb_norm(pooled)
+        projected = ops.matmul(normed, self.mm_input_projection_weight)
+        return ops.to(projected, states.dtype)
+
+
 class PooledEye(Eye):
-    """Gemma 3's: patches pooled to a square of tokens, normalised, and multiplied by a matrix."""
+    """Gemma 3's: an image becomes a square of tokens."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         self.config = v
-        hidden = v.integer("hidden_size")
         self.side = int(c.integer("mm_tokens_per_image") ** 0.5)
-        self.kernel = grid_of(v)[0] // self.side
-        if not self.kernel:
+        rows = grid_of(v)[0]
+        kernel = rows // self.side
+        if not kernel:
             raise ConfigError(
                 f"{c.where} has 'mm_tokens_per_image' {self.side**2}, more than an image has patches; correct one."
             )
         self.vision_tower = tower_of(v)
-        self.mm_input_projection_weight = Parameter(hidden, width)
-        self.mm_soft_emb_norm = GemmaRMSNorm(hidden)
+        self.multi_modal_projector = PoolingProjector(v.integer("hidden_size"), width, rows, kernel)
 
     def tokens(self, size: int | None) -> int:
         """The square of the side."""
@@ -40,18 +60,18 @@ class PooledEye(Eye):
     def forward(self, pixels: Tensor) -> Sight:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, _kept = self.vision_tower(pixels)
-        return Sight(self._projected(states), (states,))
+        return Sight(self.multi_modal_projector(states), (states,))
 
-    def _projected(self, states: Tensor) -> Tensor:
-        images, _patches, hidden = states.shape
-        grid = ops.transpose(states, 1, 2)
-        grid = ops.reshape(grid, images, hidden, grid_of(self.config)[0], -1)
-        grid = ops.contiguous(grid)
-        pooled = ops.average_pool(grid, self.kernel)
-        pooled = ops.transpose(ops.view(pooled, *pooled.shape[:2], -1), 1, 2)
-        normed = self.mm_soft_emb_norm(pooled)
-        projected = ops.matmul(normed, self.mm_input_projection_weight)
-        return ops.to(projected, states.dtype)
+
+class LinearProjector(Module):
+    """PaliGemma's: one linear layer."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        self.linear = Linear(hidden, width, bias=True)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., h] to [..., width]."""
+        return self.linear(states)  # type: ignore[no-any-return]
 
 
 class LinearEye(Eye):
@@ -62,7 +82,7 @@ class LinearEye(Eye):
         height, columns = grid_of(v)
         self.count = height * columns
         self.vision_tower = tower_of(v)
-        self.linear = Linear(v.integer("hidden_size"), width, bias=True)
+        self.multi_modal_projector = LinearProjector(v.integer("hidden_size"), width)
 
     def tokens(self, size: int | None) -> int:
         """As many as there are patches."""
@@ -72,7 +92,7 @@ class LinearEye(Eye):
     def forward(self, pixels: Tensor) -> Sight:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, _kept = self.vision_tower(pixels)
-        return Sight(self.linear(states), (states,))
+        return Sight(self.multi_modal_projector(states), (states,))
 
 
 def gemma3(c: Config, architecture: str | None) -> Network:

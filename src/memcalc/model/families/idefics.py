@@ -23,10 +23,12 @@ class PlacedPatches(Module):
     """Patches, plus the learned position nearest to where each lies in its image."""
 
     scope = "embedding"
+    feeds = True
 
     def __init__(self, v: Config, positions: int) -> None:
         width = v.integer("hidden_size")
         self.patch_embedding = PatchEmbedding(v.integer("num_channels"), width, v.integer("patch_size"))
+        self.patch_embedding.feeds = False
         self.position_embedding = Embedding(positions, width)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -120,6 +120,8 @@ class WhisperModel(Module):
 class WhisperForConditionalGeneration(Network):
     """With a vocabulary head that shares the decoder's table. The sequence length is that of the transcript."""
 
+    main_input = "input_features"
+
     def __init__(self, c: Config) -> None:
         self.model = WhisperModel(c)
         table = self.model.decoder.embed_tokens

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memcalc.errors import TooLongError
 from memcalc.model import ops
-from memcalc.model.autograd import require_gradient
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.tensor import Tensor
 
@@ -56,18 +53,9 @@ class Embedding(Module):
     """A table of `count` vectors of `width` (torch.nn.Embedding)."""
 
     scope = "embedding"
-    output_needs_gradient = False
-    """Whether the vectors are made to need a gradient though the table does not (`enable_input_require_grads`)."""
 
     def __init__(self, count: int, width: int, *, group: str = "embedding") -> None:
         self.weight = Parameter(count, width, group=group)
-
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward`; its result needs a gradient where that was asked for."""
-        out = super().__call__(x, *args, **kwargs)
-        if self.output_needs_gradient:
-            require_gradient(out)
-        return out
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from memcalc.errors import ConfigError
 from memcalc.model import ops
+from memcalc.model.autograd import require_gradient
 from memcalc.model.config import Config
 from memcalc.model.module import Module, Parameter, Stack
 from memcalc.model.sublayers.attention import attend, attend_same_dtype
@@ -17,23 +18,27 @@ from memcalc.model.tensor import Tensor
 class PatchEmbedding(Module):
     """A convolution that makes a vector of each patch of the image, in a row if `flat`.
 
-    It strides as far as it is wide unless `stride` says otherwise (rows, columns).
+    It strides as far as it is wide unless `stride` says otherwise (rows, columns). With `bare`, Transformers' module is
+    the convolution alone, and others flatten what it gives.
     """
 
     scope = "embedding"
+    feeds = True
 
     def __init__(
         self, channels: int, hidden: int, patch: int, *,
-        bias: bool = True, flat: bool = True, stride: tuple[int, int] | None = None,
+        bias: bool = True, flat: bool = True, bare: bool = False, stride: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
         self.weight = Parameter(hidden, channels, patch, patch, group="embedding")
         self.bias = Parameter(hidden, group="embedding") if bias else None
         self.stride = stride or (patch, patch)
-        self.flat = flat
+        self.flat, self.bare = flat, bare
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [b, c, height, width] to patches [b, n, h], or to a grid [b, h, rows, columns]."""
         grid = ops.convolution(pixels, self.weight, self.bias, stride=self.stride)
+        if self.bare and self.output_needs_gradient:
+            require_gradient(grid)
         if not self.flat:
             return grid
         return ops.transpose(ops.view(grid, *grid.shape[:2], -1), 1, 2)
@@ -243,7 +248,11 @@ def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     return ops.clone(ops.permute(x, 0, 2, 1, 3), contiguous=True)
 
 
-def as_tower(tower: Module, group: str = "vision", scope: str = "vision tower") -> Module:
+VISION = "vision"
+"""Group of the weights of a vision tower inside a larger model."""
+
+
+def as_tower(tower: Module, group: str = VISION, scope: str = "vision tower") -> Module:
     """A tower inside a larger model: its weights and its memory are shown under one name."""
     for _, parameter in tower.tensors():
         parameter.group = group
