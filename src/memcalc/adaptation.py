@@ -27,7 +27,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     notes: list[str] = []
     if setup.checkpoint_every > 1:
         _checkpoint_every(network, setup.checkpoint_every)
-    if setup.activation_checkpointing == "full" and (network.main_input == "input_ids" or setup.lora_rank is not None):
+    reads_ids = network.reads_text and network.main_input == "input_ids"
+    if setup.activation_checkpointing == "full" and (reads_ids or setup.lora_rank is not None):
         for embedding in input_embeddings(sites(network)):  # Transformers does it, and PEFT: frozen blocks pass on then
             embedding.output_needs_gradient = True
     if setup.kernels == "liger":

@@ -20,7 +20,6 @@ class ImageClassifier(Network):
     """
 
     reads_text = False
-    main_input = "pixel_values"
 
     def __init__(
         self, c: Config, model: VisionTower, reduce: Reduce | None, classifier: Module, pixels: Config | None = None
@@ -48,7 +47,6 @@ class ImageEmbedder(Network):
     """The bare tower: one vector per image, projected if it has one, trained to tell images from each other."""
 
     reads_text = False
-    main_input = "pixel_values"
 
     def __init__(self, c: Config, model: VisionTower, projection: Module | None = None) -> None:
         self.model = model

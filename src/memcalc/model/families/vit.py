@@ -122,7 +122,6 @@ class Teacher(Network):
     """DeiT with two heads, the mean of whose scores it answers with. Transformers gives it no loss."""
 
     reads_text = False
-    main_input = "pixel_values"
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.model = _vit_tower(c, distilled=True)
