@@ -100,7 +100,7 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
             "prefill_peak": peaks["prefill"], "decode_peak": peaks["decode"],
         }  # fmt: skip
     hooked = like_tracker and not case.get("bare")
-    with as_tracked() if hooked else nullcontext():
+    with as_tracked(hooked=hooked) if like_tracker else nullcontext():
         step = trace(spec, training_setup(case), like_tracker=like_tracker)
     sweep = Sweep(step.tape)
     found, _ = sweep.peaks()

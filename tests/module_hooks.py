@@ -59,8 +59,8 @@ def _leaf(x: Tensor) -> bool:
 
 
 @contextmanager
-def as_tracked() -> Iterator[None]:
-    """Run the engine with the tracker's hooks on every module call."""
+def as_tracked(*, hooked: bool = True) -> Iterator[None]:
+    """Run as under the tracker; where it is not `hooked`, what it puts on modules is left out."""
     hooks: dict[int, list[tuple[int, _Group]]] = {}
     _FED.clear()
     call, run = Module.__call__, engine._run
@@ -88,8 +88,8 @@ def as_tracked() -> Iterator[None]:
         return run(tape, node)
 
     with (
-        patch.object(Module, "__call__", hooked_call),
-        patch.object(engine, "_run", hooked_run),
+        patch.object(Module, "__call__", hooked_call if hooked else call),
+        patch.object(engine, "_run", hooked_run if hooked else run),
         patch.object(TrainedCopy, "__call__", copied_module),
         patch.object(Linear, "forward", copied_linear),
     ):

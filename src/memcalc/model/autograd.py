@@ -11,6 +11,7 @@ from sys import getrefcount
 from typing import Any
 from weakref import ref
 
+from memcalc.model.offloading import can_offload, offload
 from memcalc.model.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Allocation, Tape, TracedBlock
 from memcalc.model.tensor import Shape, Storage, Tensor, dense_stride, is_contiguous
 from memcalc.tables.dtypes import DType
@@ -56,8 +57,8 @@ class Node:
         """Keep a tensor for backward (in the frame of the checkpointed block, when one is running)."""
         storage = kept if isinstance(kept, Storage) else kept.storage
         frame = self.tape.checkpoint
-        if frame is None and self.tape.offloading and isinstance(kept, Tensor) and self.tape.can_offload(kept):
-            self.saved.append(Offloaded(self.tape.offload(kept)))
+        if frame is None and isinstance(kept, Tensor) and can_offload(self.tape, kept):
+            self.saved.append(Offloaded(offload(self.tape, kept)))
         elif frame is None:
             allocation = storage.allocation
             if self.tape.phase != "backward":  # there a block runs again
@@ -89,6 +90,8 @@ def record(
     else:
         return None
     out.node = node = Node(tape, backward, inputs, context)
+    if tape.offloading:
+        tape.made = out.storage.allocation
     return node
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from memcalc.errors import UsageError
 from memcalc.model.autograd import AccumulateGrad, CheckpointFrame, Grads, Node, Offloaded, record
 from memcalc.model.engine import backward_from
+from memcalc.model.offloading import offload
 from memcalc.model.tape import ACTIVATIONS, TEMPORARY, Tape
 from memcalc.model.tensor import Shape, Storage, Tensor
 from memcalc.records import frozen
@@ -46,7 +47,7 @@ class _Held:
         self.tape = tensor.tape
         self.tensor: Tensor | None = tensor
         if self.tape.offloads_inputs:
-            self.tape.offload(tensor)
+            offload(self.tape, tensor)
             self.layout = tensor.shape, tensor.dtype, tensor.node, tensor.slot
             self.tensor = None
         else:
@@ -123,7 +124,7 @@ def reentrant(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any)
         tape.held_by_graph.append(kwargs)
         for tensor in inputs:
             if tape.offloads_inputs:
-                node.saved.append(Offloaded(tape.offload(tensor)))
+                node.saved.append(Offloaded(offload(tape, tensor)))
             else:
                 node.save(tensor)
                 mark_saved(tensor.storage)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from memcalc.model.tensor import ALIGNMENT, Shape, Storage, Tensor, contiguous_stride, is_contiguous
+from memcalc.model.tensor import ALIGNMENT, Shape, Storage, Tensor, contiguous_stride
 from memcalc.tables.dtypes import FP32, DType
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ ROWS: Final = (WEIGHTS, OPTIMIZER, GRADIENTS, ACTIVATIONS, TEMPORARY, OVERHEAD)
 
 NEVER: Final = 1 << 60
 """`dies` of what outlives the tape."""
-
-SMALLEST_OFFLOADED: Final = 1024
-"""Bytes of the smallest tensor that is worth a way to host memory (TRL's and torchtune's OffloadActivations)."""
 
 BEFORE: Final = -1
 """`born` of what exists before the tape starts."""
@@ -137,6 +134,8 @@ class Tape:
         """How many times that was done."""
         self.offloading = False
         """Whether what is saved now goes to host memory."""
+        self.made: Allocation | None = None
+        """The first result of the last operation that autograd noted, where saved tensors are offloaded."""
         self.offloads_inputs = False
         """Whether the inputs of checkpointed blocks do."""
         self.host_bytes = 0
@@ -177,21 +176,6 @@ class Tape:
         if row is OVERHEAD:
             self.inputs.append(allocation)
         return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
-
-    def can_offload(self, kept: Tensor) -> bool:
-        """Whether a tensor that is saved goes to host memory: not weights, and nothing small."""
-        allocation = kept.storage.allocation
-        weight = allocation.row == WEIGHTS and allocation.born == BEFORE
-        return not weight and kept.numel * kept.dtype.itemsize >= SMALLEST_OFFLOADED
-
-    def offload(self, kept: Tensor) -> int:
-        """Copy a tensor to host memory, on the device first where it is not contiguous; returns its bytes there."""
-        broadcast = 0 in kept.stride
-        if not broadcast and not is_contiguous(kept.shape, kept.stride):
-            self.new(kept.shape, kept.dtype)
-        nbytes = kept.storage.allocation.raw_nbytes if broadcast else kept.numel * kept.dtype.itemsize
-        self.host_bytes += nbytes * (1 if self.block is None else self.block.copies)
-        return nbytes
 
     def multiply_alive(self, born: range, count: int) -> None:
         """Let what was allocated in the ticks `born` and is still alive stand for `count` such tensors.
