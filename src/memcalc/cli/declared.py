@@ -101,6 +101,14 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     return text
 
 
+def read_count(option: str, text: str) -> int:
+    """`text` as a whole number of at least one. Raises UsageError."""
+    value: int = read_value(option, int, text)
+    if value < 1:
+        raise UsageError(f"{option} must be at least 1, not {value}.")
+    return value
+
+
 SAME = {("inference", "precision"): "dtype"}
 """In a mode, an option of the other one that can only mean the option named."""
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.declared import read_value
+from memcalc.cli.declared import read_count
 from memcalc.cli.job import Job, with_job
 from memcalc.errors import UsageError
 from memcalc.fields import option_name
@@ -53,7 +53,9 @@ def command(
         "intermediate_size": intermediate_size,
         "vocab_size": vocab_size,
     }
-    shape: dict[str, Any] = {name: _read_size(name, text) for name, text in sizes.items() if text is not None}
+    shape: dict[str, Any] = {
+        name: read_count(option_name(name), text) for name, text in sizes.items() if text is not None
+    }
     if params is None and not shape:
         raise UsageError("estimate needs a model: give --params, such as --params 4B, or shape numbers.")
     if tie_embeddings is not None:
@@ -63,10 +65,3 @@ def command(
 
     spec, assumptions = canonical_spec(None if params is None else parse_parameters(params), **shape)
     job.answer(spec, assumptions)
-
-
-def _read_size(name: str, text: str) -> int:
-    value: int = read_value(option_name(name), int, text)
-    if value < 1:
-        raise UsageError(f"{option_name(name)} must be at least 1, not {value}.")
-    return value

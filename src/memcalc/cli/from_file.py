@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from memcalc.cli.job import Job, with_job
-from memcalc.cli.outside import BASE, GENERIC, WEIGHTS, answer, short_name
+from memcalc.cli.outside import BASE, GENERIC, HEAD, LABELS, WEIGHTS, answer, short_name
 
 
 @with_job
@@ -21,8 +21,17 @@ def command(
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
     generic: Annotated[bool, GENERIC] = False,
+    head: Annotated[str | None, HEAD] = None,
+    num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """Estimate the model of a config.json, of a folder that holds one, or of a checkpoint. Weights are not read."""
     from memcalc.sources import load
 
-    answer(job, load(path, kind="file", weights=weights, base=base), short_name(path), generic=generic)
+    answer(
+        job,
+        load(path, kind="file", weights=weights, base=base),
+        short_name(path),
+        generic=generic,
+        head=head,
+        num_labels=num_labels,
+    )

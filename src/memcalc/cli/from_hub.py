@@ -6,7 +6,18 @@ import typer
 
 from memcalc.cli.complaints import warn
 from memcalc.cli.job import Job, with_job
-from memcalc.cli.outside import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, answer, read_timeout
+from memcalc.cli.outside import (
+    BASE,
+    GENERIC,
+    HEAD,
+    LABELS,
+    REVISION,
+    TIMEOUT,
+    TOKEN,
+    WEIGHTS,
+    answer,
+    read_timeout,
+)
 
 
 @with_job
@@ -23,6 +34,8 @@ def command(
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
     generic: Annotated[bool, GENERIC] = False,
+    head: Annotated[str | None, HEAD] = None,
+    num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """Estimate a model of the Hub from its config and the headers of its weights; no weights are downloaded."""
     from memcalc.sources import load
@@ -31,4 +44,4 @@ def command(
         name, kind="hub", revision=revision, token=token, timeout=read_timeout(timeout),
         weights=weights, base=base, progress=warn,
     )  # fmt: skip
-    answer(job, model, model.name, generic=generic)
+    answer(job, model, model.name, generic=generic, head=head, num_labels=num_labels)

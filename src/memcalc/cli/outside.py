@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memcalc.cli.declared import read_value
+from memcalc.cli.declared import read_count, read_value
 from memcalc.cli.job import Job
 from memcalc.errors import UsageError
 
@@ -27,6 +27,15 @@ BASE = typer.Option(
 GENERIC = typer.Option(
     "--generic", help="Estimate a decoder of an unknown family as a Llama-like one.", rich_help_panel=_HEADING
 )
+HEAD = typer.Option(
+    "--head", metavar="TASK", show_default=False, rich_help_panel=_HEADING,
+    help="Head to train: causal-lm, masked-lm, seq2seq-lm, sequence-classification, token-classification, "
+    "question-answering, image-classification or embedding. [default: the one that the config names]",
+)  # fmt: skip
+LABELS = typer.Option(
+    "--num-labels", metavar="N", help="Classes of a classification head. [default: the config's]", show_default=False,
+    rich_help_panel=_HEADING,
+)  # fmt: skip
 REVISION = typer.Option(
     "--revision", metavar="REVISION", help="Branch, tag or commit. [default: the main branch]", show_default=False,
     rich_help_panel=_HEADING,
@@ -53,9 +62,14 @@ def read_timeout(text: str | None) -> float:
     return seconds
 
 
-def answer(job: Job, model: "LoadedModel", name: str, *, generic: bool) -> None:
+def answer(
+    job: Job, model: "LoadedModel", name: str, *, generic: bool, head: str | None, num_labels: str | None
+) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
+    labels = None if num_labels is None else read_count("--num-labels", num_labels)
     if model.components:
+        if head is not None or labels is not None:
+            raise UsageError("--head and --num-labels choose what a transformer is trained for; a pipeline has none.")
         from memcalc.sources.pipeline_report import pipeline_report
 
         job.show(pipeline_report(model, name, job.setup, job.gpu))
@@ -63,7 +77,7 @@ def answer(job: Job, model: "LoadedModel", name: str, *, generic: bool) -> None:
     from memcalc.sources.described import describe
 
     found = describe(model, name, job.setup, generic=generic)
-    replace(job, setup=found.setup).answer(found.spec, found.assumptions)
+    replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
 
 
 def short_name(path: str) -> str:

@@ -177,5 +177,5 @@ def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:
     """The error for an architecture that a family does not describe."""
     shown = "".join(char if char.isprintable() else "?" for char in name[:60])
     return ConfigError(
-        f"{c.where} names the head {shown!r}, which memcalc does not describe here; known are {', '.join(known)}."
+        f"the head {shown!r} that {c.where} or --head names is not described here; known are {', '.join(known)}."
     )

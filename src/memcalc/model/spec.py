@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.model.stored_weights import StoredWeights
 from memcalc.records import frozen
 
@@ -36,6 +36,24 @@ class ModelSpec:
     def key(self) -> SpecKey:
         """The spec as a key of a cache: equal for specs that describe the same model."""
         return SpecKey(self)
+
+    def with_head(self, head: str | None = None, num_labels: int | None = None) -> ModelSpec:
+        """This model with the head of a task (a key of `HEADS`), with so many classes; None leaves each as it is.
+
+        Raises UsageError where there is no such task.
+        """
+        if head is not None and head not in HEADS:
+            near = close_matches(head, list(HEADS)) or f": choose from {', '.join(HEADS)}."
+            raise UsageError(f"--head cannot be {head[:40]!r}{near}")
+        architecture = self.architecture if head is None else HEADS[head]
+        if num_labels is None:
+            return replace(self, architecture=architecture)
+        if "Classification" not in (architecture or ""):
+            raise UsageError(
+                "--num-labels counts the classes of a classification head, which this model does not have; name one "
+                "with --head, such as --head sequence-classification."
+            )
+        return replace(self, architecture=architecture, config={**self.config, "num_labels": num_labels})
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "model") -> ModelSpec:
@@ -67,6 +85,19 @@ class ModelSpec:
             architecture=first if isinstance(first, str) else None,
             config=dict(config),
         )
+
+
+HEADS = {
+    "causal-lm": "ForCausalLM",
+    "masked-lm": "ForMaskedLM",
+    "seq2seq-lm": "ForConditionalGeneration",
+    "sequence-classification": "ForSequenceClassification",
+    "token-classification": "ForTokenClassification",
+    "question-answering": "ForQuestionAnswering",
+    "image-classification": "ForImageClassification",
+    "embedding": "Model",
+}
+"""Tasks, and how the class of Transformers ends whose head serves them."""
 
 
 class SpecKey:
