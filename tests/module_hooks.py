@@ -107,8 +107,9 @@ def kept_leaves(step: Step) -> dict[str, int]:
     """Token embeddings that need a gradient, and that gradient, of every micro-batch that the instrument ran before.
 
     Its hook on such a leaf keeps both alive for good. Without it they go with the loss (seen with weak references). So
-    it is with the patches of frozen towers, and with the zero biases of T5's cross-attention, which checkpointing makes
-    leaves (`Tape.leaves`). A table that encoder and decoder share stands in the network once more, under its own name.
+    it is with the patches of frozen towers, with the zero biases of T5's cross-attention, which checkpointing makes
+    leaves, and with the samples of a recording, which wav2vec 2.0 makes one (`Tape.leaves`). A table that encoder and
+    decoder share stands in the network once more, under its own name.
     """
     setup, leaves = step.setup, 0
     assert isinstance(setup, TrainingSetup)
@@ -125,7 +126,9 @@ def kept_leaves(step: Step) -> dict[str, int]:
             continue
         if not weight.trainable and id(module) not in replaced:
             leaves += 2 * rounded(setup.batch * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
-    leaves += 2 * sum(leaf.storage.allocation.nbytes for leaf in step.tape.leaves)
+    inputs = {id(allocation) for allocation in step.tape.inputs}  # of these only the gradient is kept besides
+    for allocation in (leaf.storage.allocation for leaf in step.tape.leaves):
+        leaves += allocation.nbytes * (1 if id(allocation) in inputs else 2)
     leaves += 2 * sum(_FED.get(id(step.tape), ()))
     runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
     return {"forward": leaves * (runs - 1), "backward": leaves * (runs - 1), "step": leaves * runs}

@@ -36,7 +36,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     if weights.form is not None and engine.attention is None:
         quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
     form = engine.format(setup.kv_dtype, weights.dtype)
-    length = setup.seq_len or DEFAULT_SEQ_LEN + network.image_tokens(setup.images, setup.image_size)
+    usual = network.usual_length or DEFAULT_SEQ_LEN
+    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
     tape.expert_imbalance = setup.expert_imbalance

@@ -167,7 +167,8 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     tape.offloading = setup.activation_offload and not tape.checkpointing
     tensors = network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, network, setup)
-    length = setup.seq_len or DEFAULT_SEQ_LEN + network.image_tokens(setup.images, setup.image_size)
+    usual = network.usual_length or DEFAULT_SEQ_LEN
+    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
     with tape.autocasting(recipe.autocast):
         outputs = network(batch(ids, ids, setup))

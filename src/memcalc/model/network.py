@@ -90,6 +90,8 @@ class Network(Module):
     """Whether token ids matter; a model that reads images alone has no sequence length."""
     main_input: str = "input_ids"
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
+    usual_length: int | None = None
+    """The sequence length where none is asked for; None leaves it to the options' default."""
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
 

@@ -76,7 +76,7 @@ class BeitBlock(Module):
     scope = "residual stream"
 
     def __init__(self, c: Config, hidden: int, dropped: float, index: Buffer | None) -> None:
-        scaled = c.factor("layer_scale_init_value") > 0
+        scaled = c.number("layer_scale_init_value") > 0
         self.lambda_1 = Parameter(hidden, group="norms") if scaled else None
         self.lambda_2 = Parameter(hidden, group="norms") if scaled else None
         self.attention = VisionAttention(

@@ -118,6 +118,16 @@ def vit(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 
+def msn(c: Config, architecture: str | None) -> Network:
+    """ViT-MSN: ViT without a pooler."""
+    name, hidden = architecture or "ViTMSNForImageClassification", c.integer("hidden_size")
+    if name.endswith("ForImageClassification"):
+        return ImageClassifier(c, _vit_tower(c), _first, _scores(c, hidden))
+    if name.endswith("Model"):
+        return ImageEmbedder(c, _vit_tower(c))
+    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+
+
 class Teacher(Network):
     """DeiT with two heads, the mean of whose scores it answers with. Transformers gives it no loss."""
 
@@ -196,6 +206,7 @@ _REGISTERS = {"patch_size": 16, "num_register_tokens": 4}
 
 FAMILIES = {
     "vit": Family("vit", vit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
+    "vit_msn": Family("vit_msn", msn, VIT_DEFAULTS, blocks="encoder", verified="measured rows"),
     "deit": Family("deit", deit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
     "dinov2": Family("dinov2", dinov2, _DINOV2, blocks="encoder", verified=_ROWS),
     "dinov2_with_registers": Family(

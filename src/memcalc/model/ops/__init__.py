@@ -5,7 +5,7 @@ Each says what it makes, what it saves for backward, and what its backward alloc
 
 from memcalc.model.ops.attention import scaled_dot_product_attention
 from memcalc.model.ops.complex import as_complex, as_real, polar, turn
-from memcalc.model.ops.convolution import average_pool, conv1d, convolution, interpolate, unfold
+from memcalc.model.ops.convolution import average_pool, conv1d, convolution, interpolate, max_pool, unfold
 from memcalc.model.ops.einsum import einsum
 from memcalc.model.ops.elementwise import (
     add,
@@ -17,6 +17,7 @@ from memcalc.model.ops.elementwise import (
     erf,
     exp,
     gelu,
+    glu,
     like,
     log,
     masked_fill,
@@ -43,6 +44,7 @@ from memcalc.model.ops.function import function, routed_multiplier
 from memcalc.model.ops.fused_kernels import fused_gate, fused_rms_norm, fused_rotary
 from memcalc.model.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy
 from memcalc.model.ops.indexing import (
+    fill_where_,
     gather,
     masked_scatter,
     max_over,
@@ -69,6 +71,7 @@ from memcalc.model.ops.matmul import (
     solve_triangular,
     weight_times,
 )
+from memcalc.model.ops.norms import batch_norm, ctc, group_norm, weight_norm
 from memcalc.model.ops.piecewise import at_least, at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
@@ -109,17 +112,18 @@ from memcalc.model.ops.views import (
 )
 
 __all__ = [
-    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm",
+    "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm", "batch_norm",
     "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite",
-    "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "cumsum",
+    "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "ctc", "cumsum",
     "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "erf", "exp", "expand", "expm1",
-    "function", "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather", "gelu",
-    "grouped_mm", "interpolate", "layer_norm", "like", "linear", "log", "log_softmax", "logsumexp", "lower",
-    "masked_fill", "masked_fill_", "masked_scatter", "matmul", "max_over", "mean", "minimum", "mm", "mse_loss",
-    "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar", "power", "put_where_", "relu",
-    "repeat", "repeat_rows", "reshape", "rms_norm_fused", "roll", "routed_multiplier", "rsqrt", "scale", "scale_",
-    "scaled_dot_product_attention", "scatter", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "softmax",
-    "softplus", "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract", "sum_over",
-    "take", "take_one", "take_where", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind", "unfold",
-    "unsqueeze", "vector_norm", "view", "weight_times", "where",
+    "fill_where_", "function", "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather",
+    "gelu", "glu", "group_norm", "grouped_mm", "interpolate", "layer_norm", "like", "linear", "log", "log_softmax",
+    "logsumexp", "lower", "masked_fill", "masked_fill_", "masked_scatter", "matmul", "max_over", "max_pool", "mean",
+    "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar",
+    "power", "put_where_", "relu", "repeat", "repeat_rows", "reshape", "rms_norm_fused", "roll", "routed_multiplier",
+    "rsqrt", "scale", "scale_", "scaled_dot_product_attention", "scatter", "scatter_", "select", "shift", "sigmoid",
+    "silu", "sin", "softmax", "softplus", "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack",
+    "step_slice", "subtract", "sum_over", "take", "take_one", "take_where", "tanh", "to", "topk", "transpose",
+    "triangle", "turn", "unbind", "unfold", "unsqueeze", "vector_norm", "view", "weight_norm", "weight_times",
+    "where",
 ]  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import fp32_under_autocast
 from memcalc.model.ops.matmul import lower
-from memcalc.model.tensor import Shape, Tensor, contiguous_stride, is_contiguous
+from memcalc.model.ops.views import channels_as
+from memcalc.model.tensor import Tensor, contiguous_stride, dense_stride
+from memcalc.tables.dtypes import INT64
 
 
 def convolution(
@@ -14,7 +16,7 @@ def convolution(
     """Convolution of x [b, c, *sizes] with weight [out, c / groups, *widths]: [b, out, *sizes'].
 
     Keeps x and weight; backward makes the gradients of x, weight and bias at once. A patch embedding strides as far as
-    it is wide. `stride` may be one for each of the sizes.
+    it is wide. `stride` may be one for each of the sizes. Channels that lie innermost stay there, in all gradients too.
     """
     if x.tape.autocast is not None:
         bias = None if bias is None else lower(bias)
@@ -23,8 +25,12 @@ def convolution(
     steps = (stride,) * (len(x.shape) - 2) if isinstance(stride, int) else stride
     sizes = zip(x.shape[2:], weight.shape[2:], steps, strict=True)
     spatial = tuple((size + 2 * padding - width) // step + 1 for size, width, step in sizes)
-    out = x.tape.new((x.shape[0], weight.shape[0], *spatial), x.dtype)
-    node = record(x.tape, out, _convolution_backward, (x, weight, bias))
+    shape = (x.shape[0], weight.shape[0], *spatial)
+    # The kernel for one channel at a time over time makes everything contiguous.
+    depthwise = len(shape) == 3 and weight.shape[1] == 1
+    layout = x.shape, contiguous_stride(x.shape) if depthwise else x.stride
+    out = x.tape.new(shape, x.dtype, channels_as(shape, [layout]))
+    node = record(x.tape, out, _convolution_backward, (x, weight, bias), layout)
     if node is not None:
         node.save(x)
         node.save(weight)
@@ -35,7 +41,14 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None, None]
-    return [None if edge is None else node.tape.new(edge[2], grad.dtype) for edge in node.edges]
+    shape, stride = node.context
+    weight = node.edges[1]
+    of_weight = None if weight is None else channels_as(weight[2], [(shape, stride)])
+    layouts = (dense_stride(shape, stride), of_weight, None)
+    return [
+        None if edge is None else node.tape.new(edge[2], grad.dtype, layout)
+        for edge, layout in zip(node.edges, layouts, strict=True)
+    ]
 
 
 def average_pool(x: Tensor, kernel: int) -> Tensor:
@@ -50,6 +63,19 @@ def average_pool(x: Tensor, kernel: int) -> Tensor:
 def _full_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+
+
+def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    """The largest element of squares of x [b, c, height, width]: keeps x, and where each was found."""
+    sizes = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
+    shape = (*x.shape[:2], *sizes)
+    out = x.tape.new(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
+    found = x.tape.new(shape, INT64)
+    node = record(x.tape, out, _full_backward, (x,), x.shape)
+    if node is not None:
+        node.save(x)
+        node.save(found)
+    return out
 
 
 def unfold(x: Tensor, side: int) -> Tensor:
@@ -67,23 +93,18 @@ def interpolate(x: Tensor, sizes: tuple[int, int]) -> Tensor:
     """
     x = fp32_under_autocast(x)
     shape = (*x.shape[:2], *sizes)
-    out = x.tape.new(shape, x.dtype, _channels_as(shape, x))
+    out = x.tape.new(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
     record(x.tape, out, _interpolate_backward, (x,), x.shape)
     return out
 
 
 def _interpolate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype, _channels_as(node.context, grad))]
-
-
-def _channels_as(shape: Shape, x: Tensor) -> Shape:
-    """Strides of `shape` [b, c, height, width] with the channels innermost if those of x are."""
-    _, channels, height, width = shape
-    inside = tuple(x.shape[dim] for dim in (0, 2, 3, 1)), tuple(x.stride[dim] for dim in (0, 2, 3, 1))
-    if not is_contiguous(*inside) or is_contiguous(x.shape, x.stride):
-        return contiguous_stride(shape)
-    return (height * width * channels, 1, width * channels, channels)
+    return [
+        None
+        if grad is None
+        else node.tape.new(node.context, grad.dtype, channels_as(node.context, [(grad.shape, grad.stride)]))
+    ]
 
 
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:

@@ -220,6 +220,23 @@ def erf(x: Tensor) -> Tensor:
     return _unary(x, _five, keep_input=True)
 
 
+def glu(x: Tensor, dim: int) -> Tensor:
+    """The first half of x along `dim` times the logistic function of the second: keeps x."""
+    dim %= len(x.shape)
+    shape = (*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :])
+    out = x.tape.new(shape, x.dtype, elementwise_stride(shape, ((shape, x.stride),)))
+    node = record(x.tape, out, _glu_backward, (x,), (x.shape, x.stride))
+    if node is not None:
+        node.save(x)
+    return out
+
+
+def _glu_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    shape, stride = node.context
+    return [None if grad is None else node.tape.new(shape, grad.dtype, dense_stride(shape, stride))]
+
+
 def relu(x: Tensor) -> Tensor:
     """ReLU keeps its output."""
     return _unary(x, _one, keep_output=True)

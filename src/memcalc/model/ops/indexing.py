@@ -138,6 +138,33 @@ def put_where_(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
+def fill_where_(x: Tensor, mask: Tensor, value: Tensor, count: int) -> Tensor:
+    """x [b, s, h] with `value` [h] put in place at the `count` places at most where mask [b, s] holds: keeps the mask.
+
+    x is a view (of what a linear layer makes), so that backward copies its gradient first.
+    """
+    where = _found(mask, count)
+    out = Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
+    del where
+    node = record(x.tape, out, _fill_backward, (x, value), count)
+    if node is not None:
+        node.save(mask)
+    return out
+
+
+def _fill_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    edge = node.edges[1]
+    if grad is None or edge is None:
+        return [grad, None]
+    whole = like(grad)
+    kept = like(grad)
+    rows = node.tape.new((node.context, grad.shape[-1]), grad.dtype)
+    out = node.tape.new(edge[2], grad.dtype)
+    del rows, kept
+    return [whole, out]
+
+
 def _found(mask: Tensor, count: int) -> Tensor:
     """The places where a mask holds."""
     return mask.tape.new((count, len(mask.shape)), INT64)

@@ -18,13 +18,14 @@ from memcalc.tables.dtypes import short
 def lower(x: Tensor) -> Tensor:
     """The autocast policy of matrix multiplications: x in the 16-bit dtype.
 
-    The cast of a trained fp32 weight is made once per autocast context, which keeps it until it exits.
+    The cast of a trained fp32 weight (of a leaf of the graph that is no view) is made once per autocast context, which
+    keeps it until it exits.
     """
     tape = x.tape
     dtype = tape.autocast
     if dtype is None or x.dtype is dtype or not x.dtype.floating:
         return x
-    if not isinstance(x.node, AccumulateGrad):
+    if not isinstance(x.node, AccumulateGrad) or x.is_view:
         out = to(x, dtype)
         if x.storage.allocation.row == WEIGHTS:
             out.storage.allocation.row = WEIGHTS

@@ -75,10 +75,13 @@ def _logsumexp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [out]
 
 
-def vector_norm(x: Tensor) -> Tensor:
-    """The length of x along its last dimension, kept as a dimension of one: keeps x and itself. fp32 under autocast."""
+def vector_norm(x: Tensor, *dims: int) -> Tensor:
+    """The length of x along `dims` (its last), kept as dimensions of one: keeps x and itself. fp32 under autocast."""
     dtype = x.dtype if x.tape.autocast is None else FP32
-    out = x.tape.new(_reduced(x.shape, -1, True), dtype)
+    shape = x.shape
+    for dim in dims or (-1,):
+        shape = _reduced(shape, dim, True)
+    out = x.tape.new(shape, dtype)
     node = record(x.tape, out, _vector_norm_backward, (x,), (x.shape, x.dtype))
     if node is not None:
         node.save(x)
@@ -146,7 +149,7 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None, None]
-    out: list[Tensor | None] = [None, None, None]
+    out: list[Tensor | None] = [None] * len(node.edges)
     for index, edge in enumerate(node.edges):
         if edge is not None:
             out[index] = node.tape.new(edge[2], edge[3])

@@ -226,7 +226,10 @@ def _unbind_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def cat(pieces: Sequence[Tensor], dim: int) -> Tensor:
-    """The pieces one after another along `dim`, contiguous; their gradients are views of its gradient."""
+    """The pieces one after another along `dim`; their gradients are views of its gradient.
+
+    The result is contiguous, or has the channels of images [b, c, height, width] innermost if all pieces do.
+    """
     tape, first = pieces[0].tape, pieces[0]
     dim %= len(first.shape)
     total = sum(piece.shape[dim] for piece in pieces)
@@ -234,9 +237,20 @@ def cat(pieces: Sequence[Tensor], dim: int) -> Tensor:
     dtype = first.dtype
     for piece in pieces:
         dtype = promote(dtype, piece.dtype)
-    out = tape.new(shape, dtype, contiguous_stride(shape))
+    out = tape.new(shape, dtype, channels_as(shape, [(x.shape, x.stride) for x in pieces]) if len(shape) == 4 else None)
     record(tape, out, _cat_backward, pieces, (dim, tuple(piece.shape for piece in pieces)))
     return out
+
+
+def channels_as(shape: Shape, layouts: Sequence[tuple[Shape, Shape]]) -> Shape:
+    """Strides of `shape` [b, c, *sizes]: contiguous unless in all `layouts` (shape, stride) channels lie innermost."""
+    order = (0, *range(2, len(shape)), 1)
+    for sizes, strides in layouts:
+        inside = tuple(sizes[dim] for dim in order), tuple(strides[dim] for dim in order)
+        if not is_contiguous(*inside) or is_contiguous(sizes, strides):
+            return contiguous_stride(shape)
+    first, *steps, last = contiguous_stride(tuple(shape[dim] for dim in order))
+    return (first, last, *steps)
 
 
 def _cat_backward(node: Node, grads: Grads) -> list[Tensor | None]:

@@ -20,19 +20,22 @@ class EncoderEmbeddings(Module):
     """Token, position and token-type embeddings, summed, normalised, dropped out.
 
     Positions are a slice of a buffer, or with `counted` the count of tokens that are no padding (RoBERTa), whose table
-    then stands last. Without `typed` there are no token types; with `use_task_id` in the config, tasks (ERNIE).
+    then stands last. Without `typed` there are no token types; with `use_task_id` in the config, tasks (ERNIE). Without
+    `normed` there is no norm (XLM-RoBERTa-XL).
     """
 
     scope = "embedding"
 
-    def __init__(self, c: Config, width: int, *, typed: bool = True, counted: bool = False) -> None:
+    def __init__(
+        self, c: Config, width: int, *, typed: bool = True, counted: bool = False, normed: bool = True
+    ) -> None:
         longest = c.integer("max_position_embeddings")
         offset = c.integer("pad_token_id", 1, minimum=0) + 1 if counted else 0
         self.word_embeddings = Embedding(c.integer("vocab_size"), width)
         if not (counted and typed):
             self.position_embeddings = PositionTable(longest, width, offset=offset)
         self.token_type_embeddings = Embedding(c.integer("type_vocab_size"), width) if typed else None
-        self.LayerNorm = LayerNorm(width)
+        self.LayerNorm = LayerNorm(width) if normed else None
         self.position_ids = Buffer(1, longest, dtype=INT64)
         if typed:
             self.token_type_ids = Buffer(1, longest, dtype=INT64)
@@ -59,7 +62,8 @@ class EncoderEmbeddings(Module):
         if self.task_type_embeddings is not None:
             task_type_embeddings = self.task_type_embeddings(ids.tape.new(ids.shape, INT64))
             embeddings = ops.add_(embeddings, task_type_embeddings)
-        embeddings = self.LayerNorm(embeddings)
+        if self.LayerNorm is not None:
+            embeddings = self.LayerNorm(embeddings)
         return ops.dropout(embeddings, self.dropout)
 
 
@@ -137,6 +141,20 @@ class AddNorm(Module):
         hidden = self.dense(hidden)
         hidden = ops.dropout(hidden, self.dropout)
         return self.LayerNorm(ops.add(hidden, residual))  # type: ignore[no-any-return]
+
+
+class AddOutput(Module):
+    """dropout(dense(x)) + residual."""
+
+    def __init__(self, inputs: int, hidden: int, dropout: float, group: str) -> None:
+        self.dense = Linear(inputs, hidden, bias=True, group=group)
+        self.dropout = dropout
+
+    def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
+        """[b, s, inputs] and [b, s, h] to [b, s, h]."""
+        hidden = self.dense(hidden)
+        hidden = ops.dropout(hidden, self.dropout)
+        return ops.add(hidden, residual)
 
 
 class Activated(Module):

@@ -50,3 +50,16 @@ def position_loss(starts: Tensor, ends: Tensor, first: Tensor, last: Tensor) -> 
     start_loss = ops.cross_entropy(starts, first)
     end_loss = ops.cross_entropy(ends, last)
     return ops.scale(ops.add(start_loss, end_loss))
+
+
+def ctc_loss(logits: Tensor, length: int) -> Tensor:
+    """Connectionist temporal classification of logits [b, s, V] with `length` labels: fp32, one row of paths a vector.
+
+    Forward keeps the probabilities of all paths [b, s, 2·length + 1], backward makes as many again.
+    """
+    tape, (batch, steps, _) = logits.tape, logits.shape
+    attention = tape.new((batch, steps), INT64)
+    log_probs = ops.transpose(ops.log_softmax(logits, FP32), 0, 1)
+    targets = tape.new((batch * length,), INT64)
+    del attention
+    return ops.scale(ops.ctc(log_probs, targets, length))
