@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 from memcalc import step
 from memcalc.model import language_losses, ops
+from memcalc.model import quantized as quantized_layers
 from memcalc.model.adapters import injection
 from memcalc.model.adapters.lora import GROUP, LoraLinear, factor
 from memcalc.model.autograd import Grads, Node, record
@@ -55,14 +56,21 @@ def _torch_before_1_11() -> list[AbstractContextManager[Any]]:
     return [patch.object(reduction, "_softmax", softmax)]
 
 
-# -- bitsandbytes 0.41: MatMul4Bit kept its input, though the backward pass of a frozen weight does not read it
+# -- bitsandbytes 0.41: autograd/_functions.py, nn/modules.py
 
 
 def _bitsandbytes_0_41() -> list[AbstractContextManager[Any]]:
+    """MatMul4Bit keeps its input, though the backward pass of a frozen weight does not read it.
+
+    Params4bit.cuda() makes a weight fp16 before it is quantized, so that is what it is dequantized to, in forward and
+    in backward; a bf16 model casts it once more.
+    """
     today = quantized.linear_4bit
 
     def linear(x: Tensor, shape: Shape, stored: DType, *, nested: bool) -> Tensor:
-        out = today(x, shape, stored, nested=nested)
+        both = [x.tape.new(shape, dtype) for dtype in dict.fromkeys((FP16, x.dtype))]
+        both.clear()
+        out = today(x, shape, FP16, nested=nested)
         if out.node is not None:
             out.node.save(x)
         return out
@@ -140,8 +148,10 @@ def _loss_of_pieces(
 
 
 def _litgpt() -> list[AbstractContextManager[Any]]:
+    """The adapters and the loss. Its quantization replaces every linear layer, the head too."""
     return [
         patch.object(injection, "LoraLinear", QueryValueAdapter),
+        patch.object(quantized_layers, "output_head", lambda found: None),
         patch.object(LanguageLoss, "__call__", _loss_of_pieces),
     ]
 
