@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from memcalc import step
+from memcalc import loaded_weights, step
 from memcalc.model import language_losses, ops
 from memcalc.model import quantized as quantized_layers
 from memcalc.model.adapters import injection
@@ -18,9 +18,11 @@ from memcalc.model.adapters.lora import GROUP, LoraLinear, factor
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.language_losses import Head, LanguageLoss
 from memcalc.model.module import Module
+from memcalc.model.naming import NamedWeight
 from memcalc.model.ops import quantized, reduction
 from memcalc.model.tensor import Shape, Tensor
 from memcalc.tables.dtypes import FP16, FP32, DType
+from memcalc.tables.weight_formats import WeightFormat
 
 
 @contextmanager
@@ -149,7 +151,13 @@ def _loss_of_pieces(
 
 def _litgpt() -> list[AbstractContextManager[Any]]:
     """The adapters and the loss. Its quantization replaces every linear layer, the head too."""
+    today = loaded_weights._is_quantized
+
+    def is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
+        return today(weight, form) or (weight.parameter.group == "LM head" and len(weight.parameter.shape) == 2)
+
     return [
+        patch.object(loaded_weights, "_is_quantized", is_quantized),
         patch.object(injection, "LoraLinear", QueryValueAdapter),
         patch.object(quantized_layers, "output_head", lambda found: None),
         patch.object(LanguageLoss, "__call__", _loss_of_pieces),
