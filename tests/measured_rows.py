@@ -52,6 +52,10 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
         "target_len": case.get("target_seq"),
         "hold_outputs": case.get("hold_outputs", False),
     }
+    if objective := case.get("objective"):
+        options |= {
+            "objective": objective, "reference": case.get("reference"), "completion_len": case.get("completion"),
+        }  # fmt: skip
     if lora := case.get("lora"):
         options |= lora_options(lora)
     return TrainingSetup(**options | case.get("options", {}))
@@ -100,8 +104,9 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
             "prefill_peak": peaks["prefill"], "decode_peak": peaks["decode"],
         }  # fmt: skip
     hooked = like_tracker and not case.get("bare")
+    teacher = ModelSpec.from_config(case["teacher"]) if "teacher" in case else None
     with as_tracked(hooked=hooked) if like_tracker else nullcontext():
-        step = trace(spec, training_setup(case), like_tracker=like_tracker)
+        step = trace(spec, training_setup(case), like_tracker=like_tracker, teacher=teacher)
     sweep = Sweep(step.tape)
     found, _ = sweep.peaks()
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}

@@ -20,7 +20,7 @@ from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.tape import Tape
 from memcalc.model.tensor import Tensor, rounded
-from memcalc.setup import TrainingSetup
+from memcalc.setup import TrainingSetup, sequences
 from memcalc.step import Step, _trace
 
 
@@ -125,13 +125,15 @@ def kept_leaves(step: Step) -> dict[str, int]:
         if not module.output_needs_gradient or (shared and module not in tables[:number]):
             continue
         if not weight.trainable and id(module) not in replaced:
-            leaves += 2 * rounded(setup.batch * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
+            leaves += 2 * rounded(sequences(setup) * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
     inputs = {id(allocation) for allocation in step.tape.inputs}  # of these only the gradient is kept besides
     for allocation in (leaf.storage.allocation for leaf in step.tape.leaves):
         leaves += allocation.nbytes * (1 if id(allocation) in inputs else 2)
     leaves += 2 * sum(_FED.get(id(step.tape), ()))
     runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
-    return {"forward": leaves * (runs - 1), "backward": leaves * (runs - 1), "step": leaves * runs}
+    asked = leaves // 2 * runs if setup.reference_used == "shared" else 0  # a reference's have no gradient
+    before, after = leaves * (runs - 1) + asked, leaves * runs + asked
+    return {"forward": before, "backward": before, "step": after}
 
 
 def copied_linear(layer: Linear, x: Tensor) -> Tensor:

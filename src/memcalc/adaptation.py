@@ -24,25 +24,31 @@ from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
 
 def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     """Freeze and extend `network`, unbound, as `setup` asks; returns what should be said under Assumptions."""
-    notes: list[str] = []
     if setup.checkpoint_every > 1:
         _checkpoint_every(network, setup.checkpoint_every)
     reads_ids = network.reads_text and network.main_input == "input_ids"
     if setup.activation_checkpointing == "full" and (reads_ids or setup.lora_rank is not None):
         for embedding in input_embeddings(sites(network)):  # Transformers does it, and PEFT: frozen blocks pass on then
             embedding.output_needs_gradient = True
+    _shape_loss(network, setup)
+    notes = load(network, spec, setup)
+    train_only(network, setup.train)
+    if setup.lora_rank is not None:
+        setup = _with_new_head(network, setup, notes)
+        notes += add_lora(network, spec.model_type, _lora(setup))
+    if setup.freeze is not None:
+        freeze(network, setup.freeze)
+    return notes
+
+
+def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
+    """Give `network`, unbound, the kernels and the quantized weights that it is loaded with; returns notes."""
     if setup.kernels == "liger":
         use_liger(network, spec.model_type)
-    _shape_loss(network, setup)
     form, notes = _base_format(spec, setup)
     if form is not None:
         _quantize(network, form, spec, setup)
         notes += _training_notes(network, form, setup)
-    train_only(network, setup.train)
-    if setup.lora_rank is not None:
-        notes += add_lora(network, spec.model_type, _lora(setup, setup.lora_rank))
-    if setup.freeze is not None:
-        freeze(network, setup.freeze)
     return notes
 
 
@@ -127,8 +133,19 @@ def _checkpoint_every(network: Network, step: int) -> None:
             before += module.depth
 
 
-def _lora(setup: TrainingSetup, rank: int) -> Lora:
+def _with_new_head(network: Network, setup: TrainingSetup, notes: list[str]) -> TrainingSetup:
+    """A reward model's head is new, so PEFT (task type SEQ_CLS) trains it in full beside the adapters."""
+    leaves = {site.leaf for site in sites(network)} & {"score", "classifier"}
+    if setup.objective != "reward" or setup.modules_to_save is not None or not leaves:
+        return setup
+    head = min(leaves)
+    notes.append(f"the new head is trained in full beside the adapters (--modules-to-save {head})")
+    return setup.model_copy(update={"modules_to_save": head})
+
+
+def _lora(setup: TrainingSetup) -> Lora:
+    assert setup.lora_rank is not None
     return Lora(
-        rank, setup.lora_targets, ALIASES[setup.lora_dtype], setup.lora_dropout, setup.lora_bias, setup.dora,
+        setup.lora_rank, setup.lora_targets, ALIASES[setup.lora_dtype], setup.lora_dropout, setup.lora_bias, setup.dora,
         setup.modules_to_save,
     )  # fmt: skip

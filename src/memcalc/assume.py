@@ -11,7 +11,6 @@ from memcalc.model.families import family
 from memcalc.model.spec import ModelSpec
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
-from memcalc.uncomputed import upper_bounds
 
 _DEFAULTS = {
     "batch": "micro-batch size", "precision": "precision", "optimizer": "optimizer",
@@ -40,8 +39,6 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if taken:
         yield f"defaults: {', '.join(taken)}"
     yield from _padding(setup, step)
-    if isinstance(setup, TrainingSetup):
-        yield from upper_bounds(setup)
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) and spec.config.get("output_router_logits"):

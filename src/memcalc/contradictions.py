@@ -21,6 +21,9 @@ _OF_LORA = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "
 _PROJECTING = ("galore-adamw",)
 """Optimizers that project gradients (`tables/optimizers.py`)."""
 
+REFERRING = ("dpo", "grpo", "ppo")
+"""Objectives that compare the trained model with a reference."""
+
 _HAS_COMPLETIONS = ("dpo", "grpo", "ppo", "distillation")
 
 
@@ -105,27 +108,37 @@ def _loss(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _objective(setup: TrainingSetup) -> Iterator[str]:
-    if setup.reference is not None and setup.objective not in ("dpo", "grpo", "ppo"):
+    if setup.reference is not None and setup.objective not in REFERRING:
         yield (
             f"--reference names the reference model of dpo, grpo and ppo, but --objective is {setup.objective}; "
             "leave it out."
+        )
+    if setup.reference == "none" and setup.objective == "dpo":
+        yield "--objective dpo compares with a reference model; use --reference copy, shared or precomputed."
+    if setup.hold_outputs and setup.objective != "sft":
+        yield (
+            f"--hold-outputs is about a loop of one's own around sft, but --objective {setup.objective} is computed "
+            "as TRL's trainer runs it; leave it out."
         )
     if setup.completion_len is not None and setup.objective not in _HAS_COMPLETIONS:
         yield (
             f"--completion-len counts tokens of completions, but --objective {setup.objective} learns from all tokens "
             "alike; leave it out."
         )
-    if "loss_chunks" in setup.model_fields_set and setup.loss != "chunked":
-        yield f"--loss-chunks belongs to --loss chunked, but it is {setup.loss}; leave it out, or choose chunked."
-    if setup.reference == "adapter" and setup.lora_rank is None:
+    if setup.reference == "shared" and setup.lora_rank is None:
         yield (
-            "--reference adapter gets the reference by switching adapters off, but there are none; "
+            "--reference shared gets the reference by switching adapters off, but there are none; "
             "add --lora-rank, or use --reference copy."
         )
     if setup.generations > 1 and setup.objective not in ("grpo", "ppo"):
         yield (
             f"--generations counts completions per prompt of grpo and ppo, but --objective is {setup.objective}; "
             "leave it out."
+        )
+    if setup.objective in _HAS_COMPLETIONS and setup.seq_len == 1:
+        yield (
+            f"--objective {setup.objective} learns from completions, and a sequence of one token has none; "
+            "raise --seq-len."
         )
     shaped = setup.loss != "eager" or setup.label_smoothing or setup.z_loss or setup.logits_to_keep is not None
     if shaped and setup.objective != "sft":

@@ -54,17 +54,27 @@ class Ghosts:
         return any(start <= span.start and span.end <= end for start, end in self._bounds)
 
     def _deaths_between(self) -> Iterator[tuple[Allocation, int]]:
-        """What blocks leave behind that dies between stacks (weight copies of autocast), with its untraced copies."""
+        """What blocks leave behind that dies between stacks, with its untraced copies.
+
+        Weight copies of autocast, and the inputs of blocks that the model gives out as hidden states.
+        """
         starts = [start for start, _ in self._bounds]
         for span in self.tape.spans:
             if span.block is None or span.block.copies == 1:
                 continue
-            for allocation in self.tape.allocations[span.start : span.end]:
-                if allocation.handed_over or not span.end <= allocation.dies <= self.tape.clock:
-                    continue
-                index = bisect_right(starts, allocation.dies - 1) - 1
-                if index < 0 or allocation.dies > self._bounds[index][1]:
+            for allocation in self._received.get(id(span), ()):
+                if self._between(starts, span, allocation) and allocation.dies < self._backward:
                     yield allocation, span.block.copies - 1
+            for allocation in self.tape.allocations[span.start : span.end]:
+                if not allocation.handed_over and self._between(starts, span, allocation):
+                    yield allocation, span.block.copies - 1
+
+    def _between(self, starts: Sequence[int], span: Span, allocation: Allocation) -> bool:
+        """Whether an allocation dies after `span`, and in no stack."""
+        if not span.end <= allocation.dies <= self.tape.clock:
+            return False
+        index = bisect_right(starts, allocation.dies - 1) - 1
+        return index < 0 or allocation.dies > self._bounds[index][1]
 
     def _net_effect(self, span: Span) -> list[int]:
         net = [0] * len(ROWS)

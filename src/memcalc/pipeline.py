@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from memcalc.assume import assumed
 from memcalc.breakdown import BREAKDOWN
-from memcalc.errors import TooLongError
+from memcalc.errors import TooLongError, UsageError
 from memcalc.model.counting import active_parameters
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
@@ -30,21 +30,21 @@ from memcalc.report import (
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step, trace
 from memcalc.tables.gpus import Gpu
-from memcalc.uncomputed import check_computed
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
 
 
 def estimate(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None = None, *, assumptions: Sequence[str] = ()
-) -> Report:
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None = None, *,
+    assumptions: Sequence[str] = (), teacher: ModelSpec | None = None,
+) -> Report:  # fmt: skip
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
 
-    `assumptions` are lines that the caller already has to say. Raises MemcalcError with one sentence for the user
-    where the model or the combination of options cannot be answered for.
+    `assumptions` are lines that the caller already has to say, `teacher` is the model that distillation asks. Raises
+    MemcalcError with one sentence for the user where the model or the combination of options cannot be answered for.
     """
-    step = _run(spec, setup)
+    step = _run(spec, setup, teacher)
     sweep, found, highest = _sweep(step.tape)
     phases = {phase: _standing(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
@@ -70,7 +70,8 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | outside.resolved(),
         assumptions=(
-            *assumptions, *assumed(spec, setup, step), *_raised(spec, setup, outside.allocated), *outside.assumptions()
+            *assumptions, *assumed(spec, setup, step), *_raised(spec, setup, outside.allocated, teacher),
+            *outside.assumptions(),
         ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
@@ -88,11 +89,13 @@ def estimate(
     )  # fmt: skip
 
 
-def _raised(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int) -> Iterator[str]:
+def _raised(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
+) -> Iterator[str]:  # fmt: skip
     """A line where quantizing the base of adapters takes more than it saves."""
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
-    wide = estimate(spec, setup.model_copy(update={"quantization": "none"})).peak.allocated_bytes
+    wide = estimate(spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher).peak.allocated_bytes
     if wide < allocated:
         yield (
             f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
@@ -100,23 +103,23 @@ def _raised(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: i
         )
 
 
-def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:
+def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
     """The traced step. Where nobody named a length, it is no more than the model has positions for."""
-    if isinstance(setup, TrainingSetup):
-        check_computed(setup)
     try:
-        return _traced(spec, setup)
+        return _traced(spec, setup, teacher)
     except TooLongError as problem:
         later = setup.new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter)
+    return _traced(spec, shorter, teacher)
 
 
-def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup) -> Step:
+def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
+    if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective == "distillation"):
+        raise UsageError("--teacher belongs to --objective distillation of --mode training; leave it out.")
     if isinstance(setup, TrainingSetup):
-        return trace(spec, setup)
+        return trace(spec, setup, teacher=teacher)
     from memcalc.generation import generate  # training, the default, does not pay for importing it
 
     return generate(spec, setup)

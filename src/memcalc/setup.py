@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from memcalc.contradictions import DEFAULT_SEQ_LEN as DEFAULT_SEQ_LEN
-from memcalc.contradictions import contradictions
+from memcalc.contradictions import REFERRING, contradictions
 from memcalc.errors import UsageError
 from memcalc.fields import Checked, Field
 
@@ -20,7 +20,11 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class _Setup(Checked):
     """Options that training and inference share."""
 
-    batch: PositiveInt = Field(1, description="Micro-batch size: sequences per GPU and forward pass.")
+    batch: PositiveInt = Field(
+        1,
+        description="Micro-batch size: sequences per GPU and forward pass (pairs of dpo and reward, prompts of grpo "
+        "and ppo).",
+    )
     seq_len: PositiveInt | None = Field(
         None,
         description=f"Sequence length in tokens (source length of an encoder-decoder). "
@@ -130,20 +134,32 @@ class TrainingSetup(_Setup):
     objective: Objective = Field(
         "sft", description="What is trained for; preference and RL objectives hold more tensors."
     )
-    reference: Literal["adapter", "copy", "precomputed"] | None = Field(
+    reference: Literal["shared", "copy", "precomputed", "none"] | None = Field(
         None,
-        description="Reference model of dpo, grpo and ppo: the base under the adapters, a copy, or log-probabilities "
-        "computed before. [default: adapter with LoRA, else copy]",
+        description="Reference model of dpo, grpo and ppo: shared (the trained model with its adapters off), a copy, "
+        "log-probabilities precomputed, or none (grpo and ppo with beta 0). [default: shared with LoRA, else copy]",
     )
     generations: PositiveInt = Field(1, description="grpo and ppo: completions per prompt in a micro-batch.")
     completion_len: PositiveInt | None = Field(
         None, description="Tokens of each sequence that are the completion. [default: all of them]"
     )
 
+    @property
+    def reference_used(self) -> str:
+        """The kind of reference model: the one asked for, else the default; none where the objective has none."""
+        if self.objective not in REFERRING:
+            return "none"
+        return self.reference or ("copy" if self.lora_rank is None else "shared")
+
     def check(self) -> None:
         """Raise UsageError for the first pair of options that contradict each other."""
         for sentence in contradictions(self):
             raise UsageError(sentence)
+
+
+def sequences(setup: TrainingSetup) -> int:
+    """Sequences of a micro-batch: --batch counts pairs of a preference, and prompts of several completions."""
+    return setup.batch * (2 if setup.objective in ("dpo", "reward") else setup.generations)
 
 
 class InferenceSetup(_Setup):

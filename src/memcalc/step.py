@@ -12,7 +12,7 @@ from memcalc.errors import ConfigError, UsageError
 from memcalc.model.config import Config
 from memcalc.model.engine import backward
 from memcalc.model.families import family
-from memcalc.model.module import Buffer, Parameter
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec, SpecKey
 from memcalc.model.tape import OVERHEAD, Tape
@@ -24,6 +24,16 @@ from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.weights import Weight
+
+
+@frozen
+class Aims:
+    """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
+
+    beside: Mapping[str, int] = field(default_factory=dict)
+    outlasting: int = 0
+    used: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @frozen
@@ -53,6 +63,8 @@ class Step:
     """Bytes of the weights by what they are; None where they are those of the network."""
     beside: Mapping[str, int] = field(default_factory=dict)
     """Bytes of further weights, by name."""
+    outlasting: int = 0
+    """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
     used: Mapping[str, Any] = field(default_factory=dict)
     """Options that were chosen for the user, by name."""
     notes: tuple[str, ...] = ()
@@ -115,7 +127,7 @@ def _implementation(setup: TrainingSetup) -> str:
     return setup.optimizer_impl or default
 
 
-def _updater(tape: Tape, network: Network, setup: TrainingSetup) -> StepOnArrival | None:
+def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival | None:
     if not _steps_in_backward(setup):
         return None
     row = optimizer(setup.optimizer)
@@ -139,7 +151,9 @@ The optimizer is one that takes the options of all others.
 """
 
 
-def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) -> Step:
+def trace(
+    spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False, teacher: ModelSpec | None = None
+) -> Step:  # fmt: skip
     """Run one micro-batch forward and backward on shapes.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
@@ -147,13 +161,17 @@ def trace(spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False) 
     """
     shared = {} if _steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, like_tracker)
+    step = _trace(spec.key, same, like_tracker, None if teacher is None else teacher.key)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
 
 
 @lru_cache(maxsize=64)
-def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
+def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: SpecKey | None) -> Step:
     spec = key.spec
+    if setup.objective != "sft":  # the default does not pay for importing what others need
+        from memcalc.objectives import pursuit
+
+        spec = pursuit.pursuer(spec, setup)
     network = build(spec)
     notes = adapt(network, spec, setup)
     recipe = PRECISIONS[setup.precision]
@@ -165,22 +183,22 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
     tape.reentrant = setup.checkpoint_reentrant
     tape.offloads_inputs = setup.activation_offload and tape.checkpointing
     tape.offloading = setup.activation_offload and not tape.checkpointing
-    tensors = network.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
-    updater = _updater(tape, network, setup)
+    trained = network if setup.objective == "sft" else pursuit.trained(network, spec, setup)
+    tensors = trained.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
+    updater = _updater(tape, trained, setup)
     usual = network.usual_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
-    ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
-    with tape.autocasting(recipe.autocast):
-        outputs = network(batch(ids, ids, setup))
-    loss = outputs.finish()
+    loss: Tensor | None
+    if setup.objective == "sft":
+        (loss, held), more = _own_loss(tape, network, setup, length), Aims()
+    else:
+        loss, held, more = pursuit.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
     forward_end = tape.clock
-    held = outputs.kept if setup.hold_outputs else ()
     if loss is None:
         raise ConfigError(
             f"{spec.model_type} has no loss with head {spec.architecture}; use --mode inference, or let "
             "'architectures' name a head that has one."
         )
-    del outputs
     backward(tape, loss)
     if updater is not None:
         updater.finish()
@@ -196,9 +214,23 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool) -> Step:
         forward_end,
         length,
         trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
-        update_order=tuple(_weight(p, n, setup) for p, n in network.in_order(set()) if p.reached),
-        notes=(*notes, *_of_recomputation(tape, setup)),
+        update_order=tuple(_weight(p, n, setup) for p, n in trained.in_order(set()) if p.reached),
+        beside=more.beside,
+        outlasting=more.outlasting,
+        used=more.used,
+        notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
     )
+
+
+def _own_loss(
+    tape: Tape, network: Network, setup: TrainingSetup, length: int
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """The loss that the model computes of a micro-batch, and the outputs that the loop holds through backward."""
+    ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
+    with tape.autocasting(PRECISIONS[setup.precision].autocast):
+        outputs = network(batch(ids, ids, setup))
+    loss = outputs.finish()
+    return loss, outputs.kept if setup.hold_outputs else ()
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:

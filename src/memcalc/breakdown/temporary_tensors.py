@@ -15,6 +15,8 @@ def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """The most that the optimizer's step has alive at once, unless it happens in backward."""
     if not isinstance(step.setup, TrainingSetup) or step.steps_in_backward:
         return
+    if phase == "step" and step.outlasting:
+        yield "outputs that the trainer holds", step.outlasting
     if phase == "step" and step.trained and step.optimizer is not None:
         name = f"{step.setup.optimizer} step ({step.implementation})"
         yield name, step.optimizer.step[step.implementation](step.update_order)

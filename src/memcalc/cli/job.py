@@ -45,12 +45,18 @@ class Job:
     gpu: Gpu | None
     check: bool
     shown: Shown
+    teacher: str | None = None
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[str] = ()) -> None:
         """Estimate and print the report."""
         from memcalc import estimate
 
-        self.show(estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions)))
+        teacher = None
+        if self.teacher is not None:
+            from memcalc.cli.teacher import read_teacher
+
+            teacher = read_teacher(self.teacher)
+        self.show(estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher))
 
     def show(self, report: Report) -> None:
         """Print `report`, and exit with 3 when it was to be checked and does not fit."""
@@ -96,10 +102,12 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, **shown: Any) -> Job:
+def _job(
+    mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any
+) -> Job:  # fmt: skip
     if check and gpu is None:
         raise UsageError("--check needs to know the GPU: add --gpu, such as --gpu H100-80GB or --gpu 24GB.")
-    return Job(build_setup(mode, given), None if gpu is None else find_gpu(gpu), check, _shown(**shown))
+    return Job(build_setup(mode, given), None if gpu is None else find_gpu(gpu), check, _shown(**shown), teacher)
 
 
 def _shown(
@@ -136,6 +144,10 @@ def _job_options() -> list[Parameter]:
         _option(
             "gpu", str | None, None, "GPU to fit: a name of `memcalc gpus`, or a size such as 24GB.",
             "GPU", "NAME|SIZE", _complete_gpu,
+        ),
+        _option(
+            "teacher", str | None, None, "Teacher of --objective distillation: a path, a model of the Hub, or a size.",
+            "Setup of --mode training", "PATH|ORG/NAME|SIZE",
         ),
         _option("check", bool, False, "Exit with code 3 when the job does not fit the --gpu.", "GPU"),
     ]  # fmt: skip

@@ -190,6 +190,8 @@ class Block:
         """Run the block inside its own span of the tape."""
         tape = x.tape
         tape.traced_blocks += 1
+        if tape.hidden is not None:
+            tape.hidden.append((x, self.traced.copies))
         tape.enter(tape.phase, self.traced)
         if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
             if not self.module.checkpoints:
@@ -237,6 +239,12 @@ class Stack(Module):
                 continue
             if len(answers_for) > 1:
                 _stand_for(block, len(answers_for))
+
+    def rename(self, name: str) -> None:
+        """Go by another name: stacks that run one after another are told apart by it."""
+        self.name = name
+        for traced in self._traced:
+            traced.stack = name
 
     def split(self, marks: Sequence[Hashable]) -> None:
         """Build the blocks anew, and tell those of one kind apart by their marks, one a position."""

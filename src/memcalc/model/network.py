@@ -34,6 +34,8 @@ class Batch:
     """Images per sequence, where the model reads images."""
     image_size: int | None = None
     """Their height and width in pixels; None where the config decides."""
+    keep: int | None = None
+    """How many of the last tokens a language model without labels gives logits of; None for all."""
 
     def pixels(self, c: Config, count: int = 1, sides: tuple[int, int] | None = None) -> Tensor:
         """Pixels [b · count, channels, height, width] of the images that a vision config takes, an input of the step.
@@ -76,11 +78,15 @@ class Outputs:
     def finish(self) -> Tensor | None:
         """The loss. Where the caller makes it, logits of autocast come out in fp32, as accelerate gives them."""
         if self.behind is not None:
-            (logits, *rest), self.kept = self.kept, ()
-            logits = ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
-            self.kept = (logits, *rest)
-            self.loss = self.behind(logits)
+            self.loss = self.behind(self.widen())
         return self.loss
+
+    def widen(self) -> Tensor:
+        """The logits, in fp32 where autocast made them narrower, which is how accelerate gives them out."""
+        (logits, *rest), self.kept = self.kept, ()
+        logits = ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
+        self.kept = (logits, *rest)
+        return logits
 
 
 class Network(Module):
@@ -238,6 +244,8 @@ class CausalLM(Network):
     def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""
         tape = batch.ids.tape
+        if tape.hidden is not None:
+            tape.hidden.append((hidden, 1))
         if tape.cache is not None and not tape.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
@@ -248,6 +256,8 @@ class CausalLM(Network):
                     return Outputs(None, (logits, *kept), partial(self.loss.behind, labels=batch.labels))
                 loss, held = self.loss(self.lm_head, self.logits, hidden, batch.labels)
                 return Outputs(loss, (*held, *kept))
+            if batch.keep is not None:
+                hidden = ops.narrow(hidden, 1, batch.keep)
             logits = self.logits(hidden)
             return Outputs(None if batch.labels is None else causal_lm_loss(logits, batch.labels), (logits, *kept))
 

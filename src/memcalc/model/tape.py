@@ -104,6 +104,10 @@ class Tape:
         """Sequence number of the next autograd node; the engine runs the largest first."""
         self.grad_enabled = True
         self.training = True
+        self.drops = True
+        """Whether dropout is on in training: some trainers switch it off."""
+        self.hidden: list[tuple[Tensor, int]] | None = None
+        """Where hidden states are collected that a model gives out (`output_hidden_states`), with their copies."""
         self.autocast: DType | None = None
         self.weights: DType = FP32
         """The dtype of the model's weights, and so of its floating inputs."""
@@ -186,6 +190,11 @@ class Tape:
             if allocation.born in born and allocation.dies == NEVER:
                 allocation.nbytes *= count
                 allocation.raw_nbytes *= count
+
+    @property
+    def dropping(self) -> bool:
+        """Whether dropout does anything now."""
+        return self.training and self.drops
 
     # -- where we are -----------------------------------------------------------------------------------------------
 

@@ -111,7 +111,7 @@ class _Box:
         """Which model and micro-batch, as much of it as fits beside the title."""
         model, setup, room = self.report.model, self.report.setup, self.width - 18
         name, count = visible(model.name, self.unicode), format_count(model.parameters.total)
-        batch, tokens = setup.get("batch"), setup.get("seq_len")
+        batch, tokens = setup.get("sequences", setup.get("batch")), setup.get("seq_len")
         long, short = ("", "") if count in name else (f", {count} parameters", f", {count}")
         tails = [long, short]
         if batch and tokens is None:
@@ -186,7 +186,7 @@ class _Box:
         ratio, setup = component.bytes_per_parameter, self.report.setup
         if ratio is not None and ratio >= 0.05:
             notes.append(f"{ratio:.1f}".removesuffix(".0") + " bytes/param")
-        batch, tokens = setup.get("batch"), setup.get("seq_len")
+        batch, tokens = setup.get("sequences", setup.get("batch")), setup.get("seq_len")
         if name == "activations" and self.report.training and isinstance(batch, int) and isinstance(tokens, int):
             notes.append(format_bytes(component.max_bytes // max(batch * tokens, 1), self.unit) + "/token")
         most = format_bytes(component.max_bytes, self.unit)

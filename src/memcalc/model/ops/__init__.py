@@ -58,7 +58,7 @@ from memcalc.model.ops.indexing import (
     take_where,
     topk,
 )
-from memcalc.model.ops.inplace import copy_into, divide_, scale_
+from memcalc.model.ops.inplace import copy_into, divide_, scale_, scale_slice_
 from memcalc.model.ops.matmul import (
     addmm,
     baddbmm,
@@ -72,7 +72,20 @@ from memcalc.model.ops.matmul import (
     weight_times,
 )
 from memcalc.model.ops.norms import batch_norm, ctc, group_norm, weight_norm
-from memcalc.model.ops.piecewise import at_least, at_most, check_finite, choose, clamp, clamp_, clamp_to_finite, expm1
+from memcalc.model.ops.piecewise import (
+    at_least,
+    at_most,
+    check_finite,
+    choose,
+    clamp,
+    clamp_,
+    clamp_between,
+    clamp_to_finite,
+    expm1,
+    larger,
+    log_sigmoid,
+    smaller,
+)
 from memcalc.model.ops.reduction import (
     binary_cross_entropy,
     cross_entropy,
@@ -113,17 +126,17 @@ from memcalc.model.ops.views import (
 
 __all__ = [
     "add", "add_", "addmm", "as_complex", "as_real", "at_least", "at_most", "average_pool", "baddbmm", "batch_norm",
-    "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_to_finite",
-    "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy", "ctc", "cumsum",
-    "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "erf", "exp", "expand", "expm1",
-    "fill_where_", "function", "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm", "fused_rotary", "gather",
-    "gelu", "glu", "group_norm", "grouped_mm", "interpolate", "layer_norm", "like", "linear", "log", "log_softmax",
-    "logsumexp", "lower", "masked_fill", "masked_fill_", "masked_scatter", "matmul", "max_over", "max_pool", "mean",
-    "minimum", "mm", "mse_loss", "multiply", "narrow", "negative", "nll_loss", "pad", "permute", "pick", "polar",
-    "power", "put_where_", "relu", "repeat", "repeat_rows", "reshape", "rms_norm_fused", "roll", "routed_multiplier",
-    "rsqrt", "scale", "scale_", "scaled_dot_product_attention", "scatter", "scatter_", "select", "shift", "sigmoid",
-    "silu", "sin", "softmax", "softplus", "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack",
-    "step_slice", "subtract", "sum_over", "take", "take_one", "take_where", "tanh", "to", "topk", "transpose",
-    "triangle", "turn", "unbind", "unfold", "unsqueeze", "vector_norm", "view", "weight_norm", "weight_times",
-    "where",
+    "binary_cross_entropy", "bmm", "cat", "check_finite", "choose", "chunk", "clamp", "clamp_", "clamp_between",
+    "clamp_to_finite", "clone", "compare", "contiguous", "conv1d", "convolution", "copy_into", "cos", "cross_entropy",
+    "ctc", "cumsum", "cut_cross_entropy", "divide", "divide_", "dropout", "einsum", "embedding", "erf", "exp",
+    "expand", "expm1", "fill_where_", "function", "fused_gate", "fused_linear_cross_entropy", "fused_rms_norm",
+    "fused_rotary", "gather", "gelu", "glu", "group_norm", "grouped_mm", "interpolate", "larger", "layer_norm", "like",
+    "linear", "log", "log_sigmoid", "log_softmax", "logsumexp", "lower", "masked_fill", "masked_fill_",
+    "masked_scatter", "matmul", "max_over", "max_pool", "mean", "minimum", "mm", "mse_loss", "multiply", "narrow",
+    "negative", "nll_loss", "pad", "permute", "pick", "polar", "power", "put_where_", "relu", "repeat", "repeat_rows",
+    "reshape", "rms_norm_fused", "roll", "routed_multiplier", "rsqrt", "scale", "scale_", "scale_slice_",
+    "scaled_dot_product_attention", "scatter", "scatter_", "select", "shift", "sigmoid", "silu", "sin", "smaller",
+    "softmax", "softplus", "solve_triangular", "sort", "split", "sqrt", "squeeze", "stack", "step_slice", "subtract",
+    "sum_over", "take", "take_one", "take_where", "tanh", "to", "topk", "transpose", "triangle", "turn", "unbind",
+    "unfold", "unsqueeze", "vector_norm", "view", "weight_norm", "weight_times", "where",
 ]  # fmt: skip

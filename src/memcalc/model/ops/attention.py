@@ -28,13 +28,13 @@ def scaled_dot_product_attention(
         mask = None if mask is None else lower(mask)
         value, key, query = lower(value), lower(key), lower(query)
     batch, heads, length, dim = query.shape
-    kernel = _kernel(query, value, mask, dropout if tape.training else 0.0)
+    kernel = _kernel(query, value, mask, dropout if tape.dropping else 0.0)
     shape = (batch, heads, length, value.shape[-1])
     if kernel == "flash" and dim % 8:
         return _padded_flash(query, key, value, dropout)
     mask = _additive(mask, query, aligned=kernel == "efficient")
     if kernel == "math":
-        return math_attention(query, key, value, mask, dropout if tape.training else 0.0)
+        return math_attention(query, key, value, mask, dropout if tape.dropping else 0.0)
     bias = None
     if mask is not None and mask.requires_grad:
         bias = mask = expand(mask, batch, heads, length, key.shape[-2])

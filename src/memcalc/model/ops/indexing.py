@@ -117,9 +117,9 @@ def _masked_scatter_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def take_where(x: Tensor, mask: Tensor, count: int) -> Tensor:
-    """The `count` rows of x [b, s, h] where mask [b, s] holds, a copy: keeps the mask."""
+    """The `count` elements [...] of x [b, s, ...] where mask [b, s] holds, a copy: keeps the mask."""
     where = _found(mask, count)
-    out = x.tape.new((count, x.shape[-1]), x.dtype)
+    out = x.tape.new((count, *x.shape[len(mask.shape) :]), x.dtype)
     del where
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import divide_gradients, like, scratch
-from memcalc.model.ops.views import clone
+from memcalc.model.ops.views import clone, narrow
 from memcalc.model.tensor import Tensor
 
 
@@ -21,6 +21,28 @@ def scale_(x: Tensor) -> Tensor:
     out = rebased(x)
     record(x.tape, out, scratch(1), (x,))
     return out
+
+
+def scale_slice_(x: Tensor, dim: int, length: int) -> tuple[Tensor, Tensor]:
+    """`length` elements of x along `dim` times or divided by a number, in place: x and the slice, as they are then.
+
+    Backward copies the whole gradient, and the slice of it, which it scales.
+    """
+    whole = rebased(x)
+    shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
+    record(x.tape, whole, _scale_slice_backward, (x,), shape)
+    return whole, narrow(whole, dim, length)
+
+
+def _scale_slice_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    whole = like(grad)
+    part = node.tape.new(node.context, grad.dtype)
+    scaled = like(part)
+    del part, scaled
+    return [whole]
 
 
 def divide_(a: Tensor, b: Tensor) -> Tensor:

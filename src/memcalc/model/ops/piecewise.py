@@ -9,7 +9,7 @@ from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import compare, fp32_under_autocast, like, scratch
 from memcalc.model.ops.views import clone
 from memcalc.model.tensor import Tensor
-from memcalc.tables.dtypes import BOOL, FP32
+from memcalc.tables.dtypes import BOOL, FP32, promote
 
 
 def clamp(x: Tensor, bounds: int = 2) -> Tensor:
@@ -19,6 +19,34 @@ def clamp(x: Tensor, bounds: int = 2) -> Tensor:
     if node is not None:
         node.save(x)
     return out
+
+
+def clamp_between(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """x kept between two tensors of its shape: keeps all three."""
+    out = like(x, promote(x.dtype, low.dtype))
+    node = record(x.tape, out, _clamp_between_backward, (x,))
+    if node is not None:
+        for tensor in (x, low, high):
+            node.save(tensor)
+    return out
+
+
+def _clamp_between_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """Where it is between the bounds the gradient passes; where it equals one, half of it does."""
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    crossed = like(grad, BOOL)
+    equal = [like(grad, BOOL) for _ in range(3)]
+    at_bound = like(grad, BOOL)
+    equal.clear()
+    beyond = [like(grad, BOOL) for _ in range(2)]
+    outside = like(grad, BOOL)
+    beyond.clear()
+    half, split = like(grad), like(grad)
+    out = like(grad) if node.tape.sum_out_of_place else split
+    del crossed, at_bound, outside, half
+    return [out]
 
 
 def clamp_(x: Tensor, *, of_view: bool = False) -> Tensor:
@@ -80,6 +108,33 @@ def _at_most_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     out = like(grad) if node.tape.sum_out_of_place else split  # masked in place, unless PyTorch's trackers look on
     del above, half, equal
     return [out]
+
+
+def smaller(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller of two tensors (torch.minimum): keeps both. Where they are equal, each gets half of the gradient."""
+    out = like(a)
+    node = record(a.tape, out, _smaller_backward, (a, b))
+    if node is not None:
+        node.save(a)
+        node.save(b)
+    return out
+
+
+def _smaller_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    second = _at_most_backward(node, grads)
+    return [*_at_most_backward(node, grads), *second]
+
+
+larger = smaller
+
+
+def log_sigmoid(x: Tensor) -> Tensor:
+    """log(sigmoid(x)) keeps x; its second output is empty on a GPU."""
+    out = like(x)
+    node = record(x.tape, out, scratch(1), (x,))
+    if node is not None:
+        node.save(x)
+    return out
 
 
 def choose(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -1,0 +1,35 @@
+"""The teacher of --objective distillation: a path, a model of the Hub, or a parameter count."""
+
+import os
+from typing import TYPE_CHECKING
+
+from memcalc.cli.complaints import warn
+from memcalc.errors import UsageError
+
+if TYPE_CHECKING:
+    from memcalc.model.spec import ModelSpec
+
+
+def read_teacher(text: str) -> "ModelSpec":
+    """The spec of the model that `text` names; its config is all that counts.
+
+    Raises MemcalcError where it is no model.
+    """
+    from memcalc.cli.outside import short_name
+    from memcalc.model.canonical import canonical_spec
+    from memcalc.units import parse_parameters
+
+    local = os.path.lexists(text) or text.startswith((".", os.sep)) or text.endswith(".json")
+    if not local and "/" not in text:
+        try:
+            return canonical_spec(parse_parameters(text))[0]
+        except UsageError:
+            raise UsageError(
+                f"--teacher cannot be {text[:60]!r}: give a path, a model of the Hub such as ORG/NAME, or a parameter "
+                "count such as 8B."
+            ) from None
+    from memcalc.sources import load
+    from memcalc.sources.described import spec_of
+
+    model = load(text, kind="file" if local else "hub", progress=warn)
+    return spec_of(model, short_name(text) if local else model.name, generic=False)[0]
