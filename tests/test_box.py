@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reports import GIB, component, inference_report, training_report
 
+from memcalc import ModelSpec, TrainingSetup, estimate
 from memcalc.render import json_report, markdown
 from memcalc.render.box import render
 from memcalc.render.paint import coloured, plain
@@ -301,3 +302,14 @@ def test_a_report_that_does_not_add_up_is_refused() -> None:
         component({"a": 2}, most=1)
     with pytest.raises(ValueError, match="do not sum"):
         replace(component({"a": 2}), peak_bytes=1, max_bytes=1)
+
+
+def test_active_parameters_and_how_experts_run_are_said() -> None:
+    config = {
+        "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "num_local_experts": 4,
+    }  # fmt: skip
+    report = estimate(ModelSpec.from_config(config, "mix"), TrainingSetup(batch=2, seq_len=64))
+    lines = plain(render(report)).splitlines()
+    assert lines[0] == "┌─ TENSORS ──────── mix, 4.05M parameters, 2.48M active · batch 2 × 64 tokens ─┐"
+    assert "grouped matmuls" in " ".join(report.assumptions)

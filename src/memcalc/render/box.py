@@ -113,6 +113,9 @@ class _Box:
         name, count = visible(model.name, self.unicode), format_count(model.parameters.total)
         batch, tokens = setup.get("sequences", setup.get("batch")), setup.get("seq_len")
         long, short = ("", "") if count in name else (f", {count} parameters", f", {count}")
+        if model.parameters.active < model.parameters.total:
+            active = f", {format_count(model.parameters.active)} active"
+            long, short = long + active, short + active
         tails = [long, short]
         if batch and tokens is None:
             tails = [f"{long} · batch {batch}", f"{short} · batch {batch}"]

@@ -15,7 +15,9 @@ def render(report: Report, unit: Unit = "GiB") -> str:
 
 def _lines(report: Report, unit: Unit) -> Iterator[str]:
     model, peak, gpu = report.model, report.peak, report.gpu
-    yield f"**{_quoted(model.name)}**, {format_count(model.parameters.total)} parameters"
+    count, active = model.parameters.total, model.parameters.active
+    per_token = "" if active == count else f", {format_count(active)} of them active for a token"
+    yield f"**{_quoted(model.name)}**, {format_count(count)} parameters{per_token}"
     yield ""
     yield "| row | at the peak | own maximum | bytes per parameter |"
     yield "|---|--:|--:|--:|"

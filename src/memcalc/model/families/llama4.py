@@ -123,6 +123,8 @@ class Llama4Attention(Module):
 class AllExperts(ExpertWeights):
     """`count` experts as two batched matmuls, each over all the tokens that it is given."""
 
+    note = "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)"
+
     transposed = True
 
     def __init__(self, hidden: int, width: int, count: int, per_token: int, act: str) -> None:

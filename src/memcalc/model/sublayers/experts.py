@@ -53,6 +53,8 @@ class Experts(ExpertWeights):
     `gated`: the up projection is twice as wide. `transposed`: weights lie as [in, out].
     """
 
+    note = "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)"
+
     def __init__(
         self, hidden: int, width: int, count: int, per_token: int, gate: Gate, *,
         gated: bool = True, bias: bool = False, transposed: bool = False,
