@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, dataclass_transform, get_args, get_origin
 
 from memcalc.errors import UsageError, close_matches
+from memcalc.quoting import quoted
 
 _REQUIRED: Any = object()
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
@@ -48,11 +49,11 @@ class FieldInfo:
             choices = get_args(self.kind)
             if value not in choices:
                 near = close_matches(str(value), choices) or f": choose from {', '.join(choices)}."
-                raise UsageError(f"{option} cannot be {_quoted(value)}{near}")
+                raise UsageError(f"{option} cannot be {quoted(str(value))}{near}")
             return
         number = self.kind is float and isinstance(value, int)
         if isinstance(value, bool) != (self.kind is bool) or not (number or isinstance(value, self.kind)):
-            raise UsageError(f"{option} needs {_NOUNS[self.kind]}, not {_quoted(value)}.")
+            raise UsageError(f"{option} needs {_NOUNS[self.kind]}, not {quoted(str(value))}.")
         for bound, limit in self.bounds.items():
             within = {"ge": value >= limit, "gt": value > limit, "le": value <= limit, "lt": value < limit}
             if not within[bound]:
@@ -128,8 +129,3 @@ class Checked:
 def option_name(field: str) -> str:
     """The option of a field: `seq_len` is `--seq-len`."""
     return "--" + field.replace("_", "-")
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return repr(text if len(text) <= 40 else text[:40] + "...")

@@ -4,6 +4,7 @@ import re
 from typing import Literal
 
 from memcalc.errors import UsageError
+from memcalc.quoting import quoted
 
 Unit = Literal["GiB", "GB"]
 
@@ -68,16 +69,16 @@ def parse_size(text: str, what: str = "The size") -> int:
     match = _SIZE.fullmatch(text.strip())
     examples = "give a number with a unit, such as 24GB, 80GiB or 500MiB"
     if match is None:
-        raise UsageError(f"{what} {_quoted(text)} is not a size: {examples}.")
+        raise UsageError(f"{what} {quoted(text)} is not a size: {examples}.")
     unit = match["unit"].lower() or "b"
     if unit in ("k", "m", "g", "t"):
         letter = unit.upper()
-        raise UsageError(f"{what} {_quoted(text)} has an ambiguous unit: write {letter}iB (1024) or {letter}B (1000).")
+        raise UsageError(f"{what} {quoted(text)} has an ambiguous unit: write {letter}iB (1024) or {letter}B (1000).")
     if unit not in _SIZE_UNITS:
-        raise UsageError(f"{what} {_quoted(text)} has the unknown unit {_quoted(match['unit'])}: {examples}.")
+        raise UsageError(f"{what} {quoted(text)} has the unknown unit {quoted(match['unit'])}: {examples}.")
     value = _scaled(match, _SIZE_UNITS[unit])
     if value > LARGEST_SIZE:
-        raise UsageError(f"{what} {_quoted(text)} is larger than any memory: {examples}.")
+        raise UsageError(f"{what} {quoted(text)} is larger than any memory: {examples}.")
     return value
 
 
@@ -95,39 +96,33 @@ def parse_parameters(text: str) -> int:
     _refuse_experts(given)
     match = _SIZE.fullmatch(given)
     if match is None:
-        raise UsageError(f"The parameter count {_quoted(text)} is not a positive number: {examples}.")
+        raise UsageError(f"The parameter count {quoted(text)} is not a positive number: {examples}.")
     unit = match["unit"].lower()
     if unit not in _COUNT_UNITS:
         if unit in _SIZE_UNITS:
-            raise UsageError(f"The parameter count {_quoted(text)} is a size in bytes: {examples}.")
-        raise UsageError(
-            f"The parameter count {_quoted(text)} ends in the unknown {_quoted(match['unit'])}: {examples}."
-        )
+            raise UsageError(f"The parameter count {quoted(text)} is a size in bytes: {examples}.")
+        raise UsageError(f"The parameter count {quoted(text)} ends in the unknown {quoted(match['unit'])}: {examples}.")
     value = _scaled(match, _COUNT_UNITS[unit])
     if value > MOST_PARAMETERS:
-        raise UsageError(f"The parameter count {_quoted(text)} is larger than any model: {examples}.")
+        raise UsageError(f"The parameter count {quoted(text)} is larger than any model: {examples}.")
     if value < FEWEST_PARAMETERS:
         forgotten = f"; did you mean {given}B?" if unit == "" and value >= 1 else f": {examples}."
-        raise UsageError(f"The parameter count {_quoted(text)} is smaller than any transformer{forgotten}")
+        raise UsageError(f"The parameter count {quoted(text)} is smaller than any transformer{forgotten}")
     return value
 
 
 def _refuse_experts(given: str) -> None:
     if _EXPERTS.fullmatch(given):
         raise UsageError(
-            f"The parameter count {_quoted(given)} names experts, which share layers, so it is no count: "
+            f"The parameter count {quoted(given)} names experts, which share layers, so it is no count: "
             "give the model's real total (Mixtral 8x7B has 46.7B), or its config.json to from-file."
         )
     if active := _ACTIVE.fullmatch(given):
         total = active["total"]
         raise UsageError(
-            f"The parameter count {_quoted(given)} names a mixture of experts with {total} parameters in total: "
+            f"The parameter count {quoted(given)} names a mixture of experts with {total} parameters in total: "
             f"give its config.json to from-file, or {total} for a dense model of that size."
         )
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")
 
 
 def _scaled(match: re.Match[str], factor: int) -> int:

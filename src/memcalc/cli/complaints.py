@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from memcalc.errors import MemcalcError, UsageError, close_matches
+from memcalc.quoting import quoted
 from memcalc.render.text import visible
 
 # Typer carries a Click of its own, or uses one that is installed: its base of all errors, whichever it is.
@@ -50,7 +51,7 @@ def plainly(context: Any = None) -> Iterator[None]:
 def unknown_command(name: str, known: Iterable[str]) -> UsageError:
     """The error for a command that does not exist."""
     return UsageError(
-        f"There is no command {name[:40]!r}{close_matches(name, known) or ';'} `memcalc --help` lists them."
+        f"There is no command {quoted(name)}{close_matches(name, known) or ';'} `memcalc --help` lists them."
     )
 
 

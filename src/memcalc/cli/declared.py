@@ -13,6 +13,7 @@ import typer
 
 from memcalc.errors import UsageError, close_matches
 from memcalc.fields import option_name
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 from memcalc.setup import InferenceSetup, TrainingSetup
 
@@ -85,17 +86,17 @@ def read_value(option: str, kind: Any, text: str) -> Any:
         choices = [str(choice) for choice in get_args(kind)]
         if text not in choices:
             near = close_matches(text, choices) or f": choose from {', '.join(choices)}."
-            raise UsageError(f"{option} cannot be {_quoted(text)}{near}")
+            raise UsageError(f"{option} cannot be {quoted(text)}{near}")
         return text
     if kind is int:
         if not _WHOLE.fullmatch(text.strip()):
-            raise UsageError(f"{option} needs a whole number, not {_quoted(text)}.")
+            raise UsageError(f"{option} needs a whole number, not {quoted(text)}.")
         return int(re.sub("[_,]", "", text))
     if kind is float:
         try:
             return float(text)
         except ValueError:
-            raise UsageError(f"{option} needs a number, not {_quoted(text)}.") from None
+            raise UsageError(f"{option} needs a number, not {quoted(text)}.") from None
     if not text.strip():
         raise UsageError(f"{option} is empty: give a value, or leave the option out.")
     return text
@@ -144,7 +145,3 @@ def _completing(choices: tuple[str, ...]) -> Any:
         return [choice for choice in choices if choice.startswith(incomplete)]
 
     return complete
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "...")

@@ -9,6 +9,7 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.declared import SETUPS, build_setup, declared, read_value
 from memcalc.errors import UsageError
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 from memcalc.report import Report
 from memcalc.setup import InferenceSetup, TrainingSetup
@@ -120,7 +121,7 @@ def _shown(
         raise UsageError(f"--width must lie between {NARROWEST} and {WIDEST} columns, not {columns}.")
     units: dict[str, Unit] = {"gib": "GiB", "gb": "GB"}
     if unit.lower() not in units:
-        raise UsageError(f"--unit cannot be {unit[:40]!r}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
+        raise UsageError(f"--unit cannot be {quoted(unit)}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
     return Shown(
         json=json, markdown=markdown, unit=units[unit.lower()], ascii=ascii, width=columns, color=color
     )  # fmt: skip

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import cast
 
 from memcalc.errors import ConfigError
+from memcalc.quoting import quoted
 
 LARGEST = 10**9
 """No size in a config is larger: a bigger one is a mistake, and would only make the arithmetic absurd."""
@@ -65,7 +66,7 @@ class Config:
             value = self.values.get(key)
             if value and (type(value) is int or isinstance(value, list)) and self.asked.isdisjoint((key, *readers)):
                 raise ConfigError(
-                    f"{self.where} gives {key!r} as {_shown(value)}, but {model_type} {meaning}; remove it, or correct "
+                    f"{self.where} gives {key!r} as {quoted(value)}, but {model_type} {meaning}; remove it, or correct "
                     "'model_type'."
                 )
 
@@ -88,12 +89,12 @@ class Config:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise ConfigError(
-                f"{self.where} gives {key!r} as {_shown(value)}, but it must be a whole number; correct it."
+                f"{self.where} gives {key!r} as {quoted(value)}, but it must be a whole number; correct it."
             )
         largest = DEEPEST if key.endswith(("layer", "layers", "depth")) else LARGEST
         if not minimum <= value <= largest:
             raise ConfigError(
-                f"{self.where} gives {key!r} as {_shown(value)}, but it must lie in {minimum}..{largest}; correct it."
+                f"{self.where} gives {key!r} as {quoted(value)}, but it must lie in {minimum}..{largest}; correct it."
             )
         return value
 
@@ -110,7 +111,7 @@ class Config:
             with suppress(ValueError):
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
-            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a number; correct it.")
+            raise ConfigError(f"{self.where} gives {key!r} as {quoted(value)}, but it must be a number; correct it.")
         return float(value)
 
     def factor(self, key: str, default: float | None = None) -> float:
@@ -134,7 +135,7 @@ class Config:
             return default
         if not isinstance(value, bool):
             raise ConfigError(
-                f"{self.where} gives {key!r} as {_shown(value)}, but it must be true or false; correct it."
+                f"{self.where} gives {key!r} as {quoted(value)}, but it must be true or false; correct it."
             )
         return value
 
@@ -144,14 +145,14 @@ class Config:
         if value is None:
             value = default
         if not isinstance(value, str):
-            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a string; correct it.")
+            raise ConfigError(f"{self.where} gives {key!r} as {quoted(value)}, but it must be a string; correct it.")
         return value
 
     def items(self, key: str) -> list[object] | None:
         """A list, or None where the config has none."""
         value = self.get(key)
         if value is not None and not isinstance(value, (list, tuple)):
-            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be a list; correct it.")
+            raise ConfigError(f"{self.where} gives {key!r} as {quoted(value)}, but it must be a list; correct it.")
         return None if value is None else list(value)
 
     def divides(self, part: str, whole: str) -> int:
@@ -189,7 +190,7 @@ class Config:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{self.where} gives {key!r} as {_shown(value)}, but it must be an object; correct it.")
+            raise ConfigError(f"{self.where} gives {key!r} as {quoted(value)}, but it must be an object; correct it.")
         return cast(Mapping[str, object], value)
 
     def nested(self, key: str, defaults: Mapping[str, object], aliases: Mapping[str, str] | None = None) -> Config:
@@ -225,7 +226,7 @@ class Config:
         problem = self.text("problem_type", known[0] if self.num_labels() == 1 else known[1])
         if problem not in known:
             raise ConfigError(
-                f"{self.where} gives 'problem_type' as {_shown(problem)}; it must be one of {', '.join(known)}."
+                f"{self.where} gives 'problem_type' as {quoted(problem)}; it must be one of {', '.join(known)}."
             )
         return problem
 
@@ -279,9 +280,3 @@ class Config:
                 f"'head_dim'; give one that fits."
             )
         return hidden // heads
-
-
-def _shown(value: object) -> str:
-    """A value in an error message: short, and free of control characters."""
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."

@@ -18,6 +18,7 @@ from memcalc.model.sublayers.mlp import GatedMLP
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding
 from memcalc.model.tensor import Tensor
+from memcalc.quoting import quoted
 
 Windows = Sequence[int | None]
 """The sliding window of each layer; None for full attention."""
@@ -93,7 +94,7 @@ def typed(c: Config, slides: Sequence[bool], window: int | None) -> list[int | N
     for kind in types:
         if kind not in ("full_attention", "sliding_attention"):
             raise ConfigError(
-                f"{c.where} has {kind[:40]!r} among its 'layer_types'; this family has 'full_attention' and "
+                f"{c.where} has {quoted(kind)} among its 'layer_types'; this family has 'full_attention' and "
                 f"'sliding_attention'."
             )
     if window is None and "sliding_attention" in types:

@@ -13,6 +13,7 @@ from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.tensor import Tensor
 from memcalc.model.towers import CLIP_VISION, SIGLIP_VISION, clip_vision, siglip_vision
+from memcalc.quoting import quoted
 
 _TOWERS: dict[str, tuple[Callable[..., Module], dict[str, object]]] = {
     "clip_vision_model": (clip_vision, CLIP_VISION),
@@ -25,7 +26,7 @@ def vision_config(c: Config, default: str, given: dict[str, object] | None = Non
     """The vision config, with the defaults of its `model_type`, or with those `given` where it is left out whole."""
     kind = str(c.section("vision_config").get("model_type", default))
     if kind not in _TOWERS:
-        raise ConfigError(f"{c.where} has a vision tower {kind[:40]!r}; known here are {', '.join(_TOWERS)}.")
+        raise ConfigError(f"{c.where} has a vision tower {quoted(kind)}; known here are {', '.join(_TOWERS)}.")
     return c.nested("vision_config", {**_TOWERS[kind][1], "model_type": kind, **(given or {})})
 
 

@@ -13,6 +13,7 @@ from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import class_loss, position_loss, token_loss
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
+from memcalc.quoting import quoted
 from memcalc.tables.dtypes import FP32, INT32, INT64
 
 Backbone = Callable[[Tensor, bool], Tensor]
@@ -175,7 +176,6 @@ def decoder(
 
 def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:
     """The error for an architecture that a family does not describe."""
-    shown = "".join(char if char.isprintable() else "?" for char in name[:60])
     return ConfigError(
-        f"the head {shown!r} that {c.where} or --head names is not described here; known are {', '.join(known)}."
+        f"the head {quoted(name)} that {c.where} or --head names is not described here; known are {', '.join(known)}."
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.model.stored_weights import StoredWeights
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 
 
@@ -44,7 +45,7 @@ class ModelSpec:
         """
         if head is not None and head not in HEADS:
             near = close_matches(head, list(HEADS)) or f": choose from {', '.join(HEADS)}."
-            raise UsageError(f"--head cannot be {head[:40]!r}{near}")
+            raise UsageError(f"--head cannot be {quoted(head)}{near}")
         architecture = self.architecture if head is None else HEADS[head]
         if num_labels is None:
             return replace(self, architecture=architecture)
@@ -67,7 +68,7 @@ class ModelSpec:
         part = config.get("_class_name")
         if model_type is None and isinstance(part, str):
             raise ConfigError(
-                f"config.json describes {part[:60]!r}, a part of a diffusion pipeline; give the pipeline's folder, "
+                f"config.json describes {quoted(part)}, a part of a diffusion pipeline; give the pipeline's folder, "
                 "the one with model_index.json."
             )
         if model_type is not None and not isinstance(model_type, str):

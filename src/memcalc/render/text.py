@@ -1,5 +1,7 @@
 """Text that fits: names made harmless, columns measured in terminal cells, words wrapped."""
 
+from memcalc.quoting import printable
+
 _ASCII = str.maketrans(
     {"·": "-", "×": "x", "–": "-", "—": "-", "…": "...", "≤": "<=", "≥": ">=", "→": "->", "’": "'", "“": '"', "”": '"'}
 )
@@ -10,7 +12,7 @@ def visible(text: str, unicode: bool = True) -> str:
 
     Names come from files and from the Hub, so they are data. Without `unicode` the result is ASCII.
     """
-    clean = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    clean = printable(text)
     return clean if unicode else clean.translate(_ASCII).encode("ascii", "backslashreplace").decode()
 
 

@@ -1,5 +1,7 @@
 """Names that come from files and from the Hub are data: how a message may show one."""
 
+from memcalc.quoting import printable
+
 LONGEST_SHOWN = 120
 
 
@@ -9,7 +11,7 @@ def shown(name: object) -> str:
     A tensor or file may be called `"\\x1b[2J"`; in a message it must neither clear the screen nor start a new line.
     Long names are cut in the middle, because their ends tell them apart.
     """
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(name))
+    text = printable(str(name))
     if len(text) <= LONGEST_SHOWN:
         return text
     half = LONGEST_SHOWN // 2

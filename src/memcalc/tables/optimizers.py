@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from memcalc.errors import UsageError, close_matches
 from memcalc.model.tensor import rounded
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 from memcalc.tables import library_steps, torch_steps
 from memcalc.tables.weights import SCALAR, States, Temporaries, Weight, nothing
@@ -204,4 +205,4 @@ def optimizer(name: str) -> Optimizer:
         return _NAMES[name]
     except KeyError:
         near = close_matches(name, OPTIMIZERS) or ";"
-        raise UsageError(f"optimizer {name[:60]!r} is not known{near} `memcalc optimizers` lists them.") from None
+        raise UsageError(f"optimizer {quoted(name)} is not known{near} `memcalc optimizers` lists them.") from None

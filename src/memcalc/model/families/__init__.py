@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from memcalc.errors import UnknownFamilyError, close_matches
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ def family(model_type: str) -> Family:
     if file is None:
         near = close_matches(model_type, _FILE_OF) or ";"
         raise UnknownFamilyError(
-            f"no family describes model_type {model_type[:60]!r}{near} `memcalc families` lists the known ones, and "
+            f"no family describes model_type {quoted(model_type)}{near} `memcalc families` lists the known ones, and "
             "CONTRIBUTING.md says how to add one."
         )
     found: Family = import_module(f"memcalc.model.families.{file}").FAMILIES[model_type]

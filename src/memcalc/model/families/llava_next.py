@@ -16,6 +16,7 @@ from memcalc.model.network import IMAGES, Batch, Network
 from memcalc.model.sublayers.vision import as_tower, grid_of
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
+from memcalc.quoting import quoted
 
 
 class AnyresEye(LlavaEye):
@@ -147,7 +148,7 @@ def llava_onevision(c: Config, architecture: str | None) -> Network:
     most = c.text("vision_aspect_ratio").removeprefix("anyres_max_")
     if not most.isdigit():
         raise ConfigError(
-            f"{c.where} gives 'vision_aspect_ratio' as {c.text('vision_aspect_ratio')[:40]!r}; memcalc knows "
+            f"{c.where} gives 'vision_aspect_ratio' as {quoted(c.text('vision_aspect_ratio'))}; memcalc knows "
             f"'anyres_max_9' and other numbers."
         )
     eye = AnyresEye(c, v, text.model.lm_head.weight.shape[1], int(most))

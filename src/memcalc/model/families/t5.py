@@ -18,6 +18,7 @@ from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.relative_attention import RelativeAttention
 from memcalc.model.tensor import Tensor
+from memcalc.quoting import quoted
 from memcalc.tables.dtypes import FP16
 
 
@@ -48,7 +49,7 @@ def _activation(c: Config) -> tuple[bool, str]:
     gate, _, act = name.rpartition("-")
     if gate not in ("", "gated"):
         raise ConfigError(
-            f"{c.where} gives 'feed_forward_proj' as {name[:40]!r}; it must be an activation or gated-<one>."
+            f"{c.where} gives 'feed_forward_proj' as {quoted(name)}; it must be an activation or gated-<one>."
         )
     return gate == "gated", act
 
