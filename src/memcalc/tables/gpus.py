@@ -187,7 +187,8 @@ def find_gpu(text: str) -> Gpu:
         return found
     if not re.fullmatch(r"[0-9.,_]+\s*[kmgt]?i?b?", text.strip(), re.IGNORECASE):
         raise UsageError(
-            f"No GPU is called {quoted(text)}{_meant(key)} `memcalc gpus` lists them, and a size such as 24GB works too."
+            f"No GPU is called {quoted(text)}{_meant(key)} `memcalc gpus` lists them, and a size such as 24GB works "
+            "too."
         )
     if text.strip()[-1:] not in "bB":
         raise UsageError(f"--gpu {text!r} is neither a GPU of `memcalc gpus` nor a size with a unit, such as 24GB.")
