@@ -16,14 +16,17 @@ from memcalc.model.tensor import Tensor
 class ImageClassifier(Network):
     """A tower with a class per image: scores of what `reduce` makes of its hidden states, or of what it pooled (None).
 
-    `pixels` is the config that says how large an image is, where it is not `c` itself.
+    `pixels` is the config that says how large an image is, where it is not `c` itself; with `any_size` it only says
+    what is usual.
     """
 
     reads_text = False
 
     def __init__(
-        self, c: Config, model: VisionTower, reduce: Reduce | None, classifier: Module, pixels: Config | None = None
-    ) -> None:
+        self, c: Config, model: VisionTower, reduce: Reduce | None, classifier: Module, pixels: Config | None = None,
+        *, any_size: bool = False,
+    ) -> None:  # fmt: skip
+        self.any_size = any_size
         self.model = model
         self.classifier = classifier
         self.reduce = reduce
@@ -31,7 +34,7 @@ class ImageClassifier(Network):
 
     def inputs(self, batch: Batch) -> Tensor:
         """What the tower takes: pixels [b, c, height, width]."""
-        return batch.pixels(self.config)
+        return batch.pixels(self.config, any_size=self.any_size)
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
@@ -48,14 +51,17 @@ class ImageEmbedder(Network):
 
     reads_text = False
 
-    def __init__(self, c: Config, model: VisionTower, projection: Module | None = None) -> None:
+    def __init__(
+        self, c: Config, model: VisionTower, projection: Module | None = None, *, any_size: bool = False
+    ) -> None:
+        self.any_size = any_size
         self.model = model
         self.projection = projection
         self.config = c
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and embeddings [b, h]."""
-        states, pooled, _ = self.model(batch.pixels(self.config))
+        states, pooled, _ = self.model(batch.pixels(self.config, any_size=self.any_size))
         with batch.ids.tape.scoped("head and loss"):
             embedded = ops.select(states, 1) if pooled is None else pooled
             if self.projection is not None:

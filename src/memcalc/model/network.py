@@ -37,13 +37,17 @@ class Batch:
     keep: int | None = None
     """How many of the last tokens a language model without labels gives logits of; None for all."""
 
-    def pixels(self, c: Config, count: int = 1, sides: tuple[int, int] | None = None) -> Tensor:
+    def pixels(
+        self, c: Config, count: int = 1, sides: tuple[int, int] | None = None, *, any_size: bool = False
+    ) -> Tensor:
         """Pixels [b · count, channels, height, width] of the images that a vision config takes, an input of the step.
 
-        `sides` are height and width where the config does not decide.
+        `sides` are height and width where the config does not decide; with `any_size` they are those asked for.
         They come in fp32, or in the weights' dtype where that is narrower.
         """
         tape = self.ids.tape
+        if any_size and self.image_size is not None:
+            sides = (self.image_size, self.image_size)
         if sides is None:
             sides = c.sides("image_size")
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
@@ -96,6 +100,10 @@ class Network(Module):
     """Whether token ids matter; a model that reads images alone has no sequence length."""
     main_input: str = "input_ids"
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
+    reads: str = "images"
+    """What the model reads where it reads no text."""
+    any_size = False
+    """Whether images may have any size, whatever the config says."""
     usual_length: int | None = None
     """The sequence length where none is asked for; None leaves it to the options' default."""
     takes_past: bool = True

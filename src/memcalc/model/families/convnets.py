@@ -116,7 +116,7 @@ def _classifier(c: Config, architecture: str | None, tower: ConvTower) -> Networ
     name = architecture or "ForImageClassification"
     if not name.endswith("ForImageClassification"):
         raise unknown_head(c, name, ("ForImageClassification",))
-    return ImageClassifier(c, tower, None, FlatScores(tower.width, c.num_labels()))
+    return ImageClassifier(c, tower, None, FlatScores(tower.width, c.num_labels()), any_size=True)
 
 
 def resnet(c: Config, architecture: str | None) -> Network:

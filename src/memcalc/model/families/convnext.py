@@ -146,9 +146,10 @@ class NextTower(VisionTower):
 def _next(c: Config, architecture: str | None, *, second: bool) -> Network:
     name, tower = architecture or "ForImageClassification", NextTower(c, second=second)
     if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, None, Linear(tower.width, c.num_labels(), bias=True, group="head"))
+        scores = Linear(tower.width, c.num_labels(), bias=True, group="head")
+        return ImageClassifier(c, tower, None, scores, any_size=True)
     if name.endswith("Model"):
-        return ImageEmbedder(c, tower)
+        return ImageEmbedder(c, tower, any_size=True)
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 

@@ -102,6 +102,7 @@ class Segmenter(Network):
     """A class for every pixel: logits of the first stage's places, made as large as the image for the loss."""
 
     reads_text = False
+    any_size = True
 
     def __init__(self, c: Config) -> None:
         self.segformer, self.decode_head = SegformerTower(c), SegmentationHead(c)
@@ -111,7 +112,7 @@ class Segmenter(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes, rows, columns]."""
-        pixels = batch.pixels(self.config)
+        pixels = batch.pixels(self.config, any_size=True)
         images = self.segformer(pixels, every=True)
         logits = self.decode_head(images[0], images[1:])
         tape = pixels.tape
@@ -128,6 +129,7 @@ class SegformerClassifier(Network):
     """A class per image, from the mean of the last stage's places."""
 
     reads_text = False
+    any_size = True
 
     def __init__(self, c: Config) -> None:
         self.segformer, self.width = SegformerTower(c), c.integers("hidden_sizes", minimum=1)[-1]
@@ -136,7 +138,7 @@ class SegformerClassifier(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
-        (image,) = outputs = self.segformer(batch.pixels(self.config), every=False)
+        (image,) = outputs = self.segformer(batch.pixels(self.config, any_size=True), every=False)
         with batch.ids.tape.scoped("head and loss"):
             states = ops.permute(image, 0, 2, 3, 1)
             states = ops.reshape(states, image.shape[0], -1, self.width)

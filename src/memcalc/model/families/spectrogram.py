@@ -76,6 +76,8 @@ class NormedScores(Module):
 class SpectrogramClassifier(ImageClassifier):
     """A class per spectrogram, whose length the config decides."""
 
+    reads = "spectrograms"
+
     def inputs(self, batch: Batch) -> Tensor:
         """Spectrograms [b, frames, mels], an input of the step."""
         tape, c = batch.ids.tape, self.config

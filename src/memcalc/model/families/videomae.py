@@ -132,6 +132,8 @@ class MeanScores(Module):
 class VideoClassifier(ImageClassifier):
     """A class per video, whose length the config decides."""
 
+    reads = "videos"
+
     def inputs(self, batch: Batch) -> Tensor:
         """Pixels [b, frames, c, height, width], an input of the step."""
         tape, c = batch.ids.tape, self.config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.sublayers.mlp import activation
@@ -23,7 +24,9 @@ class Convolution2d(Module):
         self.stride, self.padding = stride, width // 2 if padding is None else padding
 
     def forward(self, x: Tensor) -> Tensor:
-        """[b, in, height, width] to [b, out, height', width']."""
+        """[b, in, height, width] to [b, out, height', width']. Raises UsageError where the image is too small."""
+        if min(x.shape[2:]) + 2 * self.padding < self.weight.shape[2]:
+            raise UsageError("the image is too small for the convolutions of this model; give a larger --image-size.")
         return ops.convolution(x, self.weight, self.bias, stride=self.stride, padding=self.padding)
 
 
