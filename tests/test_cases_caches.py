@@ -209,7 +209,7 @@ NEMOTRON = {
 }  # fmt: skip
 QWEN3_NEXT = {
     "model_type": "qwen3_next", "hidden_size": 256, "num_hidden_layers": 64, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 100, "full_attention_interval": 4, "num_experts": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 100, "full_attention_interval": 4, "num_experts": 16,
     "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64, "linear_num_value_heads": 8,
     "linear_num_key_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
 }  # fmt: skip
