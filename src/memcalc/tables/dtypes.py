@@ -12,6 +12,10 @@ class DType:
     rank: int
     floating: bool
 
+    def __deepcopy__(self, memo: object) -> "DType":
+        """Itself: a copied module has its weights in the same dtype, and dtypes are told apart by identity."""
+        return self
+
 
 BOOL = DType("bool", 1, 0, False)
 UINT8 = DType("uint8", 1, 1, False)
@@ -38,7 +42,7 @@ def short(dtype: DType) -> str:
     return {FP32: "fp32", BF16: "bf16", FP16: "fp16", FP64: "fp64", FP8: "fp8"}.get(dtype, dtype.name)
 
 
-def promote(a: DType, b: DType) -> DType:
+def promote(a: DType, b: DType) -> "DType":
     """The dtype of an operation on tensors of dtypes `a` and `b` (torch.result_type; fp16 with bf16 gives fp32)."""
     if a is b:
         return a
