@@ -132,7 +132,7 @@ class TrainingSetup(_Setup):
         "modelled).",
     )
     objective: Objective = Field(
-        "sft", description="What is trained for; preference and RL objectives hold more tensors."
+        "sft", description="What is trained for, as TRL's trainers run it (sft: the model's own loss)."
     )
     reference: Literal["shared", "copy", "precomputed", "none"] | None = Field(
         None,
