@@ -69,10 +69,12 @@ def minimax_m2(c: Config, architecture: str | None) -> Network:
     head_dim = c.head_dim()
     rotated = c.optional("rotary_dim") or c.rotary_dim(head_dim)
 
+    noisy = c.number("router_jitter_noise", 0.0) > 0
+
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
         router = CorrectedRouter(c.integer("hidden_size"), experts.count, experts.per_token, softmax=False)
-        return MixtureOfExperts(router, experts)
+        return MixtureOfExperts(router, experts, jitters=int(noisy))
 
     norm = HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection")
     attention: dict[str, Any] = {"head_norm": norm, "rotate": rotary_of_part}

@@ -77,9 +77,11 @@ def phimoe(c: Config, architecture: str | None) -> Network:
     hidden, count, width = c.integer("hidden_size"), c.integer("num_local_experts"), c.integer("intermediate_size")
     act, bias = activation(c.text("hidden_act")), c.flag("attention_bias")
     windows = everywhere(c)
+    noisy = c.number("input_jitter_noise", 0.0) > 0  # the block multiplies its input by noise, and the router again
 
     def mixture() -> Module:
-        return MixtureOfExperts(SparseMixer(hidden, count), Experts(hidden, width, count, 2, swiglu(act)))
+        experts = Experts(hidden, width, count, 2, swiglu(act))
+        return MixtureOfExperts(SparseMixer(hidden, count), experts, jitters=2 * noisy)
 
     return dense_decoder(
         c, architecture, windows=windows, mlp=mixture, norm=LayerNorm, attention={"bias": bias, "out_bias": bias},

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.module import Module, Parameter
+from memcalc.model.ops.noise import jitter_
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT32
+
+ROW_BYTES = 16
+"""Rows of a grouped matrix multiplication take a multiple of these (torch/_meta_registrations.py)."""
 
 Gate = Callable[[Tensor], Tensor]
 """What stands between an expert's two projections."""
@@ -72,6 +77,12 @@ class Experts(ExpertWeights):
     def _grouped(self, rows: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         if not self.transposed:
             weight = ops.transpose(weight, 1, 2)
+        for width in weight.shape[1:]:
+            if width * weight.dtype.itemsize % ROW_BYTES:
+                raise ConfigError(
+                    f"the experts have rows of {width} numbers, but PyTorch's grouped matrix multiplication wants rows "
+                    f"of a multiple of {ROW_BYTES} bytes; correct the experts' widths in config.json."
+                )
         out = ops.grouped_mm(ops.to(rows, weight.dtype), weight, offsets)
         return out if bias is None else ops.add_(out, bias)
 
@@ -105,14 +116,15 @@ class MixtureOfExperts(Module):
     """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate` if there is one.
 
     `gate_first` says which of router and experts is registered first; with `weights_too`, the experts' weights are
-    returned beside the output (gpt-oss).
+    returned beside the output (gpt-oss). `jitters` is how often noise multiplies the input in training: as it is,
+    and once more as a list of tokens.
     """
 
     scope = "experts"
 
     def __init__(
         self, gate: Module, experts: Module, shared: Module | None = None, shared_gate: Module | None = None, *,
-        gate_first: bool = True, weights_too: bool = False,
+        gate_first: bool = True, weights_too: bool = False, jitters: int = 0,
     ) -> None:  # fmt: skip
         if gate_first:
             self.gate = gate
@@ -121,10 +133,16 @@ class MixtureOfExperts(Module):
         self.shared_expert = shared
         self.shared_expert_gate = shared_gate
         self.weights_too = weights_too
+        self.jitters = jitters
 
     def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[b, s, h] to [b, s, h]."""
+        jitters = self.jitters if hidden.tape.training else 0
+        if jitters > 0:
+            hidden = jitter_(hidden)
         flat = ops.view(hidden, -1, hidden.shape[-1])
+        if jitters > 1:
+            flat = jitter_(flat, of_view=True)
         shared = None if self.shared_expert is None else self.shared_expert(flat)
         _logits, weights, indices = self.gate(flat)
         out = self.experts(flat, weights, indices)
