@@ -73,10 +73,10 @@ class BloomAttention(Module):
         probs = ops.to(ops.softmax(weights, FP32), query.dtype)
         probs = ops.dropout(probs, self.dropout)
         flat = ops.view(probs, rows, length, -1)
-        out = ops.bmm(flat, value)
-        out = ops.permute(ops.view(out, batch, self.heads, length, self.head_dim), 0, 2, 1, 3)
-        out = ops.reshape(out, batch, length, -1)
-        out = self.dense(out)
+        context = ops.bmm(flat, value)
+        context = ops.permute(ops.view(context, batch, self.heads, length, self.head_dim), 0, 2, 1, 3)
+        context = ops.reshape(context, batch, length, -1)
+        out = self.dense(context)
         return dropout_add(out, residual, self.hidden_dropout), probs
 
 

@@ -19,8 +19,10 @@ def gelu_new(x: Tensor) -> Tensor:
 
 def gelu_fast(x: Tensor) -> Tensor:
     """The same, as 0.5·x·(1 + tanh(c·x·(1 + a·x·x)))."""
-    inner = ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x)))
-    return ops.multiply(ops.scale(x), ops.shift(ops.tanh(inner)))
+    return ops.multiply(
+        ops.scale(x),
+        ops.shift(ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x))))),
+    )
 
 
 def gelu_of_erf(x: Tensor) -> Tensor:
@@ -35,8 +37,8 @@ def gelu_10(x: Tensor) -> Tensor:
 
 def laplace(x: Tensor) -> Tensor:
     """0.5·(1 + erf((x - mu)/(sigma·√2)))."""
-    x = ops.scale(ops.shift(x))
-    return ops.scale(ops.shift(ops.erf(x)))
+    scaled = ops.scale(ops.shift(x))
+    return ops.scale(ops.shift(ops.erf(scaled)))
 
 
 def sqrt_softplus(x: Tensor) -> Tensor:
