@@ -92,9 +92,17 @@ def output_head(found: list[Site]) -> Module | None:
 
 
 def token_embeddings(found: list[Site]) -> list[Embedding]:
-    """The token embedding: the first one that is not a vision tower's, and those that share its table."""
+    """The token embedding: the first one that is not a vision tower's, and those that share its table.
+
+    Beside what makes vectors of pixels there are only tables of positions.
+    """
+    beside = tuple(f"{site.name.rpartition('.')[0]}." for site in found if site.module.feeds)
     embeddings = [
-        site.module for site in found if isinstance(site.module, Embedding) and site.module.weight.group != VISION
+        site.module
+        for site in found
+        if isinstance(site.module, Embedding)
+        and site.module.weight.group != VISION
+        and not site.name.startswith(beside)
     ]
     return [embedding for embedding in embeddings if embedding.weight is embeddings[0].weight]
 

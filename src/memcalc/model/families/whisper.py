@@ -61,6 +61,7 @@ class WhisperEncoder(Module):
         hidden, self.mels = c.integer("d_model"), c.integer("num_mel_bins")
         self.length = c.integer("max_source_positions")
         self.conv1 = Conv(self.mels, hidden, 1)
+        self.conv1.feeds = True
         self.conv2 = Conv(hidden, hidden, 2)
         self.embed_positions = FrozenTable(self.length, hidden)
         self.layers = _blocks(c, "encoder")
