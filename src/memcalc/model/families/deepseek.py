@@ -186,6 +186,6 @@ FAMILIES = {
         "vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944, "moe_intermediate_size": 1408,
         "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 32, "n_group": 1, "topk_group": 1,
         "first_k_dense_replace": 0, "norm_topk_prob": False, "hidden_act": "silu", "attention_bias": False,
-        "attention_dropout": 0.0, "max_window_layers": 62, "tie_word_embeddings": False,
+        "attention_dropout": 0.0, "sliding_window": 4096, "max_window_layers": 62, "tie_word_embeddings": False,
     }, _ALIASES, verified=_ROWS),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from memcalc.model.module import Module, Parameter, Stack
 from memcalc.model.network import DecoderModel, Network
 from memcalc.model.sublayers.attention import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
-from memcalc.model.sublayers.mamba2 import Mamba2Mixer, Mamba2Shape
+from memcalc.model.sublayers.mamba2 import Mamba2Mixer, Mamba2Shape, head_width
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import RMSNorm
@@ -95,8 +95,9 @@ class FalconH1Block(Module):
 def falcon_h1(c: Config, architecture: str | None) -> Network:
     """Falcon H1 in every size, without the `mamba_ssm` kernels."""
     hidden, depth = c.integer("hidden_size"), c.integer("num_hidden_layers")
+    inner = c.optional("mamba_d_ssm") or c.integer("mamba_expand") * hidden
     shape = Mamba2Shape(
-        c.integer("mamba_n_heads"), c.integer("mamba_d_head"), c.integer("mamba_d_state"),
+        c.integer("mamba_n_heads"), head_width(c, inner), c.integer("mamba_d_state"),
         c.divides("mamba_n_groups", "mamba_n_heads"), c.integer("mamba_chunk_size"), c.integer("mamba_d_conv"),
     )  # fmt: skip
     act, bias = c.text("hidden_act"), c.flag("attention_bias")
@@ -127,7 +128,8 @@ FAMILIES = {
     "falcon_h1": Family("falcon_h1", falcon_h1, {
         "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "attention_dropout": 0.0,
-        "mamba_n_heads": 128, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+        "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_d_ssm": 1024, "mamba_expand": 2,
+        "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
         "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_norm_before_gate": True,
         "mamba_rms_norm": False, "projectors_bias": False, "attention_bias": False, "mlp_bias": False,
         "tie_word_embeddings": False,

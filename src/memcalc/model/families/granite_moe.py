@@ -57,13 +57,13 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
 
 _GRANITE: dict[str, object] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "attention_bias": False,
+    "num_attention_heads": 32, "hidden_act": "silu", "attention_bias": False,
     "attention_dropout": 0.0, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
 }  # fmt: skip
 FAMILIES = {
     "granitemoe": Family("granitemoe", granitemoe, _GRANITE, verified="measured rows"),
     "granitemoehybrid": Family("granitemoehybrid", granitemoehybrid, {
-        **_GRANITE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1,
+        **_GRANITE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1,
         "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_chunk_size": 256, "mamba_conv_bias": True,
         "mamba_proj_bias": False, "mamba_expand": 2,
     }, {"layers_block_type": "layer_types"}, verified="measured rows, exact counts"),

@@ -62,6 +62,6 @@ FAMILIES = {
     "qwen3": Family("qwen3", qwen3, {
         "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "hidden_act": "silu",
-        "max_position_embeddings": 32768, "tie_word_embeddings": False,
+        "max_position_embeddings": 32768, "sliding_window": 4096, "tie_word_embeddings": False,
     }, verified=_ROWS),
 }  # fmt: skip

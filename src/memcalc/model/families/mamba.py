@@ -32,6 +32,12 @@ def in_fp32(logits: Tensor) -> Tensor:
 def mamba2(c: Config, architecture: str | None) -> Network:
     """Mamba 2 and Codestral Mamba, without the `mamba_ssm` kernels."""
     hidden, bias = c.integer("hidden_size"), c.flag("use_bias")
+    inner, held = c.integer("expand") * hidden, c.integer("num_heads") * c.integer("head_dim")
+    if inner != held:
+        raise ConfigError(
+            f"{c.where} has 'expand' times 'hidden_size' {inner}, but 'num_heads' times 'head_dim' {held}; they "
+            "must be equal, correct one."
+        )
     shape = Mamba2Shape(
         c.integer("num_heads"), c.integer("head_dim"), c.integer("state_size"), c.divides("n_groups", "num_heads"),
         c.integer("chunk_size"), c.integer("conv_kernel"),
@@ -115,7 +121,7 @@ FAMILIES = {
     "bamba": Family("bamba", bamba, {
         "vocab_size": 128000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "attention_dropout": 0.0,
-        "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
+        "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
         "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_expand": 2,
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
     }, verified=_ROWS),
@@ -123,7 +129,7 @@ FAMILIES = {
     "falcon_mamba": Family("falcon_mamba", falcon_mamba, {**_MAMBA, "residual_in_fp32": True}, verified=_ROWS),
     "mamba2": Family("mamba2", mamba2, {
         "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64,
-        "state_size": 128, "n_groups": 8, "chunk_size": 256, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
-        "residual_in_fp32": True, "hidden_act": "silu", "tie_word_embeddings": False,
+        "expand": 2, "state_size": 128, "n_groups": 8, "chunk_size": 256, "conv_kernel": 4, "use_bias": False,
+        "use_conv_bias": True, "residual_in_fp32": True, "hidden_act": "silu", "tie_word_embeddings": False,
     }, verified="measured rows"),
 }  # fmt: skip

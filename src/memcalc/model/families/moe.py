@@ -27,11 +27,12 @@ def _experts(c: Config, width: str, count: str) -> Experts:
 
 def mixtral_mixture(c: Config) -> Callable[[], Module]:
     """What makes Mixtral's mixture of experts."""
+    noisy = c.number("router_jitter_noise", 0.0) > 0
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
         gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, cast="not")
-        return MixtureOfExperts(gate, experts)
+        return MixtureOfExperts(gate, experts, jitters=int(noisy))
 
     return mixture
 
@@ -144,7 +145,7 @@ FAMILIES = {
     }, {"num_experts": "num_local_experts"}, attention="eager, flash", verified=_ROWS),
     "olmoe": Family("olmoe", olmoe, {
         "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
-        "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu", "num_experts": 64,
+        "num_attention_heads": 16, "hidden_act": "silu", "num_experts": 64,
         "num_experts_per_tok": 8, "norm_topk_prob": False, "attention_bias": False, "attention_dropout": 0.0,
         "pad_token_id": 1, "tie_word_embeddings": False,
     }, {"num_local_experts": "num_experts"}, verified=_ROWS),
@@ -152,7 +153,7 @@ FAMILIES = {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
         "num_attention_heads": 16, "num_key_value_heads": 16, "hidden_act": "silu", "decoder_sparse_step": 1,
         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4,
-        "num_experts": 60, "norm_topk_prob": False, "qkv_bias": True, "max_window_layers": 28,
+        "num_experts": 60, "sliding_window": 4096, "norm_topk_prob": False, "qkv_bias": True, "max_window_layers": 28,
         "attention_dropout": 0.0, "tie_word_embeddings": False,
     }, verified=_ROWS),
     "qwen3_moe": Family("qwen3_moe", qwen3_moe, {

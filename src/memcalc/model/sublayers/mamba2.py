@@ -142,13 +142,17 @@ class Mamba2Mixer(Module):
         return ops.view(out, batch, 1, -1)
 
 
+def head_width(c: Config, inner: int) -> int:
+    """Width of a head: `mamba_d_head`, or, where that is "auto", its part of the `inner` width."""
+    return inner // c.integer("mamba_n_heads") if c.get("mamba_d_head") == "auto" else c.integer("mamba_d_head")
+
+
 def mixer_of(c: Config) -> Mamba2Mixer:
     """The mixer that the `mamba_...` keys of a hybrid's config describe."""
     hidden, heads = c.integer("hidden_size"), c.integer("mamba_n_heads")
-    automatic = c.get("mamba_d_head") == "auto"
-    head_dim = c.integer("mamba_expand") * hidden // heads if automatic else c.integer("mamba_d_head")
     shape = Mamba2Shape(
-        heads, head_dim, c.integer("mamba_d_state"), c.divides("mamba_n_groups", "mamba_n_heads"),
+        heads, head_width(c, c.integer("mamba_expand") * hidden), c.integer("mamba_d_state"),
+        c.divides("mamba_n_groups", "mamba_n_heads"),
         c.integer("mamba_chunk_size"), c.integer("mamba_d_conv"),
     )  # fmt: skip
     bias = c.flag("mamba_proj_bias")
