@@ -99,6 +99,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "convnext": ("convnext", "convnextv2"),
     "wav2vec2": ("hubert", "wav2vec2"),
     "wav2vec2_bert": ("wav2vec2-bert",),
+    "wavlm": ("wavlm",),
     "compact": ("distilbert", "albert"),
     "mpnet": ("mpnet",),
     "deberta": ("deberta-v2",),

@@ -86,9 +86,12 @@ class FeatureProjection(Module):
 
 
 class SpeechEncoder(Module):
-    """Positions by convolution, LayerNorm before the layers or, in the `stable` form, behind them."""
+    """Positions by convolution, LayerNorm before the layers or, in the `stable` form, behind them.
 
-    def __init__(self, c: Config, hidden: int) -> None:
+    What a layer gives beside its states goes to the next one (WavLM's bias).
+    """
+
+    def __init__(self, c: Config, hidden: int, layers: Stack | None = None) -> None:
         self.stable = c.flag("do_stable_layer_norm")
         self.pos_conv_embed = PositionalConvolution(
             hidden, c.integer("num_conv_pos_embeddings"), c.integer("num_conv_pos_embedding_groups"),
@@ -96,7 +99,8 @@ class SpeechEncoder(Module):
         )  # fmt: skip
         self.layer_norm = LayerNorm(hidden)
         depth = c.integer("num_hidden_layers")
-        self.layers = Stack(["layer"] * depth, lambda _: SpeechLayer(c, hidden, stable=self.stable))
+        self.carries = layers is not None
+        self.layers = layers or Stack(["layer"] * depth, lambda _: SpeechLayer(c, hidden, stable=self.stable))
         self.dropout = c.probability("hidden_dropout")
 
     def forward(self, hidden: Tensor, every: list[Tensor] | None) -> Tensor:
@@ -108,8 +112,14 @@ class SpeechEncoder(Module):
         hidden = ops.dropout(hidden, self.dropout)
         if every is not None:
             every.append(hidden)
+        carried: Tensor | None = None
         for layer in self.layers:
-            hidden = layer(hidden, mask=None)
+            if self.carries:
+                hidden, carried = layer(hidden, bias=carried)
+                if carried is not None:
+                    carried.storage.allocation.handed_over = False  # several layers pass on what the first made
+            else:
+                hidden = layer(hidden, mask=None)
             if every is not None:
                 every.append(hidden)
         stay(every)
@@ -122,7 +132,7 @@ class SpeechModel(Module):
 
     note = "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped"
 
-    def __init__(self, c: Config, *, both: bool) -> None:
+    def __init__(self, c: Config, *, both: bool, layers: Stack | None = None) -> None:
         hidden = c.integer("hidden_size")
         if c.flag("add_adapter") or c.flag("conv_pos_batch_norm"):
             raise ConfigError(
@@ -132,7 +142,7 @@ class SpeechModel(Module):
         self.feature_extractor = FeatureEncoder(c)
         width = c.integers("conv_dim", minimum=1)[-1]
         self.feature_projection = FeatureProjection(c, width, both=both)
-        self.encoder = SpeechEncoder(c, hidden)
+        self.encoder = SpeechEncoder(c, hidden, layers)
 
     def forward(self, samples: Tensor, *, every: bool) -> tuple[Tensor, ...]:
         """Samples [b, n] to states [b, s, h], features, and the states of every layer where they are asked for.
@@ -171,9 +181,11 @@ SPEECH_DEFAULTS = {
     "mask_time_prob": 0.05, "mask_time_length": 10, "mask_feature_prob": 0.0, "classifier_proj_size": 256,
     "feat_proj_layer_norm": True, "conv_pos_batch_norm": False, "add_adapter": False, "use_weighted_layer_sum": False,
 }  # fmt: skip
-SPEECH_EVIDENCE = "exact counts; classification measured, the masks of SpecAugment and the CTC loss read from source"
+SPEECH_EVIDENCE = "classification measured, the masks of SpecAugment and the CTC loss read from source"
 
 FAMILIES = {
     "wav2vec2": Family("wav2vec2", wav2vec2, SPEECH_DEFAULTS, blocks="encoder", verified=SPEECH_EVIDENCE),
-    "hubert": Family("hubert", hubert, SPEECH_DEFAULTS, blocks="encoder", verified=SPEECH_EVIDENCE),
+    "hubert": Family(
+        "hubert", hubert, SPEECH_DEFAULTS, blocks="encoder", verified="exact counts; " + SPEECH_EVIDENCE
+    ),
 }  # fmt: skip

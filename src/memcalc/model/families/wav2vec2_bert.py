@@ -190,5 +190,5 @@ FAMILIES = {
         "attention_dropout": 0.0, "classifier_proj_size": 768, "position_embeddings_type": "relative_key",
         "left_max_position_embeddings": 64, "right_max_position_embeddings": 8, "conv_depthwise_kernel_size": 31,
         "conformer_conv_dropout": 0.1, "use_intermediate_ffn_before_adapter": False,
-    }, blocks="encoder", attention="eager, sdpa", verified=SPEECH_EVIDENCE),
+    }, blocks="encoder", attention="eager, sdpa", verified="exact counts; " + SPEECH_EVIDENCE),
 }  # fmt: skip

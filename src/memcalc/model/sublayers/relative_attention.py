@@ -107,12 +107,12 @@ class RelativeAttention(Module):
         positions = ops.shift(ops.unsqueeze(tape.new((length,), INT64), 1))
         memory = ops.unsqueeze(tape.new((seen,), INT64), 0)
         distance = ops.subtract(memory, positions)
-        buckets = _buckets(distance, bidirectional=not self.decoder, keeps_logarithm=self.umt5)
+        buckets = buckets_of(distance, bidirectional=not self.decoder, keeps_logarithm=self.umt5)
         values = self.relative_attention_bias(buckets)
         return ops.unsqueeze(ops.permute(values, 2, 0, 1), 0)
 
 
-def _buckets(distance: Tensor, *, bidirectional: bool, keeps_logarithm: bool) -> Tensor:
+def buckets_of(distance: Tensor, *, bidirectional: bool, keeps_logarithm: bool) -> Tensor:
     """The bucket [s, t] of each distance, by way of the tensors that its logarithm takes."""
     buckets = None
     if bidirectional:
