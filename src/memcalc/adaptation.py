@@ -12,7 +12,7 @@ from memcalc.model.language_losses import LanguageLoss
 from memcalc.model.liger import use_liger
 from memcalc.model.module import Buffer, Stack
 from memcalc.model.network import CausalLM, Network
-from memcalc.model.quantization import find_quantization, skipped_modules
+from memcalc.model.quantization import find_quantization, quantized_once, skipped_modules
 from memcalc.model.quantized import Packed, QuantizedExperts, quantize
 from memcalc.model.spec import ModelSpec
 from memcalc.model.sublayers.experts import Experts
@@ -68,15 +68,9 @@ def _shape_loss(network: Network, setup: TrainingSetup) -> None:
 
 def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[str]]:
     """What the base is quantized to: as the setup says, else as the repository is, where adapters are trained."""
-    stated = find_quantization(spec.config)
-    asked = setup.quantization
-    if asked != "none":
-        if stated is not None:
-            raise UsageError(
-                f"the model is quantized already ({stated}), as its config says in {stated.where}; "
-                "leave out --quantization, or take the model that it was made from."
-            )
-        return FORMATS[asked], []
+    stated = quantized_once(spec.config, setup.quantization)
+    if setup.quantization != "none":
+        return FORMATS[setup.quantization], []
     if stated is None:
         return None, []
     form = stated_format(stated)

@@ -11,7 +11,7 @@ from memcalc.model.declared import declared_dtypes
 from memcalc.model.module import Buffer
 from memcalc.model.naming import NamedWeight, every_weight
 from memcalc.model.network import Network
-from memcalc.model.quantization import find_quantization, skipped_modules
+from memcalc.model.quantization import find_quantization, quantized_once, skipped_modules
 from memcalc.model.spec import ModelSpec
 from memcalc.model.stored_weights import GGUF
 from memcalc.model.sublayers.experts import ExpertWeights
@@ -86,18 +86,13 @@ def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[st
 
 
 def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
-    stated = find_quantization(spec.config)
+    stated = quantized_once(spec.config, setup.quantization)
     if stated is None and spec.stored is not None and spec.stored.packed:
         if setup.quantization != "none":
             raise UsageError(f"the files are quantized already ({spec.stored.kind}); leave out --quantization.")
         return None, ()
     if stated is None:
         return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
-    if setup.quantization != "none":
-        raise UsageError(
-            f"the model is quantized already ({stated}), as its config says in {stated.where}; "
-            "leave out --quantization, or take the model that it was made from."
-        )
     form = stated_format(stated)
     if form is None:
         return None, (f"quantization {stated.method!r} is not known: weights are counted as if it were not there",)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from memcalc.errors import UsageError
 from memcalc.records import frozen
 
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
@@ -49,6 +50,17 @@ def find_quantization(
     if isinstance(inner, Mapping) and inner.get("quant_algo"):
         return _described("modelopt", "hf_quant_config.json", inner)
     return None
+
+
+def quantized_once(config: Mapping[str, Any], asked: str) -> Quantization | None:
+    """The quantization of `config`; UsageError where `asked` (of --quantization) would quantize it again."""
+    stated = find_quantization(config)
+    if stated is not None and asked != "none":
+        raise UsageError(
+            f"the model is quantized already ({stated}), as its config says in {stated.where}; "
+            "leave out --quantization, or take the model that it was made from."
+        )
+    return stated
 
 
 def _statements(config: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
