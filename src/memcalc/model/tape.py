@@ -106,6 +106,8 @@ class Tape:
         self.training = True
         self.drops = True
         """Whether dropout is on in training: some trainers switch it off."""
+        self.padding: Tensor | None = None
+        """The padding mask, where it is no input of the step but was made of others."""
         self.hidden: list[tuple[Tensor, int]] | None = None
         """Where hidden states are collected that a model gives out (`output_hidden_states`), with their copies."""
         self.autocast: DType | None = None

@@ -19,10 +19,12 @@ def distillation(actors: Actors) -> Tensor:
     prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     count = ops.scale(ops.like(actors.given(), FP32))
-    ids, _mask = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
+    ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
+    actors.tape.padding = padding
     outputs = actors.run(ids)
     with actors.tape.no_grad():
         teacher = actors.ask(ids).kept[0]
+    actors.tape.padding = None
     _check_vocabulary(outputs.kept[0], teacher)
     with actors.tape.scoped(LOSS):
         student = ops.narrow(outputs.kept[0], 1, completion)

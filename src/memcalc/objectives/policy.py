@@ -30,9 +30,9 @@ def _scored(actors: Actors, prompt: Tensor, answer: Tensor) -> Tensor | None:
         return actors.given(*answer.shape, dtype=actors.logits_dtype, name="log-probabilities")
     if actors.companion is None:
         return None
-    ids, _mask = _joined(prompt, answer), _joined(prompt, answer)
+    ids, padding = _joined(prompt, answer), _joined(prompt, answer)
     with actors.tape.no_grad():
-        return log_probabilities(actors.ask, ids, answer.shape[1], entropies=False)[0]
+        return log_probabilities(actors.ask, ids, padding, answer.shape[1], entropies=False)[0]
 
 
 def _joined(prompt: Tensor, answer: Tensor) -> Tensor:
@@ -40,14 +40,15 @@ def _joined(prompt: Tensor, answer: Tensor) -> Tensor:
 
 
 def log_probabilities(
-    run: Callable[[Tensor, int], Outputs], ids: Tensor, completion: int, *, entropies: bool
+    run: Callable[[Tensor, int], Outputs], ids: Tensor, mask: Tensor, completion: int, *, entropies: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probabilities [b, c] of the last `completion` tokens of ids [b, s], and entropies where asked for.
 
     The logits as the model gave them, and divided by the temperature, stand until both are there.
     """
-    batch_ids, _batch_mask = ops.narrow(ids, 0, ids.shape[0]), ops.narrow(ids, 0, ids.shape[0])
+    batch_ids, ids.tape.padding = ops.narrow(ids, 0, ids.shape[0]), ops.narrow(mask, 0, ids.shape[0])
     outputs = run(batch_ids, completion + 1)
+    ids.tape.padding = None
     with ids.tape.scoped(LOSS):
         logits = ops.narrow(outputs.kept[0], 1, completion)
         logits = ops.narrow(logits, 1, completion)
@@ -66,8 +67,8 @@ def _clipped(actors: Actors, prompt: Tensor, answer: Tensor, known: Tensor | Non
     mask, count = actors.given(*answer.shape), actors.given(dtype=FP32)
     old = actors.given(*answer.shape, dtype=actors.logits_dtype, name="log-probabilities")
     advantages = actors.given(answer.shape[0], dtype=FP32, name="advantages")
-    ids, _mask = _joined(prompt, answer), _joined(prompt, answer)
-    own, _entropies = log_probabilities(actors.run, ids, answer.shape[1], entropies=True)
+    ids, padding = _joined(prompt, answer), _joined(prompt, answer)
+    own, _entropies = log_probabilities(actors.run, ids, padding, answer.shape[1], entropies=True)
     with actors.tape.scoped(LOSS):
         penalty = None
         if known is not None:

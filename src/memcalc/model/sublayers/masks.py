@@ -17,7 +17,12 @@ SAME: Final = -2
 
 
 def padding_input(ids: Tensor) -> Tensor:
-    """The mask [b, s] that says which of `ids` are padding: an input of the step, counted once something aliases it."""
+    """The mask [b, s] that says which of `ids` are padding: an input of the step, counted once something aliases it.
+
+    Where the trainer made the mask itself, it is that one.
+    """
+    if ids.tape.padding is not None:
+        return ids.tape.padding
     return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
 
 
