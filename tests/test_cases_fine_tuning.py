@@ -173,6 +173,24 @@ def test_logits_dominate_a_small_model(ask: Any) -> None:
     assert allocated(all_) / GB > 6 * 9.5
 
 
+@pytest.mark.parametrize(
+    ("hidden", "width", "parameters", "mebibytes"),
+    [(1024, 3072, 596_049_920, 49_273), (2048, 6144, 1_720_574_976, 78_147)],
+    ids=["0.6B", "1.7B"],
+)
+def test_generated_completions_of_a_small_model(
+    ask: Any, hidden: int, width: int, parameters: int, mebibytes: int
+) -> None:
+    """GRPO, four sequences of 2,048 + 1,024 tokens: nvidia-smi shows five times 16 bytes a parameter, and three.
+
+    That nothing was checkpointed, and that there was a copy as reference, is taken from how large it was.
+    """
+    config = decoder(hidden, 28, 16, 8, width, 151936, model_type="qwen3", head_dim=128, tie_word_embeddings=True)
+    found = ask(config, "--objective grpo --reference copy --batch 4 --seq-len 3072 --completion-len 1024")
+    assert found["model"]["parameters"]["trainable"] == parameters
+    assert found["peak"]["process_bytes"] / MIB == pytest.approx(mebibytes, rel=0.08)
+
+
 def test_the_second_step_decides(ask: Any) -> None:
     """A 7B's states appear at the end of the first step: 30 GB in 16 bits, 61 in fp32, counted in forward already."""
     for precision, gigabytes in (("bf16", 30.5), ("mixed-bf16", 60.9)):
