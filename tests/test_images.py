@@ -122,7 +122,10 @@ def test_windows_at_the_edges_are_smaller() -> None:
         ({**LLAVA, "model_type": "llava_next", "image_grid_pinpoints": [[336]]}, "image_grid_pinpoints"),
         ({**LLAVA, "model_type": "llava_onevision", "vision_aspect_ratio": "square"}, "vision_aspect_ratio"),
         ({"model_type": "mllama", "vision_config": {"vision_output_dim": 7}}, "vision_output_dim"),
-        ({"model_type": "mllama", "text_config": {"cross_attention_layers": [40]}}, "cross_attention_layers"),
+        (
+            {"model_type": "mllama", "vision_config": {}, "text_config": {"cross_attention_layers": [40]}},
+            "cross_attention_layers",
+        ),
         ({**QWEN, "vision_config": {"num_heads": 5}}, "heads"),
     ],
 )
