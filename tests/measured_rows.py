@@ -105,7 +105,8 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
         }  # fmt: skip
     hooked = like_tracker and not case.get("bare")
     teacher = ModelSpec.from_config(case["teacher"]) if "teacher" in case else None
-    with as_tracked(hooked=hooked) if like_tracker else nullcontext():
+    packs = hooked and not case.get("count_kept")
+    with as_tracked(hooked=hooked, packs=packs) if like_tracker else nullcontext():
         step = trace(spec, training_setup(case), like_tracker=like_tracker, teacher=teacher)
     sweep = Sweep(step.tape)
     found, _ = sweep.peaks()

@@ -4,6 +4,10 @@
 that need gradients, it holds the gradient of each until the gradients of all of them exist. Encoders in BERT's manner
 call their output modules so (hidden states, residual). Measured rows contain these gradients; memcalc, which answers
 for a GPU, does not. `as_tracked()` adds them, so that tests can compare every byte.
+
+The instrument also packs what is saved with a hook that gives the tensor itself. A node that saves its own output
+(exp) then holds itself, until backward runs it; where backward never comes (the last state of RWKV's recurrence), it
+stays for good, with all that made its output. `as_tracked()` keeps such nodes.
 """
 
 from __future__ import annotations
@@ -13,13 +17,14 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from memcalc.ghosts import Ghosts, copies
 from memcalc.model import engine, ops
 from memcalc.model.adapters.saved_modules import TrainedCopy
 from memcalc.model.autograd import AccumulateGrad, Node
 from memcalc.model.module import Module
 from memcalc.model.sublayers.linear import Embedding, Linear
-from memcalc.model.tape import Tape
-from memcalc.model.tensor import Tensor, rounded
+from memcalc.model.tape import BEFORE, Allocation, Tape
+from memcalc.model.tensor import Storage, Tensor, rounded
 from memcalc.setup import TrainingSetup, sequences
 from memcalc.step import Step, _trace
 
@@ -59,11 +64,20 @@ def _leaf(x: Tensor) -> bool:
 
 
 @contextmanager
-def as_tracked(*, hooked: bool = True) -> Iterator[None]:
-    """Run as under the tracker; where it is not `hooked`, what it puts on modules is left out."""
+def as_tracked(*, hooked: bool = True, packs: bool = True) -> Iterator[None]:
+    """Run as under the tracker; where it is not `hooked`, what it puts on modules is left out.
+
+    `packs` says whether what is saved went through the hook that gives the tensor itself.
+    """
     hooks: dict[int, list[tuple[int, _Group]]] = {}
     _FED.clear()
-    call, run = Module.__call__, engine._run
+    call, run, save = Module.__call__, engine._run, Node.save
+
+    def hooked_save(self: Node, kept: Tensor | Storage) -> None:
+        save(self, kept)
+        if packs and isinstance(kept, Tensor) and kept.node is self and self.tape.checkpoint is None:
+            _holding_themselves(self.tape)[id(self)] = self
+
     _trace.cache_clear()  # what was traced without the hooks
 
     def hooked_call(self: Module, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +95,7 @@ def as_tracked(*, hooked: bool = True) -> Iterator[None]:
         return out
 
     def hooked_run(tape: Tape, node: Node) -> Any:
+        _holding_themselves(tape).pop(id(node), None)
         for slot, group in hooks.pop(id(node), ()):
             received = node.received or []
             group.see(received[slot] if slot < len(received) else None)
@@ -90,6 +105,7 @@ def as_tracked(*, hooked: bool = True) -> Iterator[None]:
     with (
         patch.object(Module, "__call__", hooked_call if hooked else call),
         patch.object(engine, "_run", hooked_run if hooked else run),
+        patch.object(Node, "save", hooked_save),
         patch.object(TrainedCopy, "__call__", copied_module),
         patch.object(Linear, "forward", copied_linear),
     ):
@@ -97,10 +113,45 @@ def as_tracked(*, hooked: bool = True) -> Iterator[None]:
     _trace.cache_clear()
 
 
+def _holding_themselves(tape: Tape) -> dict[int, Node]:
+    """Nodes that hold themselves."""
+    found: dict[int, Node] = vars(tape).setdefault("holding_themselves", {})
+    return found
+
+
+def _copies(step: Step, *, handed_on: bool = False) -> dict[int, int]:
+    """How many blocks stand behind what was allocated at a tick, or behind what was handed on to the next block."""
+    return {
+        tick: copies(successor if handed_on else span)
+        for region in Ghosts(step.tape).regions
+        for span, successor in zip(region.spans, [*region.spans[1:], None], strict=True)
+        for tick in range(span.start, span.end)
+    }
+
+
+def _never_released(step: Step) -> int:
+    """Bytes that one micro-batch leaves behind in nodes that hold themselves."""
+    waiting, seen = list(_holding_themselves(step.tape).values()), set[int]()
+    held: dict[int, Allocation] = {}
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in seen:
+            seen.add(id(node))
+            waiting.extend(edge[0] for edge in node.edges if edge is not None)
+            held.update((id(kept.allocation), kept.allocation) for kept in node.saved if isinstance(kept, Storage))
+    own = _copies(step)
+    return sum(a.nbytes * own.get(a.born, 1) for a in held.values() if a.born != BEFORE)
+
+
 def dropped(step: Step) -> int:
     """What was saved for backward and dropped before the end of forward: the instrument counts all that was packed."""
     made = step.tape.allocations[: step.forward_end]
-    return sum(allocation.raw_nbytes for allocation in made if allocation.saved and allocation.dies <= step.forward_end)
+    own, given = _copies(step), _copies(step, handed_on=True)
+    return sum(
+        allocation.raw_nbytes * (given if allocation.handed_over else own).get(allocation.born, 1)
+        for allocation in made
+        if allocation.saved and allocation.dies <= step.forward_end
+    )
 
 
 def kept_leaves(step: Step) -> dict[str, int]:
@@ -132,6 +183,7 @@ def kept_leaves(step: Step) -> dict[str, int]:
     leaves += 2 * sum(_FED.get(id(step.tape), ()))
     runs = 2 * setup.grad_accum  # the second optimizer step is the measured one
     asked = leaves // 2 * runs if setup.reference_used == "shared" else 0  # a reference's have no gradient
+    leaves += _never_released(step)
     before, after = leaves * (runs - 1) + asked, leaves * runs + asked
     return {"forward": before, "backward": before, "step": after}
 

@@ -55,6 +55,17 @@ WRONG: list[tuple[str, str, object]] = [
     ("qwen2_5_vl", "vision_config", None),
     ("gemma3", "vision_config", "large"),
     ("clip", "vision_config", None),
+    ("zamba2", "layers_block_type", ["mamba"]),
+    ("zamba2", "layers_block_type", ["mamba", "hybrid", "mamba", "attention"]),
+    ("zamba2", "n_mamba_heads", 7),
+    ("zamba2", "num_attention_heads", 7),
+    ("zamba2", "mamba_expand", 0),
+    ("recurrent_gemma", "block_types", ["recurrent", "mamba"]),
+    ("recurrent_gemma", "block_types", []),
+    ("recurrent_gemma", "lru_width", 321),
+    ("recurrent_gemma", "attention_window_size", None),
+    ("rwkv", "attention_hidden_size", "wide"),
+    ("bamba", "z_loss_coefficient", "small"),
 ]
 
 

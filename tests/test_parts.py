@@ -15,7 +15,7 @@ DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_lay
 
 def deeper(config: dict[str, Any]) -> dict[str, Any]:
     """The config with eight layers, where its layers are alike."""
-    listed = any(key.endswith("_types") for key in config)
+    listed = any(key.endswith(("_types", "_block_type")) for key in config)
     return config if listed else {k: 8 if k in DEPTHS else v for k, v in config.items()}
 
 

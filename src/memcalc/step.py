@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from memcalc.adaptation import adapt
@@ -12,6 +12,7 @@ from memcalc.errors import ConfigError, UsageError
 from memcalc.model.config import Config
 from memcalc.model.engine import backward
 from memcalc.model.families import family
+from memcalc.model.left_behind import keepers, look_back
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Batch, Network
 from memcalc.model.spec import ModelSpec, SpecKey
@@ -174,6 +175,22 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: Spec
         spec = pursuit.pursuer(spec, setup)
     network = build(spec)
     notes = adapt(network, spec, setup)
+    walk = partial(_walk, spec, network, notes, setup, like_tracker, teacher)
+    step = walk()
+    if keeping := keepers(network):  # what a step leaves behind is there when the next one begins
+        look_back(keeping)
+        step = walk()
+        step.tape.left_behind = look_back(keeping)
+    return step
+
+
+def _walk(
+    spec: ModelSpec, network: Network, notes: Sequence[str], setup: TrainingSetup, like_tracker: bool,
+    teacher: SpecKey | None,
+) -> Step:  # fmt: skip
+    """One micro-batch forward and backward through a model."""
+    if setup.objective != "sft":
+        from memcalc.objectives import pursuit
     recipe = PRECISIONS[setup.precision]
     tape = Tape(sum_out_of_place=like_tracker)
     tape.attention = family(spec.model_type).attention_used(setup.attention)
@@ -188,6 +205,7 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: Spec
     updater = _updater(tape, trained, setup)
     usual = network.usual_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    inherited = [storage for module in keepers(network) for storage in module.inherit(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
         (loss, held), more = _own_loss(tape, network, setup, length), Aims()
@@ -203,7 +221,7 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: Spec
     if updater is not None:
         updater.finish()
     tape.held_by_graph.clear()
-    del loss, held
+    del loss, held, inherited
     tape.finish()
     return Step(
         tape,

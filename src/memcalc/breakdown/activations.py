@@ -1,14 +1,17 @@
-"""ACTIVATIONS: what autograd keeps for backward. All of them are on the tape."""
+"""ACTIVATIONS: what autograd keeps for backward. All of them are on the tape, until backward is over."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.model.left_behind import NAME
+
 if TYPE_CHECKING:
     from memcalc.step import Step
 
 
 def activations(step: Step, phase: str) -> Iterator[tuple[str, int]]:
-    """Nothing stands outside the tape."""
-    return iter(())
+    """In the optimizer's step, what modules go on keeping."""
+    if phase == "step" and step.tape.left_behind:
+        yield NAME, step.tape.left_behind

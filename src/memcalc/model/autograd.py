@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from sys import getrefcount
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 from memcalc.model.offloading import can_offload, offload
@@ -200,6 +200,13 @@ class CheckpointSlot:
         self.storage: Storage | None = None
 
 
+class Saver(Protocol):
+    """What saves tensors for backward: a node, or an argument of a checkpointed call."""
+
+    tape: Tape
+    saved: list[Storage | CheckpointSlot | Offloaded]
+
+
 class CheckpointFrame:
     """One checkpointed call: how to run it again, and the slots that wait for what it saves.
 
@@ -214,7 +221,7 @@ class CheckpointFrame:
         self.slots: list[ref[CheckpointSlot]] = []
         self.recomputed = False
 
-    def pack(self, node: Node, storage: Storage) -> None:
+    def pack(self, node: Saver, storage: Storage) -> None:
         """In the first run: leave a slot in `node`. When run again: fill the next slot, and stop after the last.
 
         An operation packs its inputs before it runs, so where the last is one of those, its result is never made.
@@ -252,7 +259,7 @@ class CheckpointFrame:
             tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope = before
 
 
-def unpack(node: Node) -> list[Storage]:
+def unpack(node: Saver) -> list[Storage]:
     """The saved storages; recomputes the block if they are not there yet. Recomputed ones are handed out once."""
     out = []
     for item in node.saved:

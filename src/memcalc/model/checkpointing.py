@@ -5,11 +5,21 @@ Source: torch/utils/checkpoint.py of PyTorch 2.14, transformers 5.24 (modeling_l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from memcalc.errors import UsageError
-from memcalc.model.autograd import AccumulateGrad, CheckpointFrame, Grads, Node, Offloaded, record
+from memcalc.model.autograd import (
+    AccumulateGrad,
+    CheckpointFrame,
+    CheckpointSlot,
+    Grads,
+    Node,
+    Offloaded,
+    record,
+    unpack,
+)
 from memcalc.model.engine import backward_from
 from memcalc.model.offloading import offload
 from memcalc.model.tape import ACTIVATIONS, TEMPORARY, Tape
@@ -24,20 +34,22 @@ def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: A
     """Run `module` keeping only its arguments (torch.utils.checkpoint, use_reentrant=False).
 
     Positional tensors are saved for backward, or brought to host memory where the tape offloads; keyword arguments are
-    kept alive by the closure alone.
+    kept alive by the closure alone. Inside another checkpointed call, that one makes the positional tensors again.
     """
-    autocast, scope = tape.autocast, tape.scope
-    kept = [_Held(arg) if isinstance(arg, Tensor) else arg for arg in args]
+    autocast, scope, outer = tape.autocast, tape.scope, tape.checkpoint
+    hold = _Held if outer is None else partial(_Remade, outer)
+    kept = [hold(arg) if isinstance(arg, Tensor) else arg for arg in args]
 
     def rerun() -> object:
+        again = [arg.again() if isinstance(arg, (_Held, _Remade)) else arg for arg in kept]
         with tape.scoped(scope), tape.autocasting(autocast):
-            return module(*[arg.again() if isinstance(arg, _Held) else arg for arg in kept], **kwargs)
+            return module(*again, **kwargs)
 
     tape.checkpoint = CheckpointFrame(rerun)
     try:
         return module(*args, **kwargs)
     finally:
-        tape.checkpoint = None
+        tape.checkpoint = outer
 
 
 class _Held:
@@ -62,6 +74,23 @@ class _Held:
         back.storage.allocation.name = _NAME
         back.node, back.slot = node, slot
         return back
+
+
+class _Remade:
+    """A positional tensor of a checkpointed call inside another: running the outer one again brings it back."""
+
+    def __init__(self, outer: CheckpointFrame, tensor: Tensor) -> None:
+        self.tape = tensor.tape
+        self.layout = tensor.shape, tensor.stride, tensor.dtype
+        self.node, self.slot = tensor.node, tensor.slot
+        self.saved: list[Storage | CheckpointSlot | Offloaded] = []
+        outer.pack(self, tensor.storage)
+
+    def again(self) -> Tensor:
+        """The tensor, for the inner call to run once more."""
+        storage = unpack(self)[0] if isinstance(self.saved[0], CheckpointSlot) else self.saved[0]
+        assert isinstance(storage, Storage)
+        return Tensor(*self.layout, storage, self.node, self.slot)
 
 
 def mark_saved(storage: Storage) -> None:
@@ -101,11 +130,7 @@ def reentrant(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any)
     """Run `module` outside the graph as one node, whose backward runs it again and goes through its graph
     (torch.utils.checkpoint, use_reentrant=True).
     """
-    if any(isinstance(value, Tensor) and value.requires_grad for value in kwargs.values()):
-        raise UsageError(
-            "reentrant checkpointing loses the gradients of tensors that blocks of this family take by keyword; "
-            "leave out --checkpoint-reentrant."
-        )
+    refuse_keywords(kwargs.values())
     tape.grad_enabled = False
     try:
         out = module(*args, **kwargs)
@@ -129,6 +154,15 @@ def reentrant(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any)
                 node.save(tensor)
                 mark_saved(tensor.storage)
     return out
+
+
+def refuse_keywords(values: Iterable[Any]) -> None:
+    """Refuse keyword arguments that need a gradient: reentrant checkpointing would lose it. Raises UsageError."""
+    if any(isinstance(value, Tensor) and value.requires_grad for value in values):
+        raise UsageError(
+            "reentrant checkpointing loses the gradients of tensors that blocks of this family take by keyword; "
+            "leave out --checkpoint-reentrant."
+        )
 
 
 def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:

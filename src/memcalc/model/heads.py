@@ -11,6 +11,7 @@ from memcalc.model.module import Module
 from memcalc.model.network import Batch, CausalLM, Network, Outputs
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import class_loss, position_loss, token_loss
+from memcalc.model.sublayers.router_loss import part_first_routed
 from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.quoting import quoted
@@ -167,7 +168,11 @@ def decoder(
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
         table, vocab = embedding if tied else None, embedding.weight.shape[0]
-        return CausalLM(model, hidden, vocab, tied_to=table, bend=bend, cast=cast, bias=bias)
+        head = CausalLM(model, hidden, vocab, tied_to=table, bend=bend, cast=cast, bias=bias)
+        head.balanced = c.flag("output_router_logits") and "router_aux_loss_coef" in c.defaults
+        if head.balanced:
+            part_first_routed(vars(model)["layers"])
+        return head
     if name.endswith("Model"):
         return TextEmbedder(model)
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")

@@ -249,7 +249,8 @@ class Stack(Module):
     def split(self, marks: Sequence[Hashable]) -> None:
         """Build the blocks anew, and tell those of one kind apart by their marks, one a position."""
         if len(set(marks)) > 1:
-            self._arrange(tuple(zip(self._kinds, marks, strict=True)))
+            self._kinds = tuple(zip(self._kinds, marks, strict=True))
+            self._arrange(self._kinds)
 
     @property
     def positions(self) -> list[tuple[int, Module]]:
@@ -277,14 +278,21 @@ class Stack(Module):
             yield from super().in_order(seen)
             return
         before = set(seen)
+        alone = {id(block) for block, traced in zip(self.blocks, self._traced, strict=True) if traced.copies == 1}
         for _, run in groupby(self.positions, key=lambda pair: id(pair[1])):
             blocks = list(run)
-            mine = set(before)
+            mine = set(seen if id(blocks[0][1]) in alone else before)  # a block may share weights with another
             walked = list(blocks[0][1].in_order(mine))
             yield from walked
             if len(blocks) > 1:
                 yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
             seen |= mine
+
+
+def tie(module: Module, to: Module) -> None:
+    """Let `module` use the weights of `to`, which is built alike."""
+    for (_, mine), (_, theirs) in zip(module.modules(), to.modules(), strict=True):
+        vars(mine).update(theirs.own())
 
 
 def _stand_for(block: Module, copies: int) -> None:

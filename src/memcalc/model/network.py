@@ -11,8 +11,10 @@ from memcalc.model.config import Config
 from memcalc.model.language_losses import LanguageLoss
 from memcalc.model.module import Module, Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
-from memcalc.model.sublayers.losses import causal_lm_loss
+from memcalc.model.sublayers.losses import causal_lm_loss, with_z_loss
 from memcalc.model.sublayers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
+from memcalc.model.sublayers.router_loss import load_balancing_loss
+from memcalc.model.sublayers.routers import Routed
 from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
 from memcalc.records import frozen
@@ -232,6 +234,10 @@ class CausalLM(Network):
     """
 
     loss: LanguageLoss | None = None
+    balanced: bool = False
+    """Whether routers give their logits to an auxiliary loss."""
+    bounded: bool = False
+    """Whether a loss keeps the logits' normaliser small (`z_loss_coefficient`)."""
 
     def __init__(
         self, model: Module, hidden: int, vocab: int, *,
@@ -247,7 +253,24 @@ class CausalLM(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
-        return self.finish(batch, self.model(batch.ids, batch.padding))
+        tape = batch.ids.tape
+        tape.routed = [] if self.balanced else None
+        hidden = self.model(batch.ids, batch.padding)  # it stays until the last loss is there
+        outputs = self.finish(batch, hidden)
+        if tape.routed:
+            with tape.scoped("experts"):
+                self._balance(batch, outputs, tape.routed)
+        tape.routed = None
+        if self.bounded and outputs.loss is not None:
+            outputs.loss = with_z_loss(outputs.loss, outputs.kept[0])
+        return outputs
+
+    def _balance(self, batch: Batch, outputs: Outputs, routed: list[Routed]) -> None:
+        """Add the loss of the routers, which the output object keeps as it keeps their logits."""
+        auxiliary = load_balancing_loss(batch.ids, routed, padding=batch.padding)
+        outputs.kept = (*outputs.kept, auxiliary, *(layer.logits for layer in routed))
+        if outputs.loss is not None:
+            outputs.loss = ops.add_(outputs.loss, ops.scale(auxiliary))
 
     def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""

@@ -17,6 +17,7 @@ from memcalc.tables.dtypes import FP32, DType
 if TYPE_CHECKING:
     from memcalc.model.autograd import CheckpointFrame
     from memcalc.model.cache import Cache
+    from memcalc.model.sublayers.routers import Routed
 
 WEIGHTS: Final = "model_weights"
 OPTIMIZER: Final = "optimizer_states"
@@ -127,6 +128,8 @@ class Tape:
         """Sequences that generation decodes for each that an encoder reads."""
         self.all_logits = False
         """Whether generation computes the logits of every token, not of the last alone."""
+        self.routed: list[Routed] | None = None
+        """What routers gave in forward, where the model makes a loss of it."""
         self.expert_imbalance = 1.0
         """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
         matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
@@ -148,6 +151,8 @@ class Tape:
         """Bytes of host memory that hold what was saved for backward, of all blocks."""
         self.traced_blocks = 0
         """How many blocks have been run forward; it does not grow with the depth of a model."""
+        self.left_behind = 0
+        """Bytes that modules keep when the step is over."""
         self.leaves: list[Tensor] = []
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.held_by_graph: list[object] = []

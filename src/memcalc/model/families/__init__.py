@@ -149,6 +149,9 @@ _FILES: dict[str, tuple[str, ...]] = {
     "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     "openelm": ("openelm",),
     "hybrids": ("jamba", "nemotron_h"),
+    "zamba2": ("zamba2",),
+    "rwkv": ("rwkv",),
+    "recurrent_gemma": ("recurrent_gemma",),
 }
 """File of `memcalc.model.families` -> the model types that it describes."""
 

@@ -47,7 +47,7 @@ def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
     return _with_shared(c, gate)
 
 
-def _with_shared(c: Config, gate: Module) -> SharedAndRoutedExperts:
+def _with_shared(c: Config, gate: Module, *, bias: bool = False) -> SharedAndRoutedExperts:
     hidden, width, act = c.integer("hidden_size"), c.integer("moe_intermediate_size"), c.text("hidden_act")
     experts = Experts(
         hidden,
@@ -56,7 +56,8 @@ def _with_shared(c: Config, gate: Module) -> SharedAndRoutedExperts:
         c.within("num_experts_per_tok", "n_routed_experts"),
         swiglu(activation(act)),
     )
-    return SharedAndRoutedExperts(experts, gate, GatedMLP(hidden, width * c.integer("n_shared_experts"), act))
+    shared = GatedMLP(hidden, width * c.integer("n_shared_experts"), act, bias=bias)
+    return SharedAndRoutedExperts(experts, gate, shared)
 
 
 def deepseek_v2(c: Config, architecture: str | None) -> Network:
@@ -70,10 +71,11 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
             groups=c.divides("n_group", "n_routed_experts") if limited else None,
             top_groups=c.within("topk_group", "n_group") if limited else None,
         )  # fmt: skip
-        return _with_shared(c, gate)
+        return _with_shared(c, gate, bias=bias)
 
+    bias = c.flag("mlp_bias")
     return dense_decoder(
-        c, architecture, attend=lambda _: latent_attention(c, rotary_complex), mlp=layered(c, mixture),
+        c, architecture, attend=lambda _: latent_attention(c, rotary_complex), mlp=layered(c, mixture, bias=bias),
         rotary=ComplexRotaryEmbedding(c.integer("qk_rope_head_dim")),
     )  # fmt: skip
 
@@ -124,9 +126,11 @@ def exaone_moe(c: Config, architecture: str | None) -> Network:
     )  # fmt: skip
 
 
-def layered(c: Config, mixture: Callable[[Config], Module]) -> list[Callable[[], Module]]:
+def layered(
+    c: Config, mixture: Callable[[Config], Module], *, bias: bool = False
+) -> list[Callable[[], Module]]:  # fmt: skip
     """A dense MLP in the first layers, shared and routed experts in the others, or as `mlp_layer_types` says."""
-    mlp, depth, given = gated_mlp(c), c.integer("num_hidden_layers"), c.items("mlp_layer_types")
+    mlp, depth, given = gated_mlp(c, bias=bias), c.integer("num_hidden_layers"), c.items("mlp_layer_types")
     if given is None:
         dense = c.integer("first_k_dense_replace", minimum=0)
         given = ["dense" if layer < dense else "sparse" for layer in range(depth)]

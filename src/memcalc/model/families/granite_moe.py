@@ -59,6 +59,7 @@ _GRANITE: dict[str, object] = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
     "num_attention_heads": 32, "hidden_act": "silu", "attention_bias": False,
     "attention_dropout": 0.0, "num_local_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
+    "router_aux_loss_coef": 0.001,
 }  # fmt: skip
 FAMILIES = {
     "granitemoe": Family("granitemoe", granitemoe, _GRANITE, verified="measured rows"),

@@ -136,7 +136,7 @@ FAMILIES = {
         "num_experts": 16, "num_experts_per_tok": 2, "expert_layer_period": 2, "expert_layer_offset": 1,
         "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
         "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False, "pad_token_id": 0,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": False, "router_aux_loss_coef": 0.001,
     }, {"num_local_experts": "num_experts"}, verified="measured rows"),
     "nemotron_h": Family("nemotron_h", nemotron_h, {
         "vocab_size": 131072, "hidden_size": 4096, "hybrid_override_pattern": "ME*-", "num_attention_heads": 32,

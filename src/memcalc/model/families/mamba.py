@@ -12,7 +12,7 @@ from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
 from memcalc.model.module import Module, Stack
-from memcalc.model.network import DecoderModel, Network
+from memcalc.model.network import CausalLM, DecoderModel, Network
 from memcalc.model.sublayers.blocks import DecoderBlock, MixerBlock
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.mamba1 import MambaMixer, WeightlessNorm
@@ -100,15 +100,16 @@ def bamba(c: Config, architecture: str | None) -> Network:
     attends = set(c.integers("attn_layer_indices"))
     recurrent = [layer not in attends for layer in range(c.integer("num_hidden_layers"))]
     bias = c.flag("attention_bias")
-    if c.number("z_loss_coefficient", 0.0) > 0:
-        raise ConfigError(f"{c.where} has a 'z_loss_coefficient', a loss that memcalc does not describe; set it to 0.")
-    return dense_decoder(
+    network = dense_decoder(
         c, architecture, windows=[RECURRENT if kind else None for kind in recurrent],
         attend=lambda layer: mixer_of(c) if recurrent[layer] else None, mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
         attention={"bias": bias, "out_bias": bias, "rotate": rotary_of_part},
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
         block=partial(DecoderBlock, order="mlp norms self_attn", weights_too=True),
     )  # fmt: skip
+    if isinstance(network, CausalLM):
+        network.bounded = c.number("z_loss_coefficient", 0.0) > 0
+    return network
 
 
 _MAMBA: dict[str, object] = {

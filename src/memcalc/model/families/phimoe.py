@@ -12,16 +12,17 @@ from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, swiglu
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding
-from memcalc.model.sublayers.routers import Routing
+from memcalc.model.sublayers.routers import Router, Routing
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
 
-class SparseMixer(Module):
+class SparseMixer(Router):
     """The best expert, and the best without it: in training drawn from scores with noise, among the near best."""
 
     def __init__(self, hidden: int, count: int) -> None:
         self.weight = Parameter(count, hidden, group="experts")
+        self.per_token = 2
 
     def forward(self, hidden: Tensor) -> Routing:
         """Tokens [n, h] to their routing."""
@@ -94,5 +95,6 @@ FAMILIES = {
         "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 6400, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "attention_dropout": 0.0,
         "num_local_experts": 16, "attention_bias": False, "lm_head_bias": False, "tie_word_embeddings": False,
+        "router_aux_loss_coef": 0.001,
     }, verified="measured rows, exact counts"),
 }  # fmt: skip

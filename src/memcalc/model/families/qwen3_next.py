@@ -89,7 +89,7 @@ _DELTA: dict[str, object] = {
 }  # fmt: skip
 _EXPERTS: dict[str, object] = {
     "hidden_size": 2048, "num_key_value_heads": 2, "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "router_aux_loss_coef": 0.001,
 }  # fmt: skip
 FAMILIES = {
     "qwen3_next": Family("qwen3_next", qwen3_next, {

@@ -121,8 +121,9 @@ def smaller(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _smaller_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    second = _at_most_backward(node, grads)
-    return [*_at_most_backward(node, grads), *second]
+    second = _at_most_backward(node, grads)[0] if node.needs(1) else None
+    first = _at_most_backward(node, grads)[0] if node.needs(0) else None
+    return [first, second]
 
 
 larger = smaller

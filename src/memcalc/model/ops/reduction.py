@@ -52,8 +52,11 @@ def _sum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def logsumexp(x: Tensor) -> Tensor:
-    """log(sum(exp(x))) over the last dimension: keeps x and the result; each way makes full-size tensors."""
-    tape = x.tape
+    """log(sum(exp(x))) over the last dimension: keeps x and the result; each way makes full-size tensors.
+
+    Runs in fp32 under autocast.
+    """
+    tape, x = x.tape, fp32_under_autocast(x)
     out = tape.new(x.shape[:-1], x.dtype)
     if not tape.sum_out_of_place:
         like(x)  # exp(x - max), inside the operation

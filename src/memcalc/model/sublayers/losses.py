@@ -63,3 +63,11 @@ def ctc_loss(logits: Tensor, length: int) -> Tensor:
     targets = tape.new((batch * length,), INT64)
     del attention
     return ops.scale(ops.ctc(log_probs, targets, length))
+
+
+def with_z_loss(loss: Tensor, logits: Tensor) -> Tensor:
+    """The loss and a number times the mean of the squared normalisers of logits [b, s, V]."""
+    normalisers = ops.power(ops.to(ops.logsumexp(logits), loss.dtype))
+    z_loss = ops.reshape(ops.mean(ops.reshape(normalisers, -1)))
+    del normalisers
+    return ops.add(loss, ops.scale(z_loss))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from memcalc.errors import UsageError
 from memcalc.model import ops
@@ -13,12 +13,9 @@ from memcalc.model.sublayers.mamba2 import STATE
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.state_space import SCAN_NOTE, masked
-from memcalc.model.tape import Tape
+from memcalc.model.sublayers.time_loop import token_steps
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import FP32
-
-EXACT = 3
-"""How many tokens at either end of a sequence are run one by one; those between them run once for all."""
 
 
 class WeightlessNorm(Module):
@@ -38,21 +35,6 @@ def _divided(x: Tensor) -> Tensor:
     return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x)))))
 
 
-def _steps(tape: Tape, length: int) -> Iterator[int]:
-    """How many tokens each run of a loop's body stands for."""
-    between = length - 2 * EXACT
-    if between < 1:
-        yield from [1] * length
-        return
-    yield from [1] * EXACT
-    since = tape.clock
-    yield between
-    born = range(since, tape.clock)
-    yield 1  # only then has the body let go of what one run hands to the next
-    tape.multiply_alive(born, between)
-    yield from [1] * (EXACT - 1)
-
-
 def selective_scan(
     x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -68,7 +50,7 @@ def selective_scan(
     added = ops.multiply(weight, ops.to(ops.unsqueeze(x, -1), FP32))
     state = x.tape.new((batch, inner, a.shape[-1]), dtype)
     outs: list[Tensor] = []
-    for count in _steps(x.tape, length):
+    for count in token_steps(x.tape, length):
         state = ops.add(ops.multiply(ops.select(decay, 2), state), ops.select(added, 2))
         out = ops.matmul(ops.to(state, dtype), ops.unsqueeze(ops.select(c, 1), -1))
         out = ops.select(out, 2)

@@ -5,18 +5,43 @@ Each gives logits, weights and indices. The logits stay with the caller, as in T
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from memcalc.model import ops
 from memcalc.model.module import Buffer, Module, Parameter
+from memcalc.model.tape import TracedBlock
 from memcalc.model.tensor import Tensor
+from memcalc.records import frozen
 from memcalc.tables.dtypes import BOOL, FP32
 
 Routing = tuple[Tensor, Tensor, Tensor]
 """Logits [n, experts], weights [n, k] and indices [n, k]."""
 
 
-class TopKRouter(Module):
+@frozen
+class Routed:
+    """Logits [n, experts] that the router of a block gave, of which each token meets `per_token` experts."""
+
+    block: TracedBlock | None
+    logits: Tensor
+    per_token: int
+
+
+class Router(Module):
+    """A router whose logits a model may make an auxiliary loss of."""
+
+    per_token: int
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Tokens [n, h] to their routing."""
+        routing = super().__call__(x, *args, **kwargs)
+        tape = x.tape
+        if tape.routed is not None and tape.phase != "backward":
+            tape.routed.append(Routed(tape.block, routing[0], self.per_token))
+        return routing
+
+
+class TopKRouter(Router):
     """Softmax in fp32 over all experts, then the best `per_token` (Mixtral, Qwen).
 
     `normalise`: their weights are made to sum to one, in place; `cast`: they go to the dtype of logits or hidden. With
@@ -47,7 +72,7 @@ class TopKRouter(Module):
         return logits, weights, indices
 
 
-class TopKFirstRouter(Module):
+class TopKFirstRouter(Router):
     """The best `per_token` experts by their logits, then a softmax over those (gpt-oss; in fp32: Granite)."""
 
     def __init__(self, hidden: int, count: int, per_token: int, *, bias: bool = False, fp32: bool = False) -> None:
@@ -124,7 +149,7 @@ class SigmoidRouter(Module):
         return logits, weights, indices
 
 
-class CorrectedRouter(Module):
+class CorrectedRouter(Router):
     """Scores plus a correction choose the experts; their own scores become the weights, and sum to one.
 
     MiniMax M2: sigmoid scores in fp32, and weights normalised in place. With `softmax` (ERNIE 4.5): router, correction
