@@ -6,7 +6,8 @@ Source: torch/csrc/autograd/{VariableTypeManual,functions/tensor}.cpp of PyTorch
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import divide_gradients, like, scratch
+from memcalc.model.ops.elementwise import divide_gradients, like
+from memcalc.model.ops.unary import scratch
 from memcalc.model.ops.views import clone, narrow
 from memcalc.model.tensor import Tensor
 

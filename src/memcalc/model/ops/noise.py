@@ -7,7 +7,8 @@ torch/csrc/autograd/functions/tensor.cpp (CopySlices) for what an in-place opera
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import like, scratch
+from memcalc.model.ops.elementwise import like
+from memcalc.model.ops.unary import scratch
 from memcalc.model.tensor import Tensor
 
 

@@ -6,7 +6,8 @@ Source: tools/autograd/derivatives.yaml and torch/csrc/autograd/FunctionsManual.
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import compare, fp32_under_autocast, like, scratch
+from memcalc.model.ops.elementwise import compare, fp32_under_autocast, like
+from memcalc.model.ops.unary import scratch
 from memcalc.model.ops.views import clone
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL, FP32, promote
