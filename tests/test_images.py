@@ -29,6 +29,15 @@ QWEN = {
                       "fullatt_block_indexes": [1]},
 }  # fmt: skip
 TILES = {"model_type": "idefics3", "text_config": TEXT, "vision_config": {**TOWER, "image_size": 56}}
+PIXTRAL = {
+    "model_type": "llava", "text_config": TEXT, "vision_feature_select_strategy": "full", "vision_feature_layer": -1,
+    "vision_config": {**TOWER, "model_type": "pixtral", "image_size": 512},
+}  # fmt: skip
+TILES_4 = {
+    "model_type": "llama4", "text_config": TEXT,
+    "vision_config": {**TOWER, "intermediate_size": 256, "projector_input_dim": 32, "projector_output_dim": 32,
+                      "vision_output_dim": 32},
+}  # fmt: skip
 GRIDS = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 
 
@@ -57,6 +66,12 @@ def forward(step: Step) -> int:
         (TILES, 56, 4),
         (TILES, 57, 5 * 4),
         (TILES, 168, 10 * 4),
+        (PIXTRAL, None, 32 * 32),
+        (PIXTRAL, 449, 33 * 33),
+        (PIXTRAL, 5000, 37 * 37),
+        (TILES_4, None, 4),
+        (TILES_4, 100, 5 * 4),
+        (TILES_4, 5000, 17 * 4),
     ],
 )
 def test_tokens_of_an_image(config: dict[str, Any], size: int | None, tokens: int) -> None:
@@ -126,9 +141,27 @@ def test_windows_at_the_edges_are_smaller() -> None:
             {"model_type": "mllama", "vision_config": {}, "text_config": {"cross_attention_layers": [40]}},
             "cross_attention_layers",
         ),
+        ({"model_type": "llama4", "vision_config": {"projector_input_dim": 8}}, "projector_input_dim"),
+        ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 0.3}}, "pixel_shuffle_ratio"),
         ({**QWEN, "vision_config": {"num_heads": 5}}, "heads"),
     ],
 )
 def test_configs_that_cannot_be(config: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         build(spec(config))
+
+
+@pytest.mark.parametrize("model_type", ["blip", "clip", "siglip"])
+def test_one_image_stands_beside_each_text(model_type: str) -> None:
+    config = {"model_type": model_type, "text_config": {}, "vision_config": {"image_size": 32, "patch_size": 16}}
+    for given, message in (({"images": 2}, "one image beside each text"), ({"image_size": 48}, "--image-size 48")):
+        with pytest.raises(UsageError, match=message):
+            generate(spec(config), InferenceSetup(seq_len=16, **given))
+
+
+def test_frozen_towers_keep_their_inputs_under_checkpointing() -> None:
+    """Transformers makes patches need a gradient then, so that every block of the tower keeps its input."""
+    options = {"freeze": "vision", "activation_checkpointing": "full"}
+    kept = [train({**LLAVA, "vision_config": {**TOWER, "num_hidden_layers": n}}, **options) for n in (4, 5)]
+    saved = [Sweep(step.tape).saved_for_backward(step.forward_end) for step in kept]
+    assert saved[1] > saved[0]

@@ -78,6 +78,9 @@ def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     side = step.network.image_side(setup.image_size)
     if side is None or not setup.images or {"images", "image_size"} <= setup.model_fields_set:
         return
+    if not step.network.reads_text:
+        yield f"images of {side} x {side} pixels (--image-size)"
+        return
     tokens = step.network.image_tokens(setup.images, setup.image_size)
     several = "an image" if setup.images == 1 else f"{setup.images} images"
     took = f"{tokens} token{'' if tokens == 1 else 's'}"

@@ -77,6 +77,8 @@ class Module:
     """Why not, where it cannot."""
     left_out: bool = False
     """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    by_keyword: bool = False
+    """Whether this block takes its input by keyword: checkpointing holds it then, but does not save it."""
     feeds: bool = False
     """Whether Transformers takes this for the input embedding of a tower."""
     output_needs_gradient: bool = False
@@ -196,7 +198,11 @@ class Block:
         if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
             if not self.module.checkpoints:
                 raise UsageError(f"{self.module.not_checkpointed}; use none.")
-            out = (reentrant if tape.reentrant else checkpointed)(tape, self.module, x, *args, **kwargs)
+            run = reentrant if tape.reentrant else checkpointed
+            if self.module.by_keyword:
+                out = run(tape, self._named, *args, x=x, **kwargs)
+            else:
+                out = run(tape, self.module, x, *args, **kwargs)
         else:
             out = self.module(x, *args, **kwargs)
         for tensor in out if isinstance(out, tuple) else (out,):
@@ -204,6 +210,9 @@ class Block:
                 tensor.storage.allocation.handed_over = True
         tape.enter(tape.phase, None)
         return out
+
+    def _named(self, *args: Any, x: Tensor, **kwargs: Any) -> Any:
+        return self.module(x, *args, **kwargs)
 
 
 class Stack(Module):

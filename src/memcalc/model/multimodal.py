@@ -50,15 +50,21 @@ DEFAULT_SIDE = 448
 
 
 class SizedEye(Eye):
-    """An eye that takes images of any size, rounded to whole tokens of `token` pixels' height and width."""
+    """An eye that takes images of any size, rounded to whole tokens of `token` pixels' height and width.
 
-    def __init__(self, config: Config, token: int) -> None:
+    With `most`, the processor rounds up instead, and makes larger images so large (Pixtral's).
+    """
+
+    def __init__(self, config: Config, token: int, most: int | None = None) -> None:
         self.config = config
-        self.token = token
+        self.token, self.most = token, most
 
     def image_side(self, size: int | None) -> int:
         """Height and width of an image in pixels."""
-        return max(1, round((size or DEFAULT_SIDE) / self.token)) * self.token
+        side = size or DEFAULT_SIDE
+        if self.most is not None:
+            return -(-min(side, self.most) // self.token) * self.token
+        return max(1, round(side / self.token)) * self.token
 
     def tokens(self, size: int | None) -> int:
         """As many as fit into the image."""
@@ -84,17 +90,19 @@ class VisionLanguage(Network):
 
     With `mutual`, the tokens of an image see each other, whichever comes first, so that a mask is always made. With
     `own_cache`, the decoder does not ask the whole model whether to cache: it does so in training too. A model that
-    reads `videos` looks for their tokens too, even where there are none.
+    reads `videos` looks for their tokens too, even where there are none. Where there is `one_forward`, embeddings and
+    features stay until the loss is there.
     """
 
     def __init__(
-        self, eye: Eye, text: Language, *, mutual: bool = False, own_cache: bool = False, videos: bool = False
-    ) -> None:
+        self, eye: Eye, text: Language, *, mutual: bool = False, own_cache: bool = False, videos: bool = False,
+        one_forward: bool = False,
+    ) -> None:  # fmt: skip
         self.visual = eye
         self.text = text.model
         self.attention_of = text.kin.attention_used
         self.mutual = mutual
-        self.videos = videos
+        self.videos, self.one_forward = videos, one_forward
         self.caches = own_cache and text.caches
 
     def image_side(self, size: int | None) -> int | None:
@@ -107,14 +115,15 @@ class VisionLanguage(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits; the output object keeps what the tower gave, and the cache if there is one."""
-        hidden, kept = self._read(batch)
+        hidden, kept, _held = self._read(batch)
         return self.text.finish(batch, hidden, kept)
 
-    def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
+    def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...], tuple[Any, ...]]:
         ids, tape = batch.ids, batch.ids.tape
-        inputs_embeds = self.text.model.embed_tokens(ids)
+        inputs_embeds, cleaned = self._embedded(ids)
         outputs: Sight | None = None
         guide: dict[str, Any] = {}
+        features = mask = None
         starts = tape.cache is None or tape.cache.length == 0
         if batch.images and starts:
             outputs = self._look(batch)
@@ -122,6 +131,8 @@ class VisionLanguage(Network):
             if not isinstance(features, Tensor):
                 features = ops.cat(features, 0)
             features = ops.to(features, inputs_embeds.dtype)
+            if self.one_forward:
+                outputs = Sight(features, outputs.kept)  # the model keeps no others
             mask, *_others = places(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
             guide = self._guide(ids, outputs, mask)
@@ -133,8 +144,14 @@ class VisionLanguage(Network):
         with tape.attending(self.attention_of(tape.attention)):
             hidden = self.text.model(ids, batch.padding or mutual, embeds=inputs_embeds, **guide)
         tape.cache = outer
-        del groups
-        return hidden, (outputs, made)
+        del groups, cleaned
+        if self.one_forward:
+            return hidden, (None if outputs is None else outputs.kept, made), (inputs_embeds, features, mask)
+        return hidden, (outputs, made), ()
+
+    def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
+        """Embeddings of ids [b, s], and what stays until the decoder is through."""
+        return self.text.model.embed_tokens(ids), None
 
     def _look(self, batch: Batch) -> Sight:
         """What the eye makes of the images."""

@@ -141,9 +141,10 @@ class DecoderModel(Module):
     else the sliding window in tokens. A rotary embedding that answers with a dict has a pair for each window. On their
     way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
     `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
-    held, or not made at all. With `all_masks`, every block gets all masks by window. With `rebinds`, dropout takes over
-    the embeddings' name, so that they go. `chunked` windows are those of Llama 4. With `masked`, masks are made where
-    kernels could do without; with `carries`, what a block gives beside its hidden states goes to the next one.
+    held, or not made at all; those that are given are held. With `all_masks`, every block gets all masks by window.
+    With `rebinds`, dropout takes over the embeddings' name, so that they go. `chunked` windows are those of Llama 4.
+    With `masked`, masks are made where kernels could do without; with `carries`, what a block gives beside its hidden
+    states goes to the next one.
     """
 
     def __init__(
@@ -182,6 +183,7 @@ class DecoderModel(Module):
                 attention, window = _mixer(block)
                 if window != RECURRENT:
                     ids.tape.cache.announce(attention, window, block.copies, inputs_embeds)
+        given = position_ids is not None
         if position_ids is None and self.positions != "none":
             position_ids = positions(ids.tape, ids.shape[1])
         masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
@@ -191,7 +193,7 @@ class DecoderModel(Module):
         rotation = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
         if self.norm_first:
             hidden = self.norm(hidden)
-        passed = position_ids if self.positions == "passed" else None
+        passed = position_ids if self.positions == "passed" and not given else None
         carried: Tensor | None = None
         for layer in self.layers:
             window = _mixer(layer.module)[1]

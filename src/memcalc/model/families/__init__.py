@@ -116,7 +116,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "mllama": ("mllama",),
     "internvl": ("internvl",),
     "idefics": ("idefics3", "smolvlm"),
-    "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"),
+    "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
     "contrastive": (
         "clip",
         "siglip",
@@ -145,6 +145,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "granite_moe": ("granitemoe", "granitemoehybrid"),
     "falcon_h1": ("falcon_h1",),
     "llama4": ("llama4_text",),
+    "llama4_vision": ("llama4",),
+    "pixtral": ("pixtral",),
     "lfm2": ("lfm2", "lfm2_moe"),
     "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     "openelm": ("openelm",),

@@ -41,7 +41,7 @@ def _l2_norm(x: Tensor) -> Tensor:
     return ops.to(_divided(ops.to(x, FP32)), x.dtype)
 
 
-def _rotated(query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+def rotated(query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Query and key [b, s, h, d] as complex numbers, turned by `table` [rows, s, d / 2]."""
     query_pairs = ops.as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
     key_pairs = ops.as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
@@ -90,7 +90,7 @@ class Llama4Attention(Module):
         key = self._split(self.k_proj(hidden))
         value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
         if self.rotated:
-            query, key = _rotated(query, key, *rotation)
+            query, key = rotated(query, key, *rotation)
         if self.normed:
             query = _l2_norm(query)
             key = _l2_norm(key)

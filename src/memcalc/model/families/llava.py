@@ -14,6 +14,7 @@ from memcalc.model.multimodal import (
     VisionLanguage,
     check_size,
     chosen,
+    config_side,
     language_model,
     pieces,
     tied_anywhere,
@@ -57,7 +58,7 @@ class PackedLlavaEye(SizedEye):
     """LLaVA's with Pixtral's tower: one sequence of patches for all images, split into images behind the projector."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
-        super().__init__(v, v.integer("patch_size"))
+        super().__init__(v, v.integer("patch_size"), config_side(v))
         keep = chosen(c.get("vision_feature_layer"), v.integer("num_hidden_layers"), c.where)
         self.several = isinstance(c.get("vision_feature_layer"), (list, tuple))
         if c.text("vision_feature_select_strategy") == "default":

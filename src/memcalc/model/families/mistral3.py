@@ -7,7 +7,7 @@ from memcalc.model.config import Config
 from memcalc.model.eyes import Projector, tower_of, vision_config
 from memcalc.model.families import Family
 from memcalc.model.module import Module
-from memcalc.model.multimodal import Sight, SizedEye, VisionLanguage, chosen, language_model
+from memcalc.model.multimodal import Sight, SizedEye, VisionLanguage, chosen, config_side, language_model
 from memcalc.model.network import Network
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import RMSNorm
@@ -54,7 +54,7 @@ class MergingEye(SizedEye):
     """States of chosen layers, merged by squares of patches."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
-        super().__init__(v, v.integer("patch_size") * c.integer("spatial_merge_size"))
+        super().__init__(v, v.integer("patch_size") * c.integer("spatial_merge_size"), config_side(v))
         layers = c.get("vision_feature_layer")
         keep = chosen(layers, v.integer("num_hidden_layers"), c.where)
         self.several = isinstance(layers, (list, tuple))

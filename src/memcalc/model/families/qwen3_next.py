@@ -30,8 +30,10 @@ class RotaryOfGrids(Module):
         self.original_inv_freq = Buffer(dim // 2)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
-        """The pair [b, s, dim] for positions [1, s]; `x` [b, s, h] lends its dtype."""
-        grids = ops.expand(ops.unsqueeze(position_ids, 0), 3, x.shape[0], -1)
+        """The pair [b, s, dim] for positions [1, s], or [3, b, s] where images are; `x` [b, s, h] lends its dtype."""
+        grids = position_ids
+        if len(grids.shape) == 2:
+            grids = ops.expand(ops.unsqueeze(position_ids, 0), 3, x.shape[0], -1)
         freqs = ops.multiply(ops.to(ops.unsqueeze(grids, -1), FP32), self.inv_freq)
         cos = ops.scale(ops.cos(freqs))
         sin = ops.scale(ops.sin(freqs))

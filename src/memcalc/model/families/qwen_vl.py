@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -125,7 +125,20 @@ def qwen3_vl_moe(c: Config, architecture: str | None) -> Network:
     return _deep(c, _TEXT_3_MOE)
 
 
+def qwen3_5(c: Config, architecture: str | None) -> Network:
+    """Qwen 3.5: Qwen3-VL's tower, of whose middle the decoder sees nothing."""
+    text = language_model(c, f"{c.text('model_type')}_text", tied=c.flag("tie_word_embeddings"))
+    return QwenVL(_eye(c, ()), text, own_cache=True, videos=True)
+
+
 def _deep(c: Config, kin: Family) -> Network:
+    depths = c.nested("vision_config", _TOWER_3).integers("deepstack_visual_indexes")
+    text = language_model(c, kin, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
+    return Deepstack(_eye(c, depths), text, own_cache=True, videos=True)
+
+
+def _eye(c: Config, depths: Sequence[int]) -> DeepstackEye:
+    """The tower, and the features of its blocks at `depths`."""
     v = c.nested("vision_config", _TOWER_3)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
     wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
@@ -136,11 +149,9 @@ def _deep(c: Config, kin: Family) -> Network:
         norm = LayerNorm(width * side**2 if norm_merged else width)
         return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
 
-    depths = v.integers("deepstack_visual_indexes")
     eye = DeepstackEye(v, parts, merger, depths)
     as_tower(eye)
-    text = language_model(c, kin, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
-    return Deepstack(eye, text, own_cache=True, videos=True)
+    return eye
 
 
 _TOWER_2: dict[str, object] = {
@@ -181,4 +192,6 @@ FAMILIES = {
     "qwen2_5_vl": Family("qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, verified=_ROWS),
     "qwen3_vl": Family("qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, verified=_ROWS),
     "qwen3_vl_moe": Family("qwen3_vl_moe", qwen3_vl_moe, {"tie_word_embeddings": False}, verified=_ROWS),
+    "qwen3_5": Family("qwen3_5", qwen3_5, {"tie_word_embeddings": False}, verified=_ROWS),
+    "qwen3_5_moe": Family("qwen3_5_moe", qwen3_5, {"tie_word_embeddings": False}, verified=_ROWS),
 }

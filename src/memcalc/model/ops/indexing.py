@@ -77,6 +77,16 @@ def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     return out
 
 
+def index_add_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """`base`, which needs no gradient, with `values` added to its rows `indices` in place: keeps both."""
+    out = Tensor(base.shape, base.stride, base.dtype, base.storage)
+    node = record(base.tape, out, _taken_back, (values,), values.shape)
+    if node is not None:
+        node.save(indices)
+        node.save(values)
+    return out
+
+
 def scatter(base: Tensor, indices: Tensor) -> Tensor:
     """`base` with a number put at `indices`, a copy: keeps the indices."""
     out = like(base)

@@ -182,6 +182,19 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
+def embedding_bag(ids: Tensor, weight: Tensor, shares: Tensor) -> Tensor:
+    """Sums [n, h] of rows of `weight` by ids [n, k], times `shares` [n, k]: keeps these and where each bag begins."""
+    tape, (count, size) = weight.tape, ids.shape
+    starts = tape.new((count,), INT64)
+    out = tape.new((count, weight.shape[1]), weight.dtype)
+    bags, sizes = tape.new((count * size,), INT64), tape.new((count,), INT64)
+    node = record(tape, out, _embedding_backward, (weight,))
+    if node is not None:
+        for kept in (ids, starts, shares, bags, sizes):
+            node.save(kept)
+    return out
+
+
 def _embedding_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     edge = node.edges[0]

@@ -44,18 +44,19 @@ class PackedPatchEmbedding(Module):
 class AxialRotary(Module):
     """cos and sin [n, d] from rows and columns [n, 2]: half of the angles by each, in fp32 unless `cast`.
 
-    With `halves`, all angles are computed for both, and half of them are taken (Pixtral).
+    With `halves`, all angles are computed for both, and half of them are taken (Pixtral). With `flipped`, rows and
+    columns take turns (Kimi).
     """
 
     scope = "rotary embedding"
 
-    def __init__(self, head_dim: int, *, halves: bool = False, cast: bool = False) -> None:
+    def __init__(self, head_dim: int, *, halves: bool = False, cast: bool = False, flipped: bool = False) -> None:
         if head_dim % 4:
             raise ConfigError(f"a vision tower's heads have {head_dim} elements, but must have a multiple of four.")
         count = head_dim // 2 if halves else head_dim // 4
         self.inv_freq = Buffer(count)
         self.original_inv_freq = Buffer(count)
-        self.halves, self.cast = halves, cast
+        self.halves, self.cast, self.flipped = halves, cast, flipped
 
     def forward(self, x: Tensor, places: Tensor) -> Rotation:
         """The pair for `places`; `x` lends its dtype where it is cast."""
@@ -67,6 +68,9 @@ class AxialRotary(Module):
         return (ops.to(cos, x.dtype), ops.to(sin, x.dtype)) if self.cast else (cos, sin)
 
     def _both(self, freqs: Tensor) -> Tensor:
+        if self.flipped:
+            turns = ops.reshape(ops.like(ops.transpose(freqs, 1, 2)), freqs.shape[0], -1)
+            return ops.cat((turns, turns), -1)
         row, column = ops.chunk(freqs, 2, -1) if self.halves else (freqs, freqs)
         row, column = ops.select(row, 1), ops.select(column, 1)
         angles = ops.cat((row, column), -1)
@@ -100,8 +104,8 @@ class PackedAttention(Module):
         self.qkv = Linear(hidden, 3 * hidden, bias=True, group="attention")
         self.proj = Linear(hidden, hidden, bias=True, group="attention")
 
-    def forward(self, hidden: Tensor, lengths: Sequence[int], rotation: Rotation) -> Tensor:
-        """[n, h] to [n, h]; `lengths` are those of the stretches."""
+    def _heads(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value [1, heads, n, d]."""
         count = hidden.shape[0]
         query, key, value = ops.unbind(
             ops.permute(ops.reshape(self.qkv(hidden), count, 3, self.heads, -1), 1, 0, 2, 3), 0
@@ -111,6 +115,12 @@ class PackedAttention(Module):
         query = ops.unsqueeze(ops.transpose(query, 0, 1), 0)
         key = ops.unsqueeze(ops.transpose(key, 0, 1), 0)
         value = ops.unsqueeze(ops.transpose(value, 0, 1), 0)
+        return query, key, value
+
+    def forward(self, hidden: Tensor, lengths: Sequence[int], rotation: Rotation) -> Tensor:
+        """[n, h] to [n, h]; `lengths` are those of the stretches."""
+        count = hidden.shape[0]
+        query, key, value = self._heads(hidden, rotation)
         if hidden.tape.attention == "flash":  # one call that knows where stretches begin
             out, _ = attend(query, key, value, None)
         else:
@@ -119,6 +129,28 @@ class PackedAttention(Module):
             out = ops.cat(outs, 1)
         out = ops.contiguous(ops.reshape(out, count, -1))
         return self.proj(out)  # type: ignore[no-any-return]
+
+
+class SplitPackedAttention(PackedAttention):
+    """The same with three projections, and a batch of one from the start (Kimi)."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__(hidden, heads)
+        del self.qkv
+        self.q_proj = Linear(hidden, hidden, bias=True, group="attention")
+        self.k_proj = Linear(hidden, hidden, bias=True, group="attention")
+        self.v_proj = Linear(hidden, hidden, bias=True, group="attention")
+
+    def _heads(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (1, hidden.shape[0], self.heads, -1)
+        query = ops.reshape(self.q_proj(hidden), *shape)
+        key = ops.reshape(self.k_proj(hidden), *shape)
+        value = ops.reshape(self.v_proj(hidden), *shape)
+        query, key = rotary_in_fp32(query, key, *rotation)
+        query = ops.transpose(query, 2, 1)
+        key = ops.transpose(key, 2, 1)
+        value = ops.transpose(value, 2, 1)
+        return query, key, value
 
 
 class PackedBlock(Module):

@@ -1,0 +1,43 @@
+"""Pixtral's tower by itself."""
+
+from __future__ import annotations
+
+from memcalc.model.config import Config
+from memcalc.model.families import Family
+from memcalc.model.multimodal import SizedEye, config_side
+from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.pixtral import PIXTRAL, PixtralTower
+
+
+class PixtralVisionModel(Network):
+    """Hidden states of the patches of all images. Transformers gives it neither a head nor a loss."""
+
+    reads_text = False
+    any_size = True
+
+    def __init__(self, c: Config) -> None:
+        self.tower = PixtralTower(c, ())
+        self.size = SizedEye(c, c.integer("patch_size"), config_side(c))
+        self.config = c
+
+    def image_side(self, size: int | None) -> int | None:
+        """Height and width of an image in pixels."""
+        return self.size.image_side(size)
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Hidden states [1, n, h]."""
+        side = self.size.image_side(batch.image_size)
+        states, _, _ = self.tower(batch.pixels(self.config, sides=(side, side)))
+        return Outputs(None, (states,))
+
+
+def pixtral(c: Config, architecture: str | None) -> Network:
+    """The vision tower of Pixtral 12B and of Mistral 3."""
+    return PixtralVisionModel(c)
+
+
+FAMILIES = {
+    "pixtral": Family(
+        "pixtral", pixtral, PIXTRAL, blocks="encoder", verified="forward of the tower measured in LLaVA and Mistral 3"
+    ),
+}
