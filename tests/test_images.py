@@ -38,6 +38,10 @@ TILES_4 = {
     "vision_config": {**TOWER, "intermediate_size": 256, "projector_input_dim": 32, "projector_output_dim": 32,
                       "vision_output_dim": 32},
 }  # fmt: skip
+ARIA: dict[str, Any] = {
+    "model_type": "aria", "text_config": {**TEXT, "moe_num_experts": 4}, "vision_config": TOWER,
+    "projector_patch_to_query_dict": {"4": 2, "16": 3},
+}  # fmt: skip
 GRIDS = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)]
 
 
@@ -69,6 +73,8 @@ def forward(step: Step) -> int:
         (PIXTRAL, None, 32 * 32),
         (PIXTRAL, 449, 33 * 33),
         (PIXTRAL, 5000, 37 * 37),
+        (ARIA, None, 3),
+        (ARIA, 28, 2),
         (TILES_4, None, 4),
         (TILES_4, 100, 5 * 4),
         (TILES_4, 5000, 17 * 4),
@@ -143,6 +149,13 @@ def test_windows_at_the_edges_are_smaller() -> None:
         ),
         ({"model_type": "llama4", "vision_config": {"projector_input_dim": 8}}, "projector_input_dim"),
         ({"model_type": "llama4", "vision_config": {"pixel_shuffle_ratio": 0.3}}, "pixel_shuffle_ratio"),
+        (
+            {"model_type": "kimi_k25", "text_config": {}, "vision_config": {"merge_kernel_size": [2]}},
+            "merge_kernel_size",
+        ),
+        ({"model_type": "kimi_k25", "vision_config": {"hidden_size": 64}}, "projection_hidden_size"),
+        ({**ARIA, "projector_patch_to_query_dict": {"x": 1}}, "projector_patch_to_query_dict"),
+        ({**ARIA, "text_config": {**ARIA["text_config"], "moe_topk": 9}}, "moe_topk"),
         ({**QWEN, "vision_config": {"num_heads": 5}}, "heads"),
     ],
 )
@@ -165,3 +178,8 @@ def test_frozen_towers_keep_their_inputs_under_checkpointing() -> None:
     kept = [train({**LLAVA, "vision_config": {**TOWER, "num_hidden_layers": n}}, **options) for n in (4, 5)]
     saved = [Sweep(step.tape).saved_for_backward(step.forward_end) for step in kept]
     assert saved[1] > saved[0]
+
+
+def test_images_for_which_there_are_no_queries() -> None:
+    with pytest.raises(UsageError, match=r"42 pixels have 9 patches.* --image-size one of 28, 56"):
+        train(ARIA, image_size=42)

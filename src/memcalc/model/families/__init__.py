@@ -147,6 +147,8 @@ _FILES: dict[str, tuple[str, ...]] = {
     "llama4": ("llama4_text",),
     "llama4_vision": ("llama4",),
     "pixtral": ("pixtral",),
+    "kimi": ("kimi_k25",),
+    "aria": ("aria", "aria_text"),
     "lfm2": ("lfm2", "lfm2_moe"),
     "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
     "openelm": ("openelm",),

@@ -24,23 +24,45 @@ class MultiheadAttention(Module):
     def _split(self, x: Tensor, length: int, batch: int) -> Tensor:
         return ops.transpose(ops.view(x, length, batch * self.heads, -1), 0, 1)
 
-    def forward(self, query: Tensor, states: Tensor) -> Tensor:
-        """Queries [b, l, h] and states [b, n, h], both key and value, to [b, l, h]."""
+    def _both(self, query: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Projections where key and value are of the same states."""
         hidden = query.shape[-1]
-        query, states = ops.transpose(query, 1, 0), ops.transpose(states, 1, 0)
-        length, batch, _ = query.shape
-        seen = states.shape[0]
         of_query, of_both = ops.split(self.in_proj_weight, [hidden, 2 * hidden], 0)
         bias_query, bias_both = ops.split(self.in_proj_bias, [hidden, 2 * hidden], 0)
         projected = ops.linear(query, of_query, bias_query)
         both = ops.linear(states, of_both, bias_both)
         both = ops.view(both, *both.shape[:-1], 2, hidden)
         both = ops.contiguous(ops.squeeze(ops.transpose(ops.unsqueeze(both, 0), 0, -2), -2))
-        key, value = ops.select(both, 0), ops.select(both, 0)
+        return projected, ops.select(both, 0), ops.select(both, 0)
+
+    def _three(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Projections of query, key and value."""
+        weights = ops.chunk(self.in_proj_weight, 3, 0)
+        biases = ops.chunk(self.in_proj_bias, 3, 0)
+        return tuple(ops.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True))
+
+    def forward(
+        self, query: Tensor, states: Tensor, values: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Queries [b, l, h] and states [b, n, h], both key and value, to [b, l, h].
+
+        Values may be others. `mask` [b · heads, l, n] is true where nothing is seen.
+        """
+        hidden = query.shape[-1]
+        bias = None if mask is None else ops.like(mask, query.dtype)
+        query, states = ops.transpose(query, 1, 0), ops.transpose(states, 1, 0)
+        length, batch, _ = query.shape
+        seen = states.shape[0]
+        if values is None:
+            projected, key, value = self._both(query, states)
+        else:
+            values = ops.transpose(values, 1, 0)
+            projected, key, value = self._three(query, states, values)
         heads = self._split(projected, length, batch)
         key, value = self._split(key, seen, batch), self._split(value, seen, batch)
         scaled = ops.scale(heads)
-        weights = ops.bmm(scaled, ops.transpose(key, -2, -1))
+        turned = ops.transpose(key, -2, -1)
+        weights = ops.bmm(scaled, turned) if bias is None else ops.baddbmm(bias, scaled, turned)
         weights = ops.softmax(weights)
         out = ops.bmm(weights, value)
         out = ops.view(ops.contiguous(ops.transpose(out, 0, 1)), length * batch, hidden)
