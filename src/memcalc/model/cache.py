@@ -39,6 +39,7 @@ class Cache:
 
         The scalars that sliding layers keep are made together with the cache. `like` lends the tape.
         """
+        window = getattr(layer, "cached_window", window)
         if window is not None and id(layer) not in self._scalars:
             tape = like.tape
             self._scalars[id(layer)] = [_named(tape.new((), INT64), "KV cache") for _ in range(copies)]

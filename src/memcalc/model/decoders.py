@@ -14,6 +14,7 @@ from memcalc.model.network import DecoderModel, Network
 from memcalc.model.sublayers.attention import GroupedQueryAttention
 from memcalc.model.sublayers.blocks import DecoderBlock
 from memcalc.model.sublayers.linear import Embedding
+from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import GatedMLP
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding
@@ -66,7 +67,9 @@ def dense_decoder(
     layers = Stack(list(zip(windows, turned, feed_forward, strict=True)), build)
     if rotary is None:
         rotary = RotaryEmbedding(c.head_dim(), long=c.rope_type() == "longrope")
-    decoder = DecoderModel(table, layers, norm(hidden), rotary or None, sorted_windows(masks or windows), **model)
+    if masks is None:
+        masks = [*windows, None] if set(windows) == {RECURRENT} else windows  # hybrids make attention's mask anyhow
+    decoder = DecoderModel(table, layers, norm(hidden), rotary or None, sorted_windows(masks), **model)
     tied = c.flag("tie_word_embeddings")
     return heads.decoder(c, architecture, decoder, hidden, table, tied=tied, bend=bend, bias=head_bias)
 

@@ -124,8 +124,10 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
         return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, bias=True), experts, weights_too=True)
 
     bias = c.flag("attention_bias")
+    windows, window = by_type(c, 2), c.optional("sliding_window")
     return dense_decoder(
-        c, architecture, windows=by_type(c, 2), mlp=mixture, norm=partial(RMSNorm, scale_in="mixed"),
+        c, architecture, windows=windows, masks=[None, window], mlp=mixture,
+        norm=partial(RMSNorm, scale_in="mixed"),
         attention={"bias": bias, "out_bias": bias, "sinks": True, "rotate": rotary_of_halves},
         rotary=RotaryEmbedding(c.head_dim(), once=True),
     )  # fmt: skip

@@ -167,8 +167,9 @@ class GroupedQueryAttention(Module):
 
     `bias` is on the query, key and value projections, `out_bias` on the output's; with `fused` the three are one.
     `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
-    none). A layer with a sliding `window` caches no more than that. `softcapped` bends the scores of eager attention,
-    `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before its projection.
+    none). A layer with a sliding `window` caches no more than that, or all if `cached_whole`. `softcapped` bends the
+    scores of eager attention, `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before
+    its projection.
     `sinks` gives each head a score of its own, `key_scaled` multiplies keys by a number. `out` names the output's
     projection.
     """
@@ -180,12 +181,14 @@ class GroupedQueryAttention(Module):
         bias: bool = False, out_bias: bool = False, fused: bool = False, head_norm: HeadNorm | bool = False,
         rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
         window: int | None = None, softcapped: bool = False, clipped: bool = False, sinks: bool = False,
-        key_scaled: bool = False, out_norm: Callable[[], Module] | None = None, out: str = "o_proj",
+        key_scaled: bool = False, cached_whole: bool = False, out_norm: Callable[[], Module] | None = None,
+        out: str = "o_proj",
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
         self.dropout, self.out_dropout = dropout, out_dropout
         self.window = window
+        self.cached_window = None if cached_whole else window
         self.rotate = rotate
         self.softcapped, self.clipped, self.key_scaled = softcapped, clipped, key_scaled
         self.fused = fused
@@ -214,14 +217,14 @@ class GroupedQueryAttention(Module):
     def _split(self, x: Tensor) -> Tensor:
         return ops.view(x, *x.shape[:-1], -1, self.head_dim)
 
-    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Hidden states [b, s, h] to query, key and value [b, heads, s, d]."""
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Hidden states [b, s, h] to query, key and value [b, heads, s, d], and one projection that they are cut of."""
         if self.fused:
             qkv = self.qkv_proj(hidden)
             counts = (self.heads, self.kv_heads, self.kv_heads)
             pieces = [ops.narrow(qkv, -1, count * self.head_dim) for count in counts]
             query, key, value = (ops.transpose(self._split(piece), 1, 2) for piece in pieces)
-            return query, key, value
+            return query, key, value, qkv
         at = None if self.head_norm is None else self.head_norm.at
         if at == "projection" or self.clipped:
             q_norm, k_norm = self._norms("projection")
@@ -233,7 +236,7 @@ class GroupedQueryAttention(Module):
             query = ops.transpose(self._split(query), 1, 2)
             key = ops.transpose(self._split(key), 1, 2)
             value = ops.transpose(self._split(value), 1, 2)
-            return query, key, value
+            return query, key, value, None
         if at == "later":
             q_norm, k_norm = self._norms("later")
             query = self._split(self.q_proj(hidden))
@@ -241,18 +244,18 @@ class GroupedQueryAttention(Module):
             value = self._split(self.v_proj(hidden))
             query = q_norm(query)
             key = k_norm(key)
-            return ops.transpose(query, 1, 2), ops.transpose(key, 1, 2), ops.transpose(value, 1, 2)
+            return ops.transpose(query, 1, 2), ops.transpose(key, 1, 2), ops.transpose(value, 1, 2), None
         q_norm, k_norm = self._norms("heads")
         query = ops.transpose(q_norm(self._split(self.q_proj(hidden))), 1, 2)
         key = ops.transpose(k_norm(self._split(self.k_proj(hidden))), 1, 2)
         if self.key_scaled:
             key = ops.scale(key)
         value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
-        return query, key, value
+        return query, key, value, None
 
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b, s, h] to [b, s, h], and the probabilities where they exist."""
-        query, key, value = self._project(hidden)
+        query, key, value, _projected = self._project(hidden)
         q_norm, k_norm = self._norms("transposed")
         query = q_norm(query)
         key = k_norm(key)
@@ -262,7 +265,7 @@ class GroupedQueryAttention(Module):
         query = q_norm(query)
         key = k_norm(key)
         if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.window)
+            key, value = query.tape.cache.update(self, key, value, self.cached_window)
         out, weights = attend(
             query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped, sinks=self.sinks
         )
