@@ -6,7 +6,7 @@ Source: torch/csrc/autograd/{VariableTypeManual,functions/tensor}.cpp of PyTorch
 from __future__ import annotations
 
 from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.ops.elementwise import divide_gradients, like
+from memcalc.model.ops.elementwise import divide_gradients, like, to
 from memcalc.model.ops.unary import scratch
 from memcalc.model.ops.views import clone, narrow
 from memcalc.model.tensor import Tensor
@@ -64,7 +64,7 @@ def copy_into(x: Tensor, piece: Tensor) -> Tensor:
     Backward copies the whole gradient, and then the slice of it; where x itself needs one, the slice is zeroed.
     """
     out = rebased(x)
-    record(x.tape, out, _copy_into_backward, (x, piece), piece.shape)
+    record(x.tape, out, _copy_into_backward, (x, piece), (piece.shape, piece.dtype))
     return out
 
 
@@ -72,10 +72,12 @@ def _copy_into_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
+    shape, dtype = node.context
     whole = like(grad)
-    of_piece = node.tape.new(node.context, grad.dtype)
+    of_slice = node.tape.new(shape, grad.dtype)
+    of_piece = to(of_slice, dtype)
     if not node.needs(0):
         return [None, of_piece]
-    zeros = node.tape.new(node.context, grad.dtype)
+    zeros = node.tape.new(shape, grad.dtype)
     del zeros
     return [whole, of_piece if node.needs(1) else None]

@@ -42,7 +42,7 @@ class SharedAttention(GroupedQueryAttention):
         for name in ("q", "k", "v") if uses else ():
             setattr(self, f"linear_{name}_adapter_list", [Adapter(wide, rank, wide, "attention") for _ in uses])
 
-    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         query, key, value = self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)
         if self.adapted is not None:
             q, k, v = (vars(self)[f"linear_{name}_adapter_list"][self.adapted] for name in ("q", "k", "v"))
@@ -52,7 +52,7 @@ class SharedAttention(GroupedQueryAttention):
         query = ops.transpose(self._split(query), 1, 2)
         key = ops.transpose(self._split(key), 1, 2)
         value = ops.transpose(self._split(value), 1, 2)
-        return query, key, value
+        return query, key, value, None
 
 
 class SharedMLP(Module):
