@@ -171,7 +171,7 @@ def shape_of(module: Module) -> tuple[int, int]:
 
 def _adapted(module: Module, lora: Lora) -> Module:
     if isinstance(module, Embedding):
-        return LoraEmbedding(module, lora.rank, dtype=lora.dtype)
+        return LoraEmbedding(module, lora.rank, dtype=lora.dtype, dora=lora.dora)
     inputs, outputs = shape_of(module)
     return LoraLinear(
         module, inputs, outputs, lora.rank, dtype=lora.dtype, dropout=lora.dropout, bias=lora.bias == "adapter",

@@ -147,16 +147,17 @@ def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:
 
 
 class LoraEmbedding(Module):
-    """An embedding with an adapter: rows of A, then B. Nothing is cast but the result."""
+    """An embedding with an adapter: rows of A, then B. Nothing is cast but the result. `dora` as in `LoraLinear`."""
 
     scope = "embedding"
 
-    def __init__(self, base: Embedding, rank: int, *, dtype: DType = FP32) -> None:
+    def __init__(self, base: Embedding, rank: int, *, dtype: DType = FP32, dora: bool = False) -> None:
         count, width = base.weight.shape
         self.base_layer = base
         self.copies = base.copies
         self.lora_embedding_A = _settle(Parameter(rank, count, group=GROUP), dtype, base.copies)
         self.lora_embedding_B = _settle(Parameter(width, rank, group=GROUP), dtype, base.copies)
+        self.lora_magnitude_vector = _settle(Parameter(width, group=GROUP), dtype, base.copies) if dora else None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""
@@ -164,7 +165,27 @@ class LoraEmbedding(Module):
         dtype = out.dtype
         first = ops.transpose(self.lora_embedding_A, 0, 1)
         second = ops.transpose(self.lora_embedding_B, 0, 1)
-        rows = ops.embedding(ids, first)
-        added = ops.scale(ops.matmul(rows, second))
-        out = ops.add(out, added)
+        if self.lora_magnitude_vector is not None:
+            scale, added = self._weight_decomposed(ids, first, second, self.lora_magnitude_vector)
+            out = ops.add(ops.multiply(scale, out), self._scaled(added))
+        else:
+            rows = ops.embedding(ids, first)
+            added = ops.scale(ops.matmul(rows, second))
+            added = self._scaled(added)
+            out = ops.add(out, added)
         return ops.to(out, dtype)
+
+    def _scaled(self, added: Tensor) -> Tensor:
+        """Times the number by which the base layer multiplies its vectors, if it does."""
+        scale = getattr(self.base_layer, "embed_scale", None)
+        return added if scale is None else ops.multiply(added, ops.to(scale, added.dtype))
+
+    def _weight_decomposed(
+        self, ids: Tensor, first: Tensor, second: Tensor, magnitude: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """DoRA's factor of both results [width], and the adapter's share [..., width]."""
+        delta = ops.transpose(ops.matmul(first, second), 0, 1)
+        norm = _norm_of_sum(self.base_layer.weight, delta.detach(), by_columns=False)
+        scale = ops.divide(magnitude, norm)
+        added = ops.scale(ops.multiply(scale, ops.matmul(ops.embedding(ids, first), second)))
+        return scale, added
