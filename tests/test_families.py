@@ -1,6 +1,7 @@
 """What `memcalc families` says of every family is so."""
 
 import json
+from typing import Any
 
 import pytest
 from cli_runs import run
@@ -10,11 +11,11 @@ from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
 from memcalc.model.families import family, known
 from memcalc.tables.lora_targets import REFUSED
 
-CONFIGS = {
-    config["model_type"]: config
-    for path in sorted(FOLDER.glob("*.jsonl"))
-    for config in [json.loads(line)["case"]["config"] for line in path.read_text().splitlines()]
-}
+CONFIGS: dict[str, dict[str, Any]] = {}
+for _path in sorted(FOLDER.glob("*.jsonl")):
+    for _line in _path.read_text().splitlines():
+        _config = json.loads(_line)["case"]["config"]
+        CONFIGS.setdefault(_config["model_type"], _config)
 
 
 @pytest.mark.parametrize("model_type", sorted(CONFIGS))
