@@ -8,7 +8,6 @@ from memcalc.host import in_host_memory
 from memcalc.idle import idle
 from memcalc.model.config import Config
 from memcalc.model.families import family
-from memcalc.model.network import CausalLM
 from memcalc.model.spec import ModelSpec
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
@@ -42,8 +41,6 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     yield from _padding(setup, step)
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
-    if spec.config.get("output_router_logits") and not isinstance(step.network, CausalLM):
-        yield "the auxiliary loss of routers (output_router_logits) is left out: a few numbers a token and expert"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
         yield from dict.fromkeys(module.note for _, module in step.network.modules() if module.note)
     yield from idle(spec, setup, step)

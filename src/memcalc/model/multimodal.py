@@ -115,8 +115,9 @@ class VisionLanguage(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits; the output object keeps what the tower gave, and the cache if there is one."""
+        self.text.listen(batch.ids.tape)
         hidden, kept, _held = self._read(batch)
-        return self.text.finish(batch, hidden, kept)
+        return self.text.conclude(batch, hidden, kept)
 
     def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...], tuple[Any, ...]]:
         ids, tape = batch.ids, batch.ids.tape

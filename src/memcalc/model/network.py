@@ -255,10 +255,17 @@ class CausalLM(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
-        tape = batch.ids.tape
-        tape.routed = [] if self.balanced else None
+        self.listen(batch.ids.tape)
         hidden = self.model(batch.ids, batch.padding)  # it stays until the last loss is there
-        outputs = self.finish(batch, hidden)
+        return self.conclude(batch, hidden)
+
+    def listen(self, tape: Tape) -> None:
+        """Note what routers give from here on, where there is a loss of it."""
+        tape.routed = [] if self.balanced else None
+
+    def conclude(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
+        """Loss and logits as `finish` gives them, and the losses beside that of the tokens."""
+        tape, outputs = batch.ids.tape, self.finish(batch, hidden, kept)
         if tape.routed:
             with tape.scoped("experts"):
                 self._balance(batch, outputs, tape.routed)

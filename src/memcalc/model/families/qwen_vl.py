@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, gated_mlp
@@ -122,6 +123,11 @@ def qwen3_vl(c: Config, architecture: str | None) -> Network:
 
 def qwen3_vl_moe(c: Config, architecture: str | None) -> Network:
     """Qwen3-VL with experts."""
+    if c.nested("text_config", {}).flag("output_router_logits"):
+        raise ConfigError(
+            f"{c.where} has 'output_router_logits' in its 'text_config', with which Transformers cannot run this "
+            "family; set it to false."
+        )
     return _deep(c, _TEXT_3_MOE)
 
 
