@@ -14,7 +14,7 @@ from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import PRE_NORM, DecoderBlock
 from memcalc.model.sublayers.mlp import GatedMLP, PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm, RMSNorm
-from memcalc.model.sublayers.rotary import rotary_scaled_by_position
+from memcalc.model.sublayers.rotary import scaled_by_position
 
 
 def apertus(c: Config, architecture: str | None) -> Network:
@@ -40,7 +40,7 @@ def ministral3(c: Config, architecture: str | None) -> Network:
     for section in ("rope_parameters", "rope_scaling"):
         if c.section(section) and c.section(section).get("llama_4_scaling_beta") is None:
             raise ConfigError(f"{c.where} has no 'llama_4_scaling_beta' in {section!r}, which ministral3 needs.")
-    return dense_decoder(c, architecture, windows=everywhere(c), attention={"rotate": rotary_scaled_by_position})
+    return dense_decoder(c, architecture, windows=everywhere(c), attention={"bend_query": scaled_by_position})
 
 
 def cwm(c: Config, architecture: str | None) -> Network:

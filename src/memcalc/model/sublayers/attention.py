@@ -169,7 +169,7 @@ class GroupedQueryAttention(Module):
     `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
     none). A layer with a sliding `window` caches no more than that, or all if `cached_whole`. `softcapped` bends the
     scores of eager attention, `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before
-    its projection.
+    its projection. `bend_query` is what is done to rotated queries.
     `sinks` gives each head a score of its own, `key_scaled` multiplies keys by a number. `out` names the output's
     projection.
     """
@@ -182,7 +182,7 @@ class GroupedQueryAttention(Module):
         rotate: Rotate | None = apply_rotary, dropout: float = 0.0, out_dropout: float = 0.0,
         window: int | None = None, softcapped: bool = False, clipped: bool = False, sinks: bool = False,
         key_scaled: bool = False, cached_whole: bool = False, out_norm: Callable[[], Module] | None = None,
-        out: str = "o_proj",
+        out: str = "o_proj", bend_query: Callable[[Tensor], Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
@@ -190,6 +190,7 @@ class GroupedQueryAttention(Module):
         self.window = window
         self.cached_window = None if cached_whole else window
         self.rotate = rotate
+        self.bend_query = bend_query
         self.softcapped, self.clipped, self.key_scaled = softcapped, clipped, key_scaled
         self.fused = fused
         self.sinks = Parameter(heads, group="attention") if sinks else None
@@ -261,6 +262,8 @@ class GroupedQueryAttention(Module):
         key = k_norm(key)
         if self.rotate is not None:
             query, key, *_held = self.rotate(query, key, *rotation)
+        if self.bend_query is not None:
+            query = self.bend_query(query)
         q_norm, k_norm = self._norms("rotated")
         query = q_norm(query)
         key = k_norm(key)

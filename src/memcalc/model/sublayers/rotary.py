@@ -220,15 +220,13 @@ def rotary_held(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
     return query, key, query_rot, query_pass, key_rot, key_pass
 
 
-def rotary_scaled_by_position(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Ministral 3's: Llama's, then queries times a number that grows with the position, which every layer computes."""
-    query, key = apply_rotary(query, key, cos, sin)
-    query = ops.multiply(query, ops.to(_position_scale(cos), query.dtype))
-    return query, key
+def scaled_by_position(query: Tensor) -> Tensor:
+    """Queries [b, heads, s, d] times a number that grows with the position, as each layer computes (Ministral 3)."""
+    return ops.multiply(query, ops.to(_position_scale(query), query.dtype))
 
 
-def _position_scale(cos: Tensor) -> Tensor:
+def _position_scale(query: Tensor) -> Tensor:
     """[1, 1, s, 1]: 1 + a·log(1 + floor(position / b))."""
-    ratio = cos.tape.new(cos.shape[:-1], FP32)
+    ratio = query.tape.new((1, query.shape[2]), FP32)
     scale = ops.shift(ops.scale(ops.log(ops.shift(ops.scale(ratio)))))
     return ops.unsqueeze(ops.unsqueeze(scale, 1), -1)
