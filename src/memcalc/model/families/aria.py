@@ -196,5 +196,5 @@ FAMILIES = {
         "num_attention_heads": 32, "hidden_act": "silu", "max_position_embeddings": 2048, "attention_bias": False,
         "attention_dropout": 0.0, "mlp_bias": False, "moe_num_experts": 8, "moe_topk": 2,
         "moe_num_shared_experts": 2, "tie_word_embeddings": False,
-    }, verified="measured in Aria"),
+    }, verified=_ROWS),
 }  # fmt: skip
