@@ -33,11 +33,13 @@ class ShortConv(Module):
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
+        length = hidden.shape[1]
         hidden = masked(hidden, mask)
         projected = ops.transpose(self.in_proj(hidden), 1, 2)
         b, c, x = ops.chunk(projected, 3, 1)
         hidden = ops.multiply(b, x)
-        hidden = self.conv(hidden, self)
+        hidden = self.conv.remembered(hidden, self)
+        hidden = self.conv(hidden, self, length)
         out = ops.multiply(c, hidden)
         out = ops.contiguous(ops.transpose(out, 1, 2))
         return self.out_proj(out), None

@@ -21,21 +21,31 @@ class CausalConv(Module):
         self.bias = Parameter(channels, group="state-space mixer") if bias else None
         self.act = act
 
-    def __call__(self, x: Tensor, owner: object) -> Tensor:
-        """[b, channels, s] to [b, channels, s]; the last inputs are kept in the cache of `owner`, if there is one."""
-        tape, length = x.tape, x.shape[-1]
+    def remembered(self, x: Tensor, owner: object) -> Tensor:
+        """x [b, channels, s] behind what the cache of `owner` holds, or behind padding; the last inputs are kept there.
+
+        A single token is left to the state itself. What comes back takes the place of x.
+        """
+        cache, length = x.tape.cache, x.shape[-1]
+        if cache is None:
+            return x
+        channels, _, width = self.weight.shape
+        seen = cache.has_state(owner, STATE)
+        state = cache.state(owner, (x.shape[0], channels, width), x.dtype, x, STATE)
+        if seen and length > 1:
+            return ops.cat((state, x), -1)
+        if not seen and length < width:
+            return ops.pad(x, -1, width - length)
+        return x
+
+    def __call__(self, x: Tensor, owner: object, length: int) -> Tensor:
+        """What `remembered` gave, [b, channels, ...], to the last `length` of it."""
+        cache = x.tape.cache
         weight = ops.squeeze(self.weight, 1)
-        if tape.cache is None:
+        if cache is None:
             return self._over_sequence(x, weight)
-        channels, width = weight.shape
-        seen = tape.cache.has_state(owner, STATE)
-        state = tape.cache.state(owner, (x.shape[0], channels, width), x.dtype, x, STATE)
-        if seen and length == 1:
-            return self._over_token(x, state, weight)
-        if seen:
-            x = ops.cat((state, x), -1)
-        elif length < width:
-            x = ops.pad(x, -1, width - length)
+        if x.shape[-1] == 1:
+            return self._over_token(x, cache.kept_state(owner, STATE), weight)
         return ops.narrow(self._over_sequence(x, weight), -1, length)
 
     def _over_sequence(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -130,7 +130,8 @@ class MambaMixer(Module):
             unused = ops.to(self.D, FP32), ops.to(dt_bias, FP32)
             del unused
         mixed, gate = ops.chunk(projected, 2, 1)
-        mixed = self.conv1d(mixed, self)
+        mixed = self.conv1d.remembered(mixed, self)
+        mixed = self.conv1d(mixed, self, length)
         mixed = masked(ops.transpose(mixed, 1, 2), mask)
         steps, b, c = ops.split(self.x_proj(mixed), self.widths, -1)
         if self.norms is not None:
