@@ -24,7 +24,8 @@ AT_80 = """\
 │ (adamw)           ├── fp32 momentum                15.0 GiB                  │
 │                   └── fp32 variance                15.0 GiB                  │
 │ GRADIENTS         ▎░░░░░░░░░░░░░                    0.4 GiB  4 bytes/param   │
-│                   └── fp32 gradients                0.4 GiB  up to 15.0 GiB  │
+│                                                              up to 15.0 GiB  │
+│                   └── fp32 gradients                0.4 GiB                  │
 │ ACTIVATIONS       █████████████████████▎           22.0 GiB  5.5 MiB/token   │
 │                   ├── 34 blocks                    20.0 GiB                  │
 │                   └── head                          2.0 GiB                  │
@@ -90,7 +91,8 @@ ASCII_AT_80_IN_GB = """\
 | (adamw)           |-- fp32 momentum                 16.1 GB                  |
 |                   `-- fp32 variance                 16.1 GB                  |
 | GRADIENTS         #.............                     0.4 GB  4 bytes/param   |
-|                   `-- fp32 gradients                 0.4 GB  up to 16.1 GB   |
+|                                                              up to 16.1 GB   |
+|                   `-- fp32 gradients                 0.4 GB                  |
 | ACTIVATIONS       #####################             23.6 GB  5.8 MB/token    |
 |                   |-- 34 blocks                     21.5 GB                  |
 |                   `-- head                           2.1 GB                  |

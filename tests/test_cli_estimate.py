@@ -115,6 +115,8 @@ def test_check_exits_with_3_and_still_answers() -> None:
         (["--params", "4B", "--allocator-reserve", "-1"], "--allocator-reserve must be at least 0"),
         (["--params", "4B", "--allocator-reserve", "nan"], "--allocator-reserve"),
         (["--params", "4B", "--allocator-reserve", "some"], "--allocator-reserve needs a number"),
+        (["--params", "4B", "--allocator-reserve", "nan"], "--allocator-reserve needs a number, not 'nan'"),
+        (["--params", "4B", "--allocator-reserve", "٠.٥"], "--allocator-reserve needs a number"),
         (["--params", "4B", "--cuda-context", "big"], "not a size"),
         (["--params", "4B", "--cublas-workspace", "8M"], "ambiguous"),
         (["--params", "4B", "--batc", "1"], "No such option"),

@@ -89,12 +89,15 @@ def test_an_option_that_says_nothing_is_refused(option: dict[str, Any], message:
 
 
 VIT = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64}
+WHISPER = {"model_type": "whisper", "d_model": 96, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64}
 IDLE: list[tuple[dict[str, Any], TrainingSetup | InferenceSetup, str]] = [
     (LLAMA, TrainingSetup(images=3), "--images changes nothing: llama reads no images"),
     (LLAMA, InferenceSetup(image_size=8), "--image-size changes nothing: llama reads no images"),
     (LLAMA, TrainingSetup(target_len=8), "--target-len changes nothing: llama is no encoder-decoder"),
     (LLAMA, InferenceSetup(target_len=8), "--target-len changes nothing: generation begins with one token"),
     (LLAMA, TrainingSetup(expert_imbalance=2.0), "an uneven spread over experts changes nothing"),
+    (WHISPER, TrainingSetup(seq_len=8, target_len=9), "--seq-len changes nothing: the source is no text"),
+    (WHISPER, InferenceSetup(seq_len=8), "--seq-len changes nothing: the source is no text"),
     (VIT, TrainingSetup(seq_len=8), "--seq-len changes nothing"),
     (VIT, TrainingSetup(images=3), "--batch says how many"),
     (VIT, TrainingSetup(image_size=32), "--image-size changes nothing"),
@@ -109,10 +112,20 @@ def test_an_option_without_use_is_said_to_be(
     assert any(line in said for said in report.assumptions)
 
 
-def test_a_model_of_images_alone_serves_images() -> None:
+def test_a_source_of_sound_has_no_tokens() -> None:
+    """The one length of text is the target's, whichever option names it."""
+    spec = ModelSpec.from_config(WHISPER)
+    by_target, by_length = (estimate(spec, TrainingSetup(**{name: 9})) for name in ("target_len", "seq_len"))
+    assert by_target.peak == by_length.peak
+    assert (by_target.setup["seq_len"], by_target.setup["target_len"]) == (None, 9)
+    assert "batch 1 × 9 tokens" in paint.plain(render(by_target, 80))
+    assert not any("sequence length" in line for line in by_target.assumptions)
+
+
+def test_a_model_of_images_alone_serves_a_batch() -> None:
     report = estimate(ModelSpec.from_config(VIT), InferenceSetup(batch=2), find_gpu("24GB"))
     box = paint.plain(render(report, 80, "GiB", unicode=True))
-    assert "images at once" in box
+    assert "SERVES   a batch of " in box
     assert "tokens" not in box
     assert report.setup["seq_len"] is None
 

@@ -145,3 +145,19 @@ def test_the_line_of_the_box(tmp_path: Path) -> None:
     assert "SERVES" in text
     assert "or one of 8,192" in text
     assert "vllm fills 20.1 GiB" in text
+
+
+def test_what_is_too_short_to_run_decides_nothing() -> None:
+    """An image takes 16 tokens, so the search for the longest context meets sequences that cannot hold it."""
+    tower = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32, "patch_size": 8}
+    text = {**LLAMA, "num_hidden_layers": 2}
+    config = {"model_type": "llava", "text_config": text, "vision_config": {"model_type": "clip_vision_model", **tower}}
+    assert report(config, GPU).serving.longest_context > 16
+    assert report({**config, "text_config": {**text, "num_hidden_layers": 2000}}, GPU).serving.longest_context == 0
+
+
+def test_what_does_not_fit_is_said_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "num_hidden_layers": 2000}))
+    text = run("from-file", str(path), "--mode", "inference", "--gpu", "24GB").stdout
+    assert "SERVES   no sequence of 256 tokens, nor a shorter one" in text

@@ -31,8 +31,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     """Lines for the defaults that were taken and for what the answer rests on."""
     said = setup.model_fields_set
     yield from left_out(spec)
-    if setup.seq_len is None and step.network.reads_text:
-        yield f"sequence length {step.seq_len} (default; --seq-len)"
+    yield from _lengths(setup, step)
     yield from images(setup, step)
     used = step.resolved()
     taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
@@ -58,6 +57,17 @@ def left_out(spec: ModelSpec) -> Iterator[str]:
     taken = [f"{key} {kin.defaults[key]}" for key in _SIZES if key not in given and kin.defaults.get(key) is not None]
     if taken:
         yield f"the config leaves out what its class has a default for: {', '.join(taken)}"
+
+
+def _lengths(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+    """The lengths of text that nobody named."""
+    reads = step.network.reads_text and step.network.source_is_text
+    if reads and setup.seq_len is None:
+        yield f"sequence length {step.seq_len} (default; --seq-len)"
+    if step.network.length_counts:
+        yield f"--seq-len counts {step.network.length_counts}, where this report says tokens"
+    if step.target_len is not None and setup.target_len is None and (reads or setup.seq_len is None):
+        yield f"target length {step.target_len} ({'that of the source' if reads else 'default'}; --target-len)"
 
 
 def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:

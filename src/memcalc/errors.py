@@ -23,6 +23,10 @@ class TooLongError(UsageError):
         self.longest = longest
 
 
+class TooShortError(UsageError):
+    """A sequence is too short for what it must hold, such as the tokens of its images."""
+
+
 class ConfigError(MemcalcError):
     """A config.json is missing, malformed, contradictory, or lacks a key."""
 
@@ -40,8 +44,9 @@ class HubError(MemcalcError):
 
 
 def close_matches(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'a' or 'b'?"`, or an empty string when nothing known comes near `word`."""
+    """`"; did you mean 'a' or 'b'?"`, or an empty string when nothing known comes near `word`; case does not matter."""
     from difflib import get_close_matches  # costs milliseconds that only an error has to pay
 
-    near = get_close_matches(word.lower(), list(known), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
+    names = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), list(names), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(names[name]) for name in near)}?" if near else ""

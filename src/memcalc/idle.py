@@ -28,6 +28,11 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
             f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
             for name in ("images", "image_size") if name in given and getattr(setup, name) is not None
         )  # fmt: skip
+    if not step.network.source_is_text and setup.seq_len is not None:
+        if not step.training:
+            yield "--seq-len changes nothing: the source is no text, and generation begins with one token"
+        elif setup.target_len is not None:
+            yield "--seq-len changes nothing: the source is no text, and --target-len says how long the target is"
     if setup.target_len is not None:
         if not step.training:
             yield "--target-len changes nothing: generation begins with one token of the target (--new-tokens)"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memcalc.assume import positions
 from memcalc.capacity import capacity
-from memcalc.errors import TooLongError
+from memcalc.errors import TooLongError, TooShortError
 from memcalc.generation import generate
 from memcalc.model.spec import ModelSpec
 from memcalc.report import Serving
@@ -35,10 +35,21 @@ def serving(
             return process_of(generate(spec, candidate), candidate) <= usable(candidate, gpu)
         except TooLongError:
             return False
+        except TooShortError:  # longer ones decide
+            return True
+
+    def runs(length: int) -> bool:
+        try:
+            generate(spec, setup.model_copy(update={"batch": 1, "seq_len": length}))
+        except TooShortError:
+            return False
+        return True
 
     found = capacity(setup, step.seq_len, fits, positions(spec))
+    counts_tokens = step.network.reads_text and step.network.source_is_text
+    context = found.context if counts_tokens and found.context and runs(found.context) else 0
     fills = ENGINES[setup.engine].utilization is not None
     return Serving(
-        largest_batch=found.batch, longest_context=found.context if step.network.reads_text else 0,
+        largest_batch=found.batch, longest_context=context,
         occupied_bytes=usable(setup, gpu) if fills else process_of(step, setup),
     )  # fmt: skip

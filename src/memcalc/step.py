@@ -51,6 +51,8 @@ class Step:
     forward_end: int
     """The tick at which forward had finished and its outputs were still held."""
     seq_len: int
+    target_len: int | None = None
+    """Tokens of the target that an encoder-decoder is trained on."""
     trained: tuple[Weight, ...] = ()
     """The trained weights as the optimizer sees them: those that the loss reaches."""
     update_order: tuple[Weight, ...] = ()
@@ -78,8 +80,8 @@ class Step:
 
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
-        length = self.seq_len if self.network.reads_text else None
-        used = {"seq_len": length, "attention": self.tape.attention, **self.used}
+        length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
+        used = {"seq_len": length, "target_len": self.target_len, "attention": self.tape.attention, **self.used}
         if self.training:
             used["optimizer_impl"] = self.implementation
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
@@ -205,6 +207,8 @@ def _walk(
     updater = _updater(tape, trained, setup)
     usual = network.usual_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    if not network.source_is_text:
+        length = setup.target_len or length
     inherited = [storage for module in keepers(network) for storage in module.inherit(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
@@ -231,6 +235,7 @@ def _walk(
         None,
         forward_end,
         length,
+        target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
         update_order=tuple(_weight(p, n, setup) for p, n in trained.in_order(set()) if p.reached),
         beside=more.beside,

@@ -21,6 +21,7 @@ SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": Tra
 """The setup of each `--mode`."""
 
 _WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][+-]?[0-9]{1,2})?")
 
 
 @frozen
@@ -93,10 +94,9 @@ def read_value(option: str, kind: Any, text: str) -> Any:
             raise UsageError(f"{option} needs a whole number, not {quoted(text)}.")
         return int(re.sub("[_,]", "", text))
     if kind is float:
-        try:
-            return float(text)
-        except ValueError:
-            raise UsageError(f"{option} needs a number, not {quoted(text)}.") from None
+        if not _DECIMAL.fullmatch(text.strip()):
+            raise UsageError(f"{option} needs a number, not {quoted(text)}.")
+        return float(text)
     if not text.strip():
         raise UsageError(f"{option} is empty: give a value, or leave the option out.")
     return text

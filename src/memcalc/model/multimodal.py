@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from memcalc.errors import ConfigError, UsageError
+from memcalc.errors import ConfigError, TooShortError, UsageError
 from memcalc.model import ops
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
@@ -158,7 +158,7 @@ class VisionLanguage(Network):
         """What the eye makes of the images."""
         taken = self.image_tokens(batch.images, batch.image_size)
         if taken > batch.ids.shape[1]:
-            raise UsageError(
+            raise TooShortError(
                 f"--images {batch.images} takes {taken} tokens of each sequence, but {batch.ids.shape[1]} are read at "
                 f"once; give --seq-len {taken} or more, or fewer images."
             )

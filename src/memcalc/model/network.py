@@ -100,12 +100,16 @@ class Network(Module):
 
     reads_text: bool = True
     """Whether token ids matter; a model that reads images alone has no sequence length."""
+    source_is_text: bool = True
+    """Whether an encoder reads token ids; where not, the one length of text is that of the target."""
     main_input: str = "input_ids"
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
     reads: str = "images"
     """What the model reads where it reads no text."""
     any_size = False
     """Whether images may have any size, whatever the config says."""
+    length_counts: str = ""
+    """What the sequence length counts, where it is not tokens."""
     usual_length: int | None = None
     """The sequence length where none is asked for; None leaves it to the options' default."""
     takes_past: bool = True

@@ -23,6 +23,7 @@ class SpeechNetwork(Network):
     def __init__(self, model: Module, features: int | None) -> None:
         self.model, self.features = model, features
         self.usual_length = 160_000 if features is None else 500
+        self.length_counts = "samples, 16,000 a second" if features is None else "frames, 50 a second"
         self.main_input = "input_values" if features is None else "input_features"
 
     def sound(self, batch: Batch) -> Tensor:

@@ -6,6 +6,7 @@ from itertools import zip_longest
 from memcalc.records import frozen
 from memcalc.render.paint import Line, Span
 from memcalc.render.text import cells, clip, left, right, visible, wrap
+from memcalc.render.words import served, workload
 from memcalc.report import Component, Part, Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -109,19 +110,13 @@ class _Box:
 
     def _subject(self) -> str:
         """Which model and micro-batch, as much of it as fits beside the title."""
-        model, setup, room = self.report.model, self.report.setup, self.width - 18
+        model, job, room = self.report.model, workload(self.report), self.width - 18
         name, count = visible(model.name, self.unicode), format_count(model.parameters.total)
-        batch, tokens = setup.get("sequences", setup.get("batch")), setup.get("seq_len")
         long, short = ("", "") if count in name else (f", {count} parameters", f", {count}")
         if model.parameters.active < model.parameters.total:
             active = f", {format_count(model.parameters.active)} active"
             long, short = long + active, short + active
-        tails = [long, short]
-        if batch and tokens is None:
-            tails = [f"{long} · batch {batch}", f"{short} · batch {batch}"]
-        elif batch:
-            job = f" · batch {batch} × {tokens} tokens"
-            tails = [long + job, short + job, f"{short} · {batch} × {tokens}"]
+        tails = [f"{long} · {job}", f"{short} · {job}", f"{short} · {job[6:].removesuffix(' tokens')}"]
         tails = [visible(tail, self.unicode) for tail in tails]
         tail = next((tail for tail in tails if cells(name + tail) <= room), tails[-1])
         return clip(clip(name, max(8, room - cells(tail)), self.unicode) + tail, room, self.unicode)
@@ -140,6 +135,7 @@ class _Box:
         if self.width < _WIDE:
             under, beside = under + beside, []
         bodies = [(self._bar(component, scale), format_bytes(component.peak_bytes, self.unit))]
+        bodies += [("", "")] * (len(beside) - 1)  # a note stands beside a part only if it is the part's
         bodies += self._parts(component.parts)
         for index, (head, body, note) in enumerate(zip_longest([title, *under], bodies, beside)):
             text, size = body or ("", "")
@@ -214,10 +210,7 @@ class _Box:
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
         if (serving := self.report.serving) is not None:
-            tokens = self.report.setup["seq_len"]
-            one = serving.longest_context
-            what = f"sequences of {tokens:,} tokens, or one of {one:,}" if tokens else "images at once"
-            yield "SERVES", f"{serving.largest_batch:,} {what}", ""
+            yield "SERVES", served(self.report), ""
             if serving.occupied_bytes > peak.process_bytes:
                 taken = format_bytes(serving.occupied_bytes, self.unit)
                 yield "", f"{self.report.setup['engine']} fills {taken}, whatever it needs", ""

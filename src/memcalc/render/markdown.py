@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 
 from memcalc.render.text import visible
+from memcalc.render.words import served, workload
 from memcalc.report import Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -17,7 +18,7 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     model, peak, gpu = report.model, report.peak, report.gpu
     count, active = model.parameters.total, model.parameters.active
     per_token = "" if active == count else f", {format_count(active)} of them active for a token"
-    yield f"**{_quoted(model.name)}**, {format_count(count)} parameters{per_token}"
+    yield f"**{_quoted(model.name)}**, {format_count(count)} parameters{per_token} · {workload(report)}"
     yield ""
     yield "| row | at the peak | own maximum | bytes per parameter |"
     yield "|---|--:|--:|--:|"
@@ -28,14 +29,15 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     yield f"| **process (nvidia-smi)** | **{format_bytes(peak.process_bytes, unit)}** | | |"
     yield ""
     yield f"Peak: {format_bytes(peak.allocated_bytes, unit)} allocated, {_quoted(peak.moment)}."
+    phases = {name: getattr(report.phases, name).peak_bytes for name in report.phases.__dataclass_fields__}
+    yield f"Phases: {', '.join(f'{name} {format_bytes(nbytes, unit)}' for name, nbytes in phases.items())}."
     if report.kv_cache_bytes:
         yield f"KV cache: {format_bytes(report.kv_cache_bytes, unit)}."
     if gpu is not None:
         room = format_bytes(abs(gpu.free_bytes), unit)
         yield f"{_quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
-    if (serving := report.serving) is not None and (tokens := report.setup.get("seq_len")):
-        context = f"or one of {serving.longest_context:,}"
-        yield f"Serves {serving.largest_batch:,} sequences of {tokens:,} tokens, {context}."
+    if report.serving is not None:
+        yield f"Serves {served(report)}."
     if report.assumptions:
         yield ""
         yield "Assumptions:"

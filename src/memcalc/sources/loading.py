@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from memcalc.errors import HubError, MemcalcError
+from memcalc.errors import HubError, MemcalcError, UsageError
 from memcalc.sources.disk import load_path
 from memcalc.sources.loaded import LoadedModel
 from memcalc.sources.names import shown
@@ -52,6 +52,8 @@ def _read(
     weights: str | None,
     progress: Callable[[str], None] | None,
 ) -> LoadedModel:
+    if not name.strip():
+        raise UsageError("The model's name is empty: give a path, or a name of the Hub such as ORG/NAME.")
     if kind == "file":
         return load_path(Path(name), weights)
     from memcalc.sources.hub import load_hub  # brings huggingface_hub, which `from-file` must not pay for

@@ -185,7 +185,7 @@ def find_gpu(text: str) -> Gpu:
     key = _key(text)
     if (found := _by_name().get(key)) is not None:
         return found
-    if not re.fullmatch(r"[0-9.,_]+\s*[kmgt]?i?b?", text.strip(), re.IGNORECASE):
+    if not re.fullmatch(r"[+-]?[0-9.,_]+(e[0-9+-]+)?\s*[kmgt]?i?b?", text.strip(), re.IGNORECASE):
         raise UsageError(
             f"No GPU is called {quoted(text)}{_meant(key)} `memcalc gpus` lists them, and a size such as 24GB works "
             "too."
@@ -209,7 +209,7 @@ def _meant(key: str) -> str:
     begun = [gpu.name for gpu in GPUS if key and _key(gpu.name).startswith(key + "-")]
     if begun:
         return f"; did you mean {' or '.join(repr(name) for name in begun)}?"
-    return close_matches(key, _by_name()) or "."
+    return close_matches(key, [gpu.name for gpu in GPUS]) or "."
 
 
 @cache

@@ -205,6 +205,7 @@ class BlipForConditionalGeneration(Network):
     """An image and what is written about it. Generation begins with a start token."""
 
     main_input = "pixel_values"
+    source_is_text = False
 
     def __init__(self, c: Config) -> None:
         vision, text = c.nested("vision_config", _VISION), c.nested("text_config", _TEXT)

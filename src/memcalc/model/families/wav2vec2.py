@@ -5,7 +5,7 @@ The sequence length is the number of samples (16,000 a second).
 
 from __future__ import annotations
 
-from memcalc.errors import ConfigError, UsageError
+from memcalc.errors import ConfigError, TooShortError
 from memcalc.model import ops
 from memcalc.model.autograd import require_gradient
 from memcalc.model.config import Config
@@ -41,12 +41,12 @@ class FeatureEncoder(Module):
         self.kernels, self.strides = kernels, strides
 
     def frames(self, samples: int) -> int:
-        """How many vectors the convolutions make of so many samples. Raises UsageError where there are none."""
+        """How many vectors the convolutions make of so many samples. Raises TooShortError where there are none."""
         left = samples
         for kernel, stride in zip(self.kernels, self.strides, strict=True):
             left = (left - kernel) // stride + 1
             if left < 1:
-                raise UsageError(
+                raise TooShortError(
                     f"{samples:,} samples are too few for the convolutions; --seq-len is the number of samples, "
                     "16,000 for a second."
                 )

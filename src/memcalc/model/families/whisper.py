@@ -98,7 +98,7 @@ class WhisperDecoder(Module):
         """Ids [b, t] and encoder states [b, s, h] to hidden states [b, t, h]."""
         inputs_embeds = self.embed_tokens(ids)
         if cache is None:
-            check_length(ids, self.embed_positions.weight.shape[0])
+            check_length(ids, self.embed_positions.weight.shape[0], "--target-len")
         position_ids = ops.shift(token_range(ids))
         position_ids = ops.clone(ops.expand(ops.unsqueeze(position_ids, 0), *ids.shape), contiguous=True)
         positions = ops.take(self.embed_positions.weight, position_ids)
@@ -119,9 +119,10 @@ class WhisperModel(Module):
 
 
 class WhisperForConditionalGeneration(Network):
-    """With a vocabulary head that shares the decoder's table. The sequence length is that of the transcript."""
+    """With a vocabulary head that shares the decoder's table."""
 
     main_input = "input_features"
+    source_is_text = False
 
     def __init__(self, c: Config) -> None:
         self.model = WhisperModel(c)

@@ -75,17 +75,18 @@ class PositionTable(Embedding):
         return super().forward(ids)
 
 
-def check_length(ids: Tensor, longest: int) -> None:
+def check_length(ids: Tensor, longest: int, option: str = "--seq-len") -> None:
     """Raise TooLongError where `ids` [..., s], behind what a cache has seen, are more than `longest` tokens.
 
-    The token that stands for all of decoding may lie one past the end: what is counted is the tokens kept.
+    `option` is the one that says how long they are. The token that stands for all of decoding may lie one past the end:
+    what is counted is the tokens kept.
     """
     tape = ids.tape
     seen = 0 if tape.cache is None else tape.cache.length
     tokens = seen if tape.phase == "decode" else seen + ids.shape[-1]
     if tokens > longest:
         raise TooLongError(
-            f"the model has {longest:,} learned positions, which {tokens:,} tokens exceed; lower --seq-len"
+            f"the model has {longest:,} learned positions, which {tokens:,} tokens exceed; lower {option}"
             f"{' or --new-tokens' if tape.phase == 'decode' else ''}, or take a model made for longer sequences.",
             longest,
         )
