@@ -147,7 +147,11 @@ _TOWER: dict[str, object] = {
 
 FAMILIES = {
     name: Family(
-        name, idefics3, {"scale_factor": 2, "tie_word_embeddings": False}, verified="measured rows, exact counts"
+        name,
+        idefics3,
+        {"scale_factor": 2, "tie_word_embeddings": False},
+        blocks="vision tower, decoder",
+        verified="measured rows, exact counts",
     )
     for name in ("idefics3", "smolvlm")
 }

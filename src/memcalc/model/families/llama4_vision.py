@@ -233,5 +233,6 @@ _TOWER: dict[str, object] = {
 }  # fmt: skip
 
 FAMILIES = {
-    "llama4": Family("llama4", llama4, {"tie_word_embeddings": False}, verified="measured rows, exact counts"),
+    "llama4": Family("llama4", llama4, {"tie_word_embeddings": False},
+        blocks="vision tower, decoder, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -148,5 +148,6 @@ FAMILIES = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "attention_dropout": 0.0,
         "num_experts_per_tok": 2, "num_local_experts": 8, "block_size": 256, "tie_word_embeddings": False,
         "router_aux_loss_coef": 0.001,
-    }, {"num_experts": "num_local_experts"}, verified="measured rows, exact counts"),
+    }, {"num_experts": "num_local_experts"},
+        blocks="linear attention, attention, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -262,4 +262,13 @@ _TEXT: dict[str, object] = {
     "max_position_embeddings": 131072, "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
 }  # fmt: skip
 
-FAMILIES = {"mllama": Family("mllama", mllama, {}, attention="eager, sdpa", verified="measured rows, exact counts")}
+FAMILIES = {
+    "mllama": Family(
+        "mllama",
+        mllama,
+        {},
+        attention="eager, sdpa",
+        blocks="vision tower, decoder",
+        verified="measured rows, exact counts",
+    )
+}

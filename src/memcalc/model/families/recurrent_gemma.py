@@ -160,5 +160,6 @@ FAMILIES = {
         "num_attention_heads": 10, "attention_window_size": 2048, "conv1d_width": 4,
         "hidden_activation": "gelu_pytorch_tanh", "block_types": ["recurrent", "recurrent", "attention"],
         "attention_dropout": 0.0, "attention_bias": False, "pad_token_id": 0, "tie_word_embeddings": True,
-    }, {"sliding_window": "attention_window_size"}, verified="measured rows, exact counts"),
+    }, {"sliding_window": "attention_window_size"},
+        blocks="recurrent, attention", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -187,5 +187,6 @@ FAMILIES = {
         "hidden_act": "gelu", "num_attention_heads": 32, "attention_dropout": 0.0, "num_mem_blocks": 1,
         "use_shared_attention_adapter": False, "adapter_rank": 128, "use_mem_rope": False, "pad_token_id": 0,
         "tie_word_embeddings": True,
-    }, {"layer_types": "layers_block_type"}, verified="measured rows, exact counts"),
+    }, {"layer_types": "layers_block_type"},
+        blocks="Mamba 2, shared attention", verified="measured rows, exact counts"),
 }  # fmt: skip
