@@ -127,9 +127,14 @@ class Module:
 
     def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all below it, with dotted names, parents first."""
-        yield prefix, self
-        for name, child in self.children():
-            yield from child.modules(f"{prefix}.{name}" if prefix and name else prefix or name)
+        waiting = [(prefix, self)]
+        while waiting:  # not by recursion, in which every module would pass through all above it
+            prefix, module = waiting.pop()
+            yield prefix, module
+            below = [
+                (f"{prefix}.{name}" if prefix and name else prefix or name, child) for name, child in module.children()
+            ]
+            waiting += reversed(below)
 
     def own(self) -> Iterator[tuple[str, Parameter]]:
         """Parameters and buffers that hang on this module itself."""
