@@ -98,6 +98,8 @@ def test_what_real_configs_have_is_harmless(tmp_path: Path, content: bytes) -> N
         (LLAMA | {"num_attention_heads": 3}, "num_attention_heads"),
         (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads"),
         (LLAMA | {"vocab_size": [1]}, "vocab_size"),
+        (LLAMA | {"quantization_config": "nf4"}, "'quantization_config' as 'nf4', but it must be an object"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": "four"}}, "'bits' in 'quantization_config'"),
         (LLAMA | {"vocab_size": "1\x1b[2J0"}, "vocab_size"),
     ],
 )

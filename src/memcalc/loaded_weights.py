@@ -11,12 +11,13 @@ from memcalc.model.declared import declared_dtypes
 from memcalc.model.module import Buffer
 from memcalc.model.naming import NamedWeight, every_weight
 from memcalc.model.network import Network
-from memcalc.model.quantization import find_quantization, quantized_once, skipped_modules
+from memcalc.model.quantization import Quantization, find_quantization, quantized_once, skipped_modules
 from memcalc.model.spec import ModelSpec
 from memcalc.model.stored_weights import GGUF
 from memcalc.model.sublayers.experts import ExpertWeights
 from memcalc.model.sublayers.linear import Conv1D, Linear
 from memcalc.model.tensor import rounded
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 from memcalc.setup import InferenceSetup
 from memcalc.sharding import share
@@ -82,7 +83,9 @@ def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[st
             return name, (f"weights in {name}, as config.json declares (--dtype)",)
     if spec.stored is not None and spec.stored.dtype in LOADABLE:
         return str(spec.stored.dtype), (f"weights in {spec.stored.dtype}, as they are stored (--dtype)",)
-    return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares no dtype; --dtype)",)
+    word = next(declared_dtypes(spec.config), None)
+    why = "no dtype" if word is None else f"the dtype {quoted(word)}, in which nothing is loaded"
+    return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)",)
 
 
 def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
@@ -96,10 +99,14 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
     form = stated_format(stated)
     if form is None:
         return None, (f"quantization {stated.method!r} is not known: weights are counted as if it were not there",)
-    said = [f"weights quantized as {stated.where} of the config says: {stated}"]
+    said = [f"weights quantized as {stated.where} of the config says: {stated}{_unsaid(stated, form)}"]
     if form.only_experts:
         said.append("MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU")
     return form, tuple(said)
+
+
+def _unsaid(stated: Quantization, form: WeightFormat) -> str:
+    return "" if stated.bits else f", which leaves out the bits: {form.bits} are taken"
 
 
 def _skipped(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError, UsageError
+from memcalc.quoting import quoted
 from memcalc.records import frozen
 
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
@@ -68,6 +69,10 @@ def _statements(config: Mapping[str, Any], path: str, depth: int) -> Iterator[tu
         value = config.get(key)
         if isinstance(value, Mapping):
             yield path + key, value
+        elif key == KEYS[0] and value is not None:
+            raise ConfigError(
+                f"config.json gives '{path}{key}' as {quoted(value)}, but it must be an object; correct it."
+            )
     if depth:
         for key, value in config.items():
             if isinstance(value, Mapping) and key not in KEYS:
@@ -103,6 +108,11 @@ def _method(settings: Mapping[str, Any]) -> str | None:
 
 def _described(method: str, where: str, settings: Mapping[str, Any]) -> Quantization:
     read = BITS_OF.get(method)
+    if read and settings.get("bits") is not None and _integer(settings["bits"]) is None:
+        said = quoted(settings["bits"])
+        raise ConfigError(
+            f"config.json gives 'bits' in '{where}' as {said}, but it must be a whole number; correct it."
+        )
     bits = read(settings) if read else _integer(settings.get("bits"))
     group = _group_size(settings)
     return Quantization(method, where, bits, group, MappingProxyType(dict(settings)), read is not None)

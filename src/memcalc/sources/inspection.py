@@ -79,7 +79,13 @@ def inspect_model(model: LoadedModel, name: str, *, generic: bool = False) -> In
         name=name,
         family=None if spec is None else spec.model_type,
         architecture=None if spec is None else spec.architecture,
-        shapes={key: value for key, value in config.items() if isinstance(value, int) and not isinstance(value, bool)},
+        shapes={
+            key: value
+            for key, value in config.items()
+            if isinstance(value, int)
+            and not isinstance(value, bool)
+            and not key.endswith(("_token_id", "_token_index"))
+        },
         parameters=_stored(model) if spec is None else _built(spec),
         stored_bytes=None if checkpoint is None else checkpoint.stored_bytes,
         stored_bytes_by_dtype={} if checkpoint is None else checkpoint.stored_bytes_by_dtype,

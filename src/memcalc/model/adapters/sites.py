@@ -71,8 +71,9 @@ def split_names(text: str) -> frozenset[str]:
 
 
 def linear_names(found: list[Site]) -> str:
-    """The distinct last names of the linear modules of a network, for messages."""
-    names = dict.fromkeys(site.leaf for site in found if isinstance(site.module, (Linear, Conv1D)))
+    """The distinct last names of the linear modules of a network, for messages; of `mlp.0`, both parts."""
+    named = (site for site in found if isinstance(site.module, (Linear, Conv1D)))
+    names = dict.fromkeys(".".join(site.name.split(".")[-2:]) if site.leaf.isdecimal() else site.leaf for site in named)
     return ", ".join(names) or "none"
 
 

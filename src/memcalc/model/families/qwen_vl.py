@@ -93,7 +93,7 @@ def qwen2_vl(c: Config, architecture: str | None) -> Network:
     wide = int(width * v.factor("mlp_ratio"))
     parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
     merger = PatchMerger(
-        LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp_0", "mlp_2")
+        LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
     return _seeing(c, PackedEye(v, parts, merger))
 
@@ -105,7 +105,7 @@ def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     wide = v.integer("intermediate_size")
     parts = Parts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
     merger = PatchMerger(
-        RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp_0", "mlp_2")
+        RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
     return _seeing(c, WindowedEye(v, parts, merger, v.integers("fullatt_block_indexes")))
 
