@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from memcalc import estimate
 from memcalc.assume import assumed
 from memcalc.errors import ConfigError, UsageError
 from memcalc.generation import generate
@@ -183,3 +184,9 @@ def test_frozen_towers_keep_their_inputs_under_checkpointing() -> None:
 def test_images_for_which_there_are_no_queries() -> None:
     with pytest.raises(UsageError, match=r"42 pixels have 9 patches.* --image-size one of 28, 56"):
         train(ARIA, image_size=42)
+
+
+def test_the_merger_has_the_names_of_its_checkpoint() -> None:
+    setup = TrainingSetup(seq_len=256, lora_rank=2, lora_targets="mlp.0")
+    report = estimate(ModelSpec.from_config(QWEN), setup)
+    assert report.model.parameters.trainable == 2 * (256 + 256)

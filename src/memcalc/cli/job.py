@@ -78,7 +78,7 @@ def render(report: Report, shown: Shown) -> str:
         return markdown.render(report, shown.unit)
     from memcalc.render import box, paint
 
-    width = output.terminal_width() if shown.width is None else shown.width
+    width = min(output.terminal_width(), WIDEST) if shown.width is None else shown.width
     lines = box.render(report, width, shown.unit, unicode=not shown.ascii and output.speaks_unicode())
     colour = output.wants_colour() if shown.color is None else shown.color
     return paint.coloured(lines) if colour else paint.plain(lines)
