@@ -83,8 +83,8 @@ def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[st
             return name, (f"weights in {name}, as config.json declares (--dtype)",)
     if spec.stored is not None and spec.stored.dtype in LOADABLE:
         return str(spec.stored.dtype), (f"weights in {spec.stored.dtype}, as they are stored (--dtype)",)
-    word = next(declared_dtypes(spec.config), None)
-    why = "no dtype" if word is None else f"the dtype {quoted(word)}, in which nothing is loaded"
+    words = tuple(declared_dtypes(spec.config))
+    why = f"the dtype {quoted(words[0])}, in which nothing is loaded" if words else "no dtype"
     return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)",)
 
 

@@ -217,9 +217,10 @@ def _walk(
         loss, held, more = pursuit.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
     forward_end = tape.clock
     if loss is None:
+        head = f" as {spec.architecture}" if spec.architecture else ""
         raise ConfigError(
-            f"{spec.model_type} has no loss with head {spec.architecture}; use --mode inference, or let "
-            "'architectures' name a head that has one."
+            f"{spec.model_type} has no loss{head}; use --mode inference, or let 'architectures' name a head that has "
+            "one."
         )
     backward(tape, loss)
     if updater is not None:
