@@ -2,7 +2,8 @@
 
 Every line of `measured/*.jsonl` is one run of the real Transformers model on shape-only CUDA tensors (torch 2.14.1,
 transformers 5.24.0, peft 0.21.2): `case` says what was run, `measured` what `torch.distributed._tools.MemTracker`
-counted in the second optimizer step, or in prefill and decode. A `bare` case was measured without the hooks that it
+counted in the second optimizer step, or in prefill and decode; an encoder-decoder encodes first and then reads a
+start token, as `generate` has it. A `bare` case was measured without the hooks that it
 puts on modules (`mod_tracker.register_multi_grad_hook`), which keep some tensors alive themselves.
 """
 
@@ -94,6 +95,7 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
                 dtype=dtype,  # type: ignore[arg-type]
                 **case.get("options", {}),
             ),
+            like_tracker=like_tracker,
         )
         found, _ = Sweep(step.tape).peaks()
         peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("prefill", "decode")}

@@ -5,8 +5,8 @@ import pytest
 from memcalc.generation import generate
 from memcalc.model.spec import ModelSpec
 from memcalc.peak import Sweep
-from memcalc.setup import InferenceSetup
-from memcalc.step import Step
+from memcalc.setup import InferenceSetup, TrainingSetup
+from memcalc.step import Step, trace
 
 BART = {
     "model_type": "bart", "vocab_size": 500, "d_model": 64, "encoder_layers": 2, "decoder_layers": 3,
@@ -40,3 +40,9 @@ def test_the_encoder_reads_once_for_all_beams(config: dict[str, object]) -> None
     alone, beams, more = (run(config, batch=b, seq_len=90, num_beams=n) for b, n in ((2, 1), (2, 3), (6, 1)))
     assert beams.cache_bytes == more.cache_bytes == 3 * alone.cache_bytes
     assert prefill(alone) < prefill(beams) <= prefill(more)
+
+
+@pytest.mark.parametrize("like_tracker", [False, True])
+def test_on_a_gpu_the_ones_of_a_decoder_are_read_and_no_mask_is_made(like_tracker: bool) -> None:
+    step = trace(ModelSpec.from_config(BART), TrainingSetup(batch=2, seq_len=90), like_tracker=like_tracker)
+    assert any(made.name == "attention mask" for made in step.tape.allocations) is like_tracker

@@ -12,7 +12,7 @@ from memcalc.model.network import Batch
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
 from memcalc.model.sublayers.linear import Embedding
-from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
+from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask, ones_hide
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.positions import KINDS, token_range
 from memcalc.model.tensor import Tensor
@@ -92,7 +92,7 @@ class BartEncoder(Module):
 class BartDecoder(BartEncoder):
     """The same with attention over the encoder's states.
 
-    It makes a padding mask of ones where it gets none, so that a real causal mask reaches attention in training.
+    It makes a padding mask of ones where it gets none, which hides nothing.
     """
 
     decoder = True
@@ -106,7 +106,7 @@ class BartDecoder(BartEncoder):
         past = 0 if cache is None else cache.past
         position_ids = None if self.style.positions == "buffer" else ops.shift(token_range(ids))
         ones = tape.new((ids.shape[0], past + ids.shape[1]), FP32)
-        mask = causal_mask(inputs_embeds, cache is None, past=past)
+        mask = causal_mask(inputs_embeds, ones_hide(tape), past=past)
         if not self.style.keeps_ones:
             del ones
         states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
@@ -140,8 +140,10 @@ class BartModel(Module):
         self.shift = wrap_right if style.wraps else shift_right
 
     def decoder_ids(self, batch: Batch, labels: Tensor | None) -> tuple[Tensor, Cache | None]:
-        """What the decoder reads, and the cache that says how much it has read."""
+        """What the decoder reads, and the cache that says how much it has read. Generation encodes first."""
         cache = decoder_cache(batch.ids.tape, in_training=False)
+        if labels is None and cache is not None:
+            encoded(batch, cache, self.encoder)
         return decoder_input(batch, labels, cache, self.shift), cache
 
     def forward(self, batch: Batch, decoder_ids: Tensor, cache: Cache | None) -> tuple[Tensor, Tensor]:

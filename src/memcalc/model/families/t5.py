@@ -141,21 +141,22 @@ class T5Block(Module):
         self, hidden: Tensor, mask: Tensor | None, states: Tensor | None = None, bias: Tensor | None = None,
         cross_bias: Tensor | None = None, states_mask: Tensor | None = None, cache: Cache | None = None,
     ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:  # fmt: skip
-        """[b, s, h] to [b, s, h], and both biases."""
+        """[b, s, h] to [b, s, h], and both biases. Pure fp16 is kept from overflowing."""
         hidden, own_bias, _ = self.layer[0](hidden, mask=mask, bias=bias, cache=cache)
-        hidden = _clamped(hidden)
+        if hidden.dtype is FP16:
+            bound = ops.finite_bound(hidden)
+            hidden = ops.clamp_within(hidden, bound)
         new_cross = None
         if states is not None:
             hidden, new_cross, _ = self.layer[1](hidden, states=states, mask=states_mask, bias=cross_bias, cache=cache)
-            hidden = _clamped(hidden)
+            if hidden.dtype is FP16:
+                bound = ops.finite_bound(hidden)
+                hidden = ops.clamp_within(hidden, bound)
         hidden = self.layer[-1](hidden)
-        hidden = _clamped(hidden)
+        if hidden.dtype is FP16:
+            bound = ops.finite_bound(hidden)
+            hidden = ops.clamp_within(hidden, bound)
         return hidden, (own_bias, new_cross)
-
-
-def _clamped(hidden: Tensor) -> Tensor:
-    """Pure fp16 is kept from overflowing."""
-    return ops.clamp_to_finite(hidden) if hidden.dtype is FP16 else hidden
 
 
 class T5Stack(Module):

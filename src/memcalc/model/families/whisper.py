@@ -135,6 +135,8 @@ class WhisperForConditionalGeneration(Network):
         """Loss and logits. In generation, the first call encodes and decodes a start token, later ones decode."""
         cache = decoder_cache(batch.ids.tape, in_training=False)
         labels = None if batch.labels is None else batch.target()
+        if labels is None and cache is not None:  # generation encodes first
+            encoded(batch, cache, self.model.encoder)
         decoder_ids = decoder_input(batch, labels, cache)
         states = encoded(batch, cache, self.model.encoder)
         hidden = self.model.decoder(decoder_ids, states, cache)

@@ -171,14 +171,20 @@ def expm1(x: Tensor) -> Tensor:
     return out
 
 
-def clamp_to_finite(x: Tensor) -> Tensor:
-    """x between bounds that depend on whether it is infinite anywhere (T5 in fp16): keeps x and both bounds."""
+def finite_bound(x: Tensor) -> Tensor:
+    """The bound that x is clamped within, a scalar that depends on whether x is infinite anywhere (T5 in fp16)."""
     tape = x.tape
     infinite = compare(like(x))
     some = tape.new((), BOOL)
     del infinite
     bound = tape.new((), FP32)
     del some
+    return bound
+
+
+def clamp_within(x: Tensor, bound: Tensor) -> Tensor:
+    """x between a `bound` and its negative: keeps x and both."""
+    tape = x.tape
     low = like(bound)
     out = like(x)
     node = record(tape, out, _clamp_backward, (x,), 2)

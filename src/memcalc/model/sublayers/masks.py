@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memcalc.model import ops
-from memcalc.model.tape import OVERHEAD
+from memcalc.model.tape import OVERHEAD, Tape
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL, INT64
 
@@ -24,6 +24,14 @@ def padding_input(ids: Tensor) -> Tensor:
     if ids.tape.padding is not None:
         return ids.tape.padding
     return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
+
+
+def ones_hide(tape: Tape) -> bool:
+    """Whether a padding mask of ones that a model makes for itself counts as padding.
+
+    Transformers reads its values and skips it; on the shape-only tensors of PyTorch's trackers there are none to read.
+    """
+    return tape.sum_out_of_place
 
 
 def causal_mask(
