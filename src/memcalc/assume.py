@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from memcalc.host import in_host_memory
 from memcalc.idle import idle
 from memcalc.model.config import Config
 from memcalc.model.families import family
+from memcalc.model.network import Network
 from memcalc.model.spec import ModelSpec
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
@@ -41,13 +43,19 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
-        yield from dict.fromkeys(module.note for _, module in step.network.modules() if module.note)
+        yield from _notes(step.network)
     yield from idle(spec, setup, step)
     yield from step.notes
     yield from in_host_memory(step)
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:
         yield f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)"
+
+
+@lru_cache(maxsize=64)
+def _notes(network: Network) -> tuple[str, ...]:
+    """What modules say of how they run; setups that share a run share its network."""
+    return tuple(dict.fromkeys(module.note for _, module in network.modules() if module.note))
 
 
 def left_out(spec: ModelSpec) -> Iterator[str]:
