@@ -44,6 +44,8 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
         yield from _notes(step.network)
+    if step.training and any(allocation.name == "KV cache" for allocation in step.tape.allocations):
+        yield "Transformers fills this model's KV cache in training too (use_cache); full checkpointing turns it off"
     yield from idle(spec, setup, step)
     yield from step.notes
     yield from in_host_memory(step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.errors import UsageError, close_matches
+from memcalc.errors import UsageError
 from memcalc.model import ops
 from memcalc.model.network import Network
 from memcalc.model.sublayers.mlp import FusedGatedMLP, GatedMLP
@@ -14,10 +14,8 @@ def use_liger(network: Network, model_type: str) -> None:
     """Let Liger's kernels compute norms, gated MLPs and rotary embeddings, as far as it has them for this family."""
     kernels = LIGER.get(model_type)
     if kernels is None:
-        near = close_matches(model_type, LIGER) or ";"
         raise UsageError(
-            f"memcalc knows no Liger kernels for {model_type}{near} leave out --kernels, "
-            f"or use one of {', '.join(sorted(LIGER))}."
+            f"no Liger kernels are known for {model_type}, only for {', '.join(sorted(LIGER))}; leave out --kernels."
         )
     for _, module in network.modules():
         if isinstance(module, FusableNorm):
