@@ -47,6 +47,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup, *, like_tracker: bool = Fal
     tape.all_logits = setup.logits == "all"
     sequences = setup.batch * setup.num_beams
     notes = [*weights.notes, *notes, *_said(setup, engine)]
+    if engine.attention is not None and setup.padding_mask:
+        setup = setup.model_copy(update={"padding_mask": False})
     if encodes(kin, network):
         check_encoder(spec.model_type, setup)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
@@ -107,6 +109,8 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
     lines = list(engine.notes)
     if engine.attention is not None and "attention" in setup.model_fields_set:
         lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
+    if engine.attention is not None and setup.padding_mask:
+        lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
     share = setup.utilization or engine.utilization
     if share is not None:
         lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--utilization)")

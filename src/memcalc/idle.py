@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memcalc.model.families import family
+from memcalc.model.quantization import find_quantization
+from memcalc.setup import TrainingSetup
 
 if TYPE_CHECKING:
     from memcalc.model.spec import ModelSpec
-    from memcalc.setup import InferenceSetup, TrainingSetup
+    from memcalc.setup import InferenceSetup
     from memcalc.step import Step
 
 
@@ -33,6 +35,10 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
             yield "--seq-len changes nothing: the source is no text, and generation begins with one token"
         elif setup.target_len is not None:
             yield "--seq-len changes nothing: the source is no text, and --target-len says how long the target is"
+    if isinstance(setup, TrainingSetup) and setup.hold_outputs and setup.loss in ("cut", "fused-linear"):
+        yield f"--hold-outputs changes nothing: --loss {setup.loss} makes no logits that a loop could hold"
+    if "kbit_prepare" in given and setup.quantization == "none" and find_quantization(spec.config) is None:
+        yield "--kbit-prepare and --no-kbit-prepare change nothing: the model is not quantized"
     if setup.target_len is not None:
         if not step.training:
             yield "--target-len changes nothing: generation begins with one token of the target (--new-tokens)"
