@@ -148,7 +148,7 @@ class DecoderModel(Module):
     held, or not made at all; those that are given are held. With `all_masks`, every block gets all masks by window.
     With `rebinds`, dropout takes over the embeddings' name, so that they go. `chunked` windows are those of Llama 4.
     With `masked`, masks are made where kernels could do without; with `carries`, what a block gives beside its hidden
-    states goes to the next one.
+    states goes to the next one. `uncounted`: the layer that the model asks how many tokens were seen caches none.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class DecoderModel(Module):
         windows: Iterable[int | None] = (None,), *,
         scaled: bool = False, dropout: float = 0.0, norm_first: bool = False,
         positions: Literal["passed", "held", "none"] = "passed", all_masks: bool = False, rebinds: bool = False,
-        chunked: bool = False, masked: bool = False, carries: bool = False,
+        chunked: bool = False, masked: bool = False, carries: bool = False, uncounted: bool = False,
     ) -> None:  # fmt: skip
         self.embed_tokens = embed_tokens
         self.layers = layers
@@ -167,7 +167,7 @@ class DecoderModel(Module):
         self.positions = positions
         self.all_masks = all_masks
         self.rebinds = rebinds
-        self.chunked, self.masked, self.carries = chunked, masked, carries
+        self.chunked, self.masked, self.carries, self.uncounted = chunked, masked, carries, uncounted
 
     def forward(
         self, ids: Tensor, padding: bool, embeds: Tensor | None = None, position_ids: Tensor | None = None,
@@ -222,7 +222,8 @@ class DecoderModel(Module):
         strange = window != 0 and own and window not in own
         chunked = self.chunked and window is not None
         cached = own[0] if strange else SAME
-        return causal_mask(hidden, padding, window, cached=cached, chunked=chunked, always=self.masked)
+        past = 0 if self.uncounted else None
+        return causal_mask(hidden, padding, window, past=past, cached=cached, chunked=chunked, always=self.masked)
 
 
 def _mixer(block: Module) -> tuple[Module, int | None]:

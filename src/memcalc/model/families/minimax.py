@@ -138,7 +138,7 @@ def minimax(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c, architecture, windows=[RECURRENT if kind else window for kind in recurrent], attend=attend,
         attention={"cached_whole": True},  # the cache goes by `layer_types`, which know no window
-        mlp=mixtral_mixture(c), block=ScaledPostNormBlock,
+        mlp=mixtral_mixture(c), block=ScaledPostNormBlock, uncounted=recurrent[0],
     )  # fmt: skip
 
 
