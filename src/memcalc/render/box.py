@@ -6,7 +6,7 @@ from itertools import zip_longest
 from memcalc.records import frozen
 from memcalc.render.paint import Line, Span
 from memcalc.render.text import cells, clip, left, right, visible, wrap
-from memcalc.render.words import served, workload
+from memcalc.render.words import served, trained, workload
 from memcalc.report import Component, Part, Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -116,7 +116,10 @@ class _Box:
         if model.parameters.active < model.parameters.total:
             active = f", {format_count(model.parameters.active)} active"
             long, short = long + active, short + active
-        tails = [f"{long} · {job}", f"{short} · {job}", f"{short} · {job[6:].removesuffix(' tokens')}"]
+        brief = job.removeprefix("batch ").removesuffix(" tokens")
+        tails = [f"{long} · {job}", f"{short} · {job}", f"{short} · {brief}"]
+        if some := trained(self.report):
+            tails = [f"{long}, {some} · {job}", f"{short}, {some} · {job}", f"{short}, {some} · {brief}", *tails]
         tails = [visible(tail, self.unicode) for tail in tails]
         tail = next((tail for tail in tails if cells(name + tail) <= room), tails[-1])
         return clip(clip(name, max(8, room - cells(tail)), self.unicode) + tail, room, self.unicode)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from memcalc.render.text import visible
-from memcalc.render.words import served, workload
+from memcalc.render.words import served, trained, workload
 from memcalc.report import Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -18,6 +18,8 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     model, peak, gpu = report.model, report.peak, report.gpu
     count, active = model.parameters.total, model.parameters.active
     per_token = "" if active == count else f", {format_count(active)} of them active for a token"
+    if some := trained(report):
+        per_token += f", {some}"
     yield f"**{_quoted(model.name)}**, {format_count(count)} parameters{per_token} · {workload(report)}"
     yield ""
     yield "| row | at the peak | own maximum | bytes per parameter |"

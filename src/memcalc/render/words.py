@@ -1,6 +1,7 @@
 """What the box and the Markdown table say in the same words."""
 
 from memcalc.report import Report
+from memcalc.units import format_count
 
 
 def workload(report: Report) -> str:
@@ -9,6 +10,12 @@ def workload(report: Report) -> str:
     batch, source, target = setup.get("sequences", setup.get("batch")), setup.get("seq_len"), setup.get("target_len")
     lengths = [str(length) for length in dict.fromkeys((source, target)) if length]
     return f"batch {batch} × {' → '.join(lengths)} tokens" if lengths else f"batch {batch}"
+
+
+def trained(report: Report) -> str:
+    """How many of the parameters are trained, such as `20.2M trained`; "" where about all of them are."""
+    count = format_count(report.model.parameters.trainable)
+    return f"{count} trained" if report.training and count != format_count(report.model.parameters.total) else ""
 
 
 def served(report: Report) -> str:
