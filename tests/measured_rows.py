@@ -95,7 +95,6 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
                 dtype=dtype,  # type: ignore[arg-type]
                 **case.get("options", {}),
             ),
-            like_tracker=like_tracker,
         )
         found, _ = Sweep(step.tape).peaks()
         peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("prefill", "decode")}

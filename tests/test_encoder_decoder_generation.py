@@ -5,6 +5,7 @@ import pytest
 from memcalc.generation import generate
 from memcalc.model.spec import ModelSpec
 from memcalc.peak import Sweep
+from memcalc.pipeline import estimate
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step, trace
 
@@ -42,7 +43,8 @@ def test_the_encoder_reads_once_for_all_beams(config: dict[str, object]) -> None
     assert prefill(alone) < prefill(beams) <= prefill(more)
 
 
-@pytest.mark.parametrize("like_tracker", [False, True])
-def test_on_a_gpu_the_ones_of_a_decoder_are_read_and_no_mask_is_made(like_tracker: bool) -> None:
-    step = trace(ModelSpec.from_config(BART), TrainingSetup(batch=2, seq_len=90), like_tracker=like_tracker)
-    assert any(made.name == "attention mask" for made in step.tape.allocations) is like_tracker
+def test_the_ones_of_a_decoder_count_as_a_mask_and_are_told() -> None:
+    report = estimate(ModelSpec.from_config(BART), TrainingSetup(batch=2, seq_len=90))
+    assert any("mask of ones" in line for line in report.assumptions)
+    step = trace(ModelSpec.from_config(BART), TrainingSetup(batch=2, seq_len=90))
+    assert any(made.name == "attention mask" for made in step.tape.allocations)

@@ -22,12 +22,11 @@ from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import ENGINES, CacheFormat, Engine
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup, *, like_tracker: bool = False) -> Step:
+def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
-    logits are those of the last token, unless all are asked for. `like_tracker`: as PyTorch's trackers on shape-only
-    tensors count.
+    logits are those of the last token, unless all are asked for.
     """
     kin = family(spec.model_type)
     engine = ENGINES[setup.engine]
@@ -39,7 +38,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, *, like_tracker: bool = Fal
     form = engine.format(setup.kv_dtype, weights.dtype)
     usual = network.usual_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
-    tape = Tape(phase="prefill", sum_out_of_place=like_tracker)
+    tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
     tape.expert_imbalance = setup.expert_imbalance
     tape.attention = kin.attention_used(engine.attention or setup.attention)

@@ -12,7 +12,7 @@ from memcalc.model.network import Batch
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
 from memcalc.model.sublayers.linear import Embedding
-from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask, ones_hide
+from memcalc.model.sublayers.masks import OWN_ONES_NOTE, bidirectional_mask, causal_mask
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.positions import KINDS, token_range
 from memcalc.model.tensor import Tensor
@@ -92,10 +92,11 @@ class BartEncoder(Module):
 class BartDecoder(BartEncoder):
     """The same with attention over the encoder's states.
 
-    It makes a padding mask of ones where it gets none, which hides nothing.
+    It makes a padding mask of ones where it gets none, so that a real causal mask reaches attention.
     """
 
     decoder = True
+    note = OWN_ONES_NOTE
 
     def forward(self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None) -> Tensor:  # type: ignore[override]
         """Ids [b, t] and encoder states [b, s, h] to hidden states [b, t, h]."""
@@ -106,7 +107,7 @@ class BartDecoder(BartEncoder):
         past = 0 if cache is None else cache.past
         position_ids = None if self.style.positions == "buffer" else ops.shift(token_range(ids))
         ones = tape.new((ids.shape[0], past + ids.shape[1]), FP32)
-        mask = causal_mask(inputs_embeds, ones_hide(tape), past=past)
+        mask = causal_mask(inputs_embeds, True, past=past)
         if not self.style.keeps_ones:
             del ones
         states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])

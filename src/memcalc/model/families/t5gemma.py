@@ -15,7 +15,7 @@ from memcalc.model.sublayers.attention import GroupedQueryAttention, attend
 from memcalc.model.sublayers.blocks import DecoderBlock
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import token_loss
-from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask, ones_hide
+from memcalc.model.sublayers.masks import OWN_ONES_NOTE, bidirectional_mask, causal_mask
 from memcalc.model.sublayers.mlp import GatedMLP
 from memcalc.model.sublayers.norms import GemmaRMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding, Rotation
@@ -106,6 +106,8 @@ class GemmaSide(Module):
     With `states`, the width of the encoder's, it is a decoder.
     """
 
+    note = OWN_ONES_NOTE
+
     def __init__(self, c: Config, states: int | None) -> None:
         hidden, bias = c.integer("hidden_size"), c.flag("attention_bias")
         windows = by_type(c, 2)
@@ -135,7 +137,7 @@ class GemmaSide(Module):
     def forward(self, ids: Tensor, padding: bool, states: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Ids [b, s], and the encoder's states in a decoder, to hidden states [b, s, h].
 
-        A mask of what is no padding token is made where none is given.
+        A mask of what is no padding token is made where none is given, so that real masks reach attention.
         """
         tape = ids.tape
         inputs_embeds = self.embed_tokens(ids)
@@ -143,13 +145,10 @@ class GemmaSide(Module):
         _seen = ops.to(ops.compare(ids), INT64) if cache is None else None
         states_mask = None
         if states is None:
-            masks = {
-                window: bidirectional_mask(inputs_embeds, padding or ones_hide(tape), window=window)
-                for window in self.windows
-            }
+            masks = {window: bidirectional_mask(inputs_embeds, True, window=window) for window in self.windows}
         else:
             past = 0 if cache is None else cache.past
-            masks = {window: causal_mask(inputs_embeds, ones_hide(tape), window, past=past) for window in self.windows}
+            masks = {window: causal_mask(inputs_embeds, True, window, past=past) for window in self.windows}
             states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
         hidden = inputs_embeds
         normalizer = tape.new((), hidden.dtype)

@@ -11,7 +11,7 @@ from memcalc.model.module import Module, Stack
 from memcalc.model.network import Network
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, StateAttention
 from memcalc.model.sublayers.linear import Embedding, PositionTable
-from memcalc.model.sublayers.masks import causal_mask, ones_hide, padding_input
+from memcalc.model.sublayers.masks import OWN_ONES_NOTE, causal_mask, padding_input
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.positions import BufferedPositions, token_range
 from memcalc.model.tensor import Tensor
@@ -91,8 +91,10 @@ class XGLMModel(Module):
 class BioGptModel(Module):
     """Scaled token embeddings, learned positions, blocks, LayerNorm.
 
-    It makes a mask of ones where it gets none, which hides nothing.
+    It makes a mask of ones where it gets none, so that a real causal mask reaches attention.
     """
+
+    note = OWN_ONES_NOTE
 
     def __init__(self, c: Config, hidden: int) -> None:
         style = BlockStyle(
@@ -117,7 +119,7 @@ class BioGptModel(Module):
         inputs_embeds = ops.scale(self.embed_tokens(ids))
         past = 0 if tape.cache is None else tape.cache.length
         _seen = padding_input(ids) if padding else tape.new((ids.shape[0], past + ids.shape[1]), FP32)
-        mask = causal_mask(inputs_embeds, padding or ones_hide(tape))
+        mask = causal_mask(inputs_embeds, padding=True)
         position_ids = ops.unsqueeze(ops.shift(token_range(ids)), 0)
         positions = self.embed_positions(ops.shift(position_ids))
         hidden = ops.add(inputs_embeds, positions)

@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Final
 
 from memcalc.model import ops
-from memcalc.model.tape import OVERHEAD, Tape
+from memcalc.model.tape import OVERHEAD
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import BOOL, INT64
 
 RECURRENT: Final = -1
 """In place of a sliding window: a layer that attends to nothing and has states of its own."""
+
+OWN_ONES_NOTE: Final = (
+    "the mask of ones that this model makes for itself counts, as PyTorch's trackers see it; on a GPU Transformers "
+    "reads its values and may skip it, which takes a little less"
+)
+"""For models that make a padding mask where they get none: whether it hides anything depends on its values."""
 
 SAME: Final = -2
 """In place of another window: the same."""
@@ -24,14 +30,6 @@ def padding_input(ids: Tensor) -> Tensor:
     if ids.tape.padding is not None:
         return ids.tape.padding
     return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
-
-
-def ones_hide(tape: Tape) -> bool:
-    """Whether a padding mask of ones that a model makes for itself counts as padding.
-
-    Transformers reads its values and skips it; on the shape-only tensors of PyTorch's trackers there are none to read.
-    """
-    return tape.sum_out_of_place
 
 
 def causal_mask(
