@@ -89,6 +89,7 @@ def test_an_option_that_says_nothing_is_refused(option: dict[str, Any], message:
 
 
 VIT = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64}
+BLOOM = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4}
 WHISPER = {"model_type": "whisper", "d_model": 96, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64}
 IDLE: list[tuple[dict[str, Any], TrainingSetup | InferenceSetup, str]] = [
     (LLAMA, TrainingSetup(images=3), "--images changes nothing: llama reads no images"),
@@ -99,6 +100,7 @@ IDLE: list[tuple[dict[str, Any], TrainingSetup | InferenceSetup, str]] = [
     (LLAMA, TrainingSetup(lora_rank=2, kbit_prepare=False), "change nothing: the model is not quantized"),
     (LLAMA, TrainingSetup(hold_outputs=True, loss="cut"), "--hold-outputs changes nothing: --loss cut makes no logits"),
     (LLAMA, InferenceSetup(padding_mask=True, engine="vllm"), "--padding-mask is not used: vllm packs sequences"),
+    (BLOOM, TrainingSetup(attention="flash"), "--attention flash is not used: Transformers has eager for bloom"),
     (WHISPER, TrainingSetup(seq_len=8, target_len=9), "--seq-len changes nothing: the source is no text"),
     (WHISPER, InferenceSetup(seq_len=8), "--seq-len changes nothing: the source is no text"),
     (VIT, TrainingSetup(seq_len=8), "--seq-len changes nothing"),

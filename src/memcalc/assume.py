@@ -39,6 +39,12 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
     if taken:
         yield f"defaults: {', '.join(taken)}"
+    by_transformers = isinstance(setup, TrainingSetup) or setup.engine.startswith("transformers")
+    if "attention" in said and used["attention"] != setup.attention and by_transformers:  # other engines say so
+        yield (
+            f"--attention {setup.attention} is not used: Transformers has {family(spec.model_type).attention} for "
+            f"{spec.model_type}, so {used['attention']} is counted"
+        )
     yield from _padding(setup, step)
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"

@@ -41,7 +41,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
     tape.expert_imbalance = setup.expert_imbalance
-    tape.attention = kin.attention_used(engine.attention or setup.attention)
+    fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
+    tape.attention = kin.attention_used(fused or setup.attention)
     tape.beams = setup.num_beams
     tape.all_logits = setup.logits == "all"
     sequences = setup.batch * setup.num_beams
