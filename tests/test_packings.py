@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from weights import Tensors, checkpoint
 
+from memcalc.errors import ConfigError
 from memcalc.model.quantization import find_quantization
 from memcalc.sources.stored import Role
 
@@ -219,11 +220,16 @@ def test_unknown_methods_are_said_to_be_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    "stated", [None, 5, [], {}, {"bits": None}, {"quant_method": None}, {"quant_method": ""}, {"config_groups": []}]
+    "stated", [None, [], {}, {"bits": None}, {"quant_method": None}, {"quant_method": ""}, {"config_groups": []}]
 )
 def test_statements_that_say_nothing(stated: Any) -> None:
     config = {"quantization_config": stated, "hidden_size": 3}
     assert checkpoint({"a.weight": ("BF16", (4, 4))}, config).parameters == 16
+
+
+def test_a_statement_that_is_no_object() -> None:
+    with pytest.raises(ConfigError, match="'quantization_config' as 5, but it must be an object"):
+        checkpoint({"a.weight": ("BF16", (4, 4))}, {"quantization_config": 5})
 
 
 def test_names_that_only_look_like_constants() -> None:

@@ -69,7 +69,7 @@ def _statements(config: Mapping[str, Any], path: str, depth: int) -> Iterator[tu
         value = config.get(key)
         if isinstance(value, Mapping):
             yield path + key, value
-        elif key == KEYS[0] and value is not None:
+        elif key == KEYS[0] and value:  # an empty one says nothing, to Transformers too
             raise ConfigError(
                 f"config.json gives '{path}{key}' as {quoted(value)}, but it must be an object; correct it."
             )
