@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from memcalc.errors import UsageError
 from memcalc.model.adapters.injection import Lora, add_lora
 from memcalc.model.adapters.sites import input_embeddings, sites
+from memcalc.model.causal_lm import CausalLM
 from memcalc.model.freezing import freeze, train_only
 from memcalc.model.language_losses import LanguageLoss
 from memcalc.model.liger import use_liger
-from memcalc.model.module import Buffer, Stack
-from memcalc.model.network import CausalLM, Network
+from memcalc.model.module import Buffer
+from memcalc.model.network import Network
 from memcalc.model.quantization import find_quantization, quantized_once, skipped_modules
 from memcalc.model.quantized import Packed, QuantizedExperts, quantize
 from memcalc.model.spec import ModelSpec
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.experts import Experts
 from memcalc.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32

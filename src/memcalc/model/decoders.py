@@ -8,11 +8,13 @@ from typing import Any, Literal
 
 from memcalc.errors import ConfigError
 from memcalc.model import heads, ops
+from memcalc.model.causal_lm import DecoderModel
 from memcalc.model.config import Config
-from memcalc.model.module import Module, Stack
-from memcalc.model.network import DecoderModel, Network
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.module import Module
+from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.blocks import DecoderBlock
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.masks import RECURRENT
 from memcalc.model.sublayers.mlp import GatedMLP

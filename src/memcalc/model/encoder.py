@@ -8,8 +8,9 @@ from dataclasses import field
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.heads import QuestionAnswerer, TokenClassifier, unknown_head
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, in_batch_loss, token_loss
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.tensor import Tensor

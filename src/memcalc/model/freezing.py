@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Iterable
 
 from memcalc.errors import UsageError
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
+from memcalc.model.stack import Stack
 
 _LAST = re.compile(r"last-([0-9]{1,4})")
 _HEADS = ("head", "LM head")

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from memcalc.errors import ConfigError
 from memcalc.model import ops
+from memcalc.model.causal_lm import CausalLM
 from memcalc.model.config import Config
 from memcalc.model.module import Module
-from memcalc.model.network import Batch, CausalLM, Network, Outputs
+from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import class_loss, position_loss, token_loss
 from memcalc.model.sublayers.router_loss import part_first_routed

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from memcalc.errors import ConfigError, TooShortError, UsageError
 from memcalc.model import ops
 from memcalc.model.cache import Cache
+from memcalc.model.causal_lm import CausalLM
 from memcalc.model.config import Config
 from memcalc.model.families import Family, family
 from memcalc.model.module import Module
-from memcalc.model.network import Batch, CausalLM, Network, Outputs
+from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.sublayers.vision import Seen
 from memcalc.model.tensor import Tensor
 from memcalc.tables.dtypes import INT64

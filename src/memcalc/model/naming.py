@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
+from memcalc.model.stack import Stack
 from memcalc.records import frozen
 
 

@@ -8,9 +8,10 @@ from math import isqrt
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.multimodal import Sight, SizedEye
 from memcalc.model.network import IMAGES, Batch
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.packed_vision import (
     AxialRotary,

@@ -6,8 +6,9 @@ from functools import partial
 
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.module import Module, Stack
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.module import Module
+from memcalc.model.stack import Stack
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.mlp import GatedMLP
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.packed_vision import AxialRotary

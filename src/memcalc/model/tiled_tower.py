@@ -9,7 +9,8 @@ from __future__ import annotations
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention_pooling import AttentionPooling
 from memcalc.model.sublayers.linear import Embedding, Linear, check_length
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 from memcalc.adaptation import load
 from memcalc.errors import UsageError
+from memcalc.model.causal_lm import CausalLM
 from memcalc.model.heads import SequenceClassifier
 from memcalc.model.liger import use_liger
-from memcalc.model.module import Module, Stack
-from memcalc.model.network import CausalLM, Network
+from memcalc.model.module import Module
+from memcalc.model.network import Network
 from memcalc.model.spec import ModelSpec
+from memcalc.model.stack import Stack
 from memcalc.model.tape import Tape
 from memcalc.model.tensor import rounded
 from memcalc.setup import TrainingSetup

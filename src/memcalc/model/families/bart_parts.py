@@ -7,9 +7,10 @@ from typing import Literal
 from memcalc.model import ops
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Batch
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.masks import OWN_ONES_NOTE, bidirectional_mask, causal_mask

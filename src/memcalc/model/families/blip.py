@@ -9,9 +9,10 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
 from memcalc.model.images import picture
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import Activated, AddNorm
 from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.losses import token_loss

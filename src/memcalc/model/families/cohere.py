@@ -9,8 +9,8 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import by_type, dense_decoder
 from memcalc.model.families import Family
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import ParallelBlock
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.norms import EagerLayerNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding
 from memcalc.model.sublayers.rotary_pairs import rotary_pairs_fp32

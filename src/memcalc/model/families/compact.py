@@ -7,8 +7,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, Encoder, EncoderLM, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import (
     EncoderEmbeddings,
     Pooler,

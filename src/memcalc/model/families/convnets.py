@@ -10,8 +10,9 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
 from memcalc.model.images import ImageClassifier
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.convolutional import ConvLayer, SqueezeExcitation, mean_of_places
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import activation

@@ -8,8 +8,9 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
 from memcalc.model.images import ImageClassifier, ImageEmbedder
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.convolutional import Convolution2d
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import activation

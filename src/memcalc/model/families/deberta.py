@@ -6,8 +6,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, Encoded, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.disentangled import DisentangledAttention, Positions, distances
 from memcalc.model.sublayers.encoder import Activated, AddNorm
 from memcalc.model.sublayers.heads import Dropout, VocabularyHead

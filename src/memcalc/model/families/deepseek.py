@@ -12,8 +12,8 @@ from memcalc.model.families import Family
 from memcalc.model.families.llama_kin import pattern_length
 from memcalc.model.module import Module
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.experts import Experts, SharedAndRoutedExperts, swiglu
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.latent_attention import LatentAttention, Rotate, rotate_interleaved
 from memcalc.model.sublayers.mlp import GatedMLP, activation
 from memcalc.model.sublayers.norms import RMSNorm

@@ -7,8 +7,9 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
 from memcalc.model.images import ImageEmbedder
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.mlp import GatedMLP, PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.rotary import Rotation, rotate_half

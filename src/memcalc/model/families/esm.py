@@ -7,8 +7,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.activations import gelu_of_erf
 from memcalc.model.sublayers.attention import attend_same_dtype
 from memcalc.model.sublayers.encoder import AddOutput, Pooler, count_tokens

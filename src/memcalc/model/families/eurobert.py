@@ -7,10 +7,11 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Batch, Network, Outputs
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.blocks import DecoderBlock
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import class_loss
 from memcalc.model.sublayers.masks import padding_input

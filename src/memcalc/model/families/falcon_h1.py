@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from memcalc.model import ops
+from memcalc.model.causal_lm import DecoderModel
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Parameter, Stack
-from memcalc.model.network import DecoderModel, Network
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.module import Module, Parameter
+from memcalc.model.network import Network
+from memcalc.model.stack import Stack
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.mamba2 import Mamba2Mixer, Mamba2Shape, head_width
 from memcalc.model.sublayers.masks import RECURRENT

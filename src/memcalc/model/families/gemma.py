@@ -10,8 +10,8 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import SOFT_CAP, by_type, dense_decoder, gated_mlp, sorted_windows
 from memcalc.model.families import Family
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import SANDWICH, DecoderBlock, NormNames
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.linear import ScaledEmbedding
 from memcalc.model.sublayers.norms import GemmaRMSNorm
 from memcalc.model.sublayers.rotary import RotaryByWindow, RotaryEmbedding

@@ -9,8 +9,9 @@ from memcalc.errors import ConfigError
 from memcalc.model import heads, ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
-from memcalc.model.module import Buffer, Module, Stack
+from memcalc.model.module import Buffer, Module
 from memcalc.model.network import Network, positions
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention import attend, attend_same_dtype
 from memcalc.model.sublayers.linear import Conv1D, Embedding, Linear, PositionTable
 from memcalc.model.sublayers.masks import causal_mask, padding_input

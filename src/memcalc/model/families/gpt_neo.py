@@ -8,8 +8,9 @@ from memcalc.errors import ConfigError
 from memcalc.model import heads, ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
-from memcalc.model.module import Buffer, Module, Stack
+from memcalc.model.module import Buffer, Module
 from memcalc.model.network import Network, positions
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.mlp import PlainMLP

@@ -5,16 +5,18 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc.errors import ConfigError
+from memcalc.model.causal_lm import DecoderModel
 from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.families.mamba import in_fp32
 from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Stack
-from memcalc.model.network import DecoderModel, Network
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.module import Module
+from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.blocks import MixerBlock
 from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, SharedAndRoutedExperts, swiglu
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.mamba1 import MambaMixer
 from memcalc.model.sublayers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape

@@ -9,9 +9,10 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.eyes import Projector
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.multimodal import Eye, Sight, VisionLanguage, check_size, chosen, language_model
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm, RMSNorm
 from memcalc.model.sublayers.vision import (

@@ -8,9 +8,10 @@ from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.multimodal import Sight, SizedEye, VisionLanguage, language_model
 from memcalc.model.network import IMAGES, Batch, Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm

@@ -10,8 +10,8 @@ from memcalc.model.decoders import dense_decoder, everywhere
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import DecoderBlock, ParallelBlock
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm, LayerNormPerHead, ShiftedLayerNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding, Rotation, rotary_held, rotary_then_rest

@@ -6,7 +6,7 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, everywhere, gated_mlp, typed
 from memcalc.model.families import Family
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import PER_HEAD
+from memcalc.model.sublayers.grouped_query import PER_HEAD
 
 
 def qwen_windows(c: Config) -> list[int | None]:

@@ -7,9 +7,10 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.families.llama4 import rotated
-from memcalc.model.module import Buffer, Module, Parameter, Stack
+from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.multimodal import Eye, Sight, VisionLanguage, language_model
 from memcalc.model.network import IMAGES, Batch, Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention import attend_same_dtype
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import PlainMLP

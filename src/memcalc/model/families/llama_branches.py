@@ -10,8 +10,8 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, everywhere, gated_mlp, typed
 from memcalc.model.families import Family
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import PRE_NORM, DecoderBlock
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.mlp import GatedMLP, PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm, RMSNorm
 from memcalc.model.sublayers.rotary import scaled_by_position

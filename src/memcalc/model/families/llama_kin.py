@@ -10,8 +10,8 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import SOFT_CAP, by_type, dense_decoder, gated_mlp, typed
 from memcalc.model.families import Family
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import POST_NORM, DecoderBlock
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import PlainRMSNorm, RMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding

@@ -7,12 +7,14 @@ from functools import partial
 
 from memcalc.errors import ConfigError
 from memcalc.model import ops
+from memcalc.model.causal_lm import CausalLM, DecoderModel
 from memcalc.model.config import Config
 from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Stack
-from memcalc.model.network import CausalLM, DecoderModel, Network
+from memcalc.model.module import Module
+from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.blocks import DecoderBlock, MixerBlock
 from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.mamba1 import MambaMixer, WeightlessNorm

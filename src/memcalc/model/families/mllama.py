@@ -8,14 +8,17 @@ from typing import Any
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.cache import Cache
+from memcalc.model.causal_lm import CausalLM
 from memcalc.model.config import Config
 from memcalc.model.decoders import gated_mlp
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.multimodal import check_size, config_side
-from memcalc.model.network import IMAGES, Batch, CausalLM, Network, Outputs, positions
-from memcalc.model.sublayers.attention import GroupedQueryAttention, attend
+from memcalc.model.network import IMAGES, Batch, Network, Outputs, positions
+from memcalc.model.stack import Stack
+from memcalc.model.sublayers.attention import attend
 from memcalc.model.sublayers.blocks import DecoderBlock
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.norms import RMSNorm

@@ -6,8 +6,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, Encoded, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention import attend
 from memcalc.model.sublayers.heads import Dropout, VocabularyHead
 from memcalc.model.sublayers.linear import Embedding, Linear

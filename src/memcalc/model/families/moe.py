@@ -10,8 +10,8 @@ from memcalc.model.decoders import by_type, dense_decoder, everywhere, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import GatedMLP, activation
 from memcalc.model.sublayers.norms import RMSNorm

@@ -10,9 +10,9 @@ from memcalc.model.decoders import dense_decoder, gated_mlp
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import POST_NORM, DecoderBlock
 from memcalc.model.sublayers.experts import Experts, MixtureOfExperts, swiglu
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.mlp import GatedMLP, activation
 from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_cast_back, rotary_of_part

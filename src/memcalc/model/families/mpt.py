@@ -5,8 +5,9 @@ from __future__ import annotations
 from memcalc.model import heads, ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding, Linear, check_length
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.norms import LayerNorm

@@ -12,7 +12,8 @@ from memcalc.model.decoders import dense_decoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm, attend
+from memcalc.model.sublayers.attention import attend
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import PlainMLP
 from memcalc.model.sublayers.norms import LayerNorm

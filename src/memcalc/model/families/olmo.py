@@ -9,8 +9,8 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import by_type, dense_decoder, sorted_windows
 from memcalc.model.families import Family
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import HeadNorm
 from memcalc.model.sublayers.blocks import POST_NORM, DecoderBlock
+from memcalc.model.sublayers.grouped_query import HeadNorm
 from memcalc.model.sublayers.norms import PlainLayerNorm, RMSNorm
 from memcalc.model.sublayers.rotary import RotaryByWindow, RotaryEmbedding, rotary_cast_back
 

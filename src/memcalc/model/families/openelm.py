@@ -11,7 +11,7 @@ from memcalc.model.decoders import dense_decoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
-from memcalc.model.sublayers.attention import GroupedQueryAttention, HeadNorm
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention, HeadNorm
 from memcalc.model.sublayers.mlp import FusedGatedMLP
 from memcalc.model.sublayers.norms import RMSNorm
 

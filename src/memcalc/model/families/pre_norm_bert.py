@@ -5,8 +5,9 @@ from __future__ import annotations
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import Activated, AddOutput, EncoderEmbeddings, Pooler, SelfAttention
 from memcalc.model.sublayers.heads import FirstToken, VocabularyHead
 from memcalc.model.sublayers.norms import LayerNorm

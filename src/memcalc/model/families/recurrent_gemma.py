@@ -9,9 +9,10 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
-from memcalc.model.module import Buffer, Module, Stack
+from memcalc.model.module import Buffer, Module
 from memcalc.model.network import Network, positions
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.stack import Stack
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.masks import causal_mask
 from memcalc.model.sublayers.mlp import activation

@@ -8,8 +8,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
 from memcalc.model.families import Family
-from memcalc.model.module import Buffer, Module, Stack
+from memcalc.model.module import Buffer, Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import Pooler
 from memcalc.model.sublayers.heads import Dropout, FirstToken, VocabularyHead
 from memcalc.model.sublayers.linear import Embedding, Linear

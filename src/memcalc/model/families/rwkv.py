@@ -9,8 +9,9 @@ from memcalc.model import ops
 from memcalc.model.config import DEEPEST, Config
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.time_loop import token_steps

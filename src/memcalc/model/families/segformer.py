@@ -7,8 +7,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.convolutional import BatchNorm, Convolution2d
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.losses import class_loss

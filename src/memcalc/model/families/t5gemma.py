@@ -8,11 +8,13 @@ from memcalc.model.config import Config
 from memcalc.model.decoders import SOFT_CAP, by_type, sorted_windows
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Batch, Network, Outputs, positions
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.model.sublayers.attention import GroupedQueryAttention, attend
+from memcalc.model.stack import Stack
+from memcalc.model.sublayers.attention import attend
 from memcalc.model.sublayers.blocks import DecoderBlock
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import token_loss
 from memcalc.model.sublayers.masks import OWN_ONES_NOTE, bidirectional_mask, causal_mask

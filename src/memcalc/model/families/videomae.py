@@ -8,8 +8,9 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
 from memcalc.model.images import ImageClassifier
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import IMAGES, Batch, Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention import attend_same_dtype
 from memcalc.model.sublayers.encoder import Activated, AddOutput
 from memcalc.model.sublayers.linear import Linear

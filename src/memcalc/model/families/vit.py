@@ -9,8 +9,9 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
 from memcalc.model.images import ImageClassifier, ImageEmbedder
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import Pooler
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import GatedMLP, PlainMLP

@@ -8,8 +8,9 @@ from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.families.vit import VIT_DEFAULTS, vit_blocks
 from memcalc.model.heads import unknown_head
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.vision import PatchEmbedding, grid_of

@@ -10,9 +10,10 @@ from memcalc.model import ops
 from memcalc.model.autograd import require_gradient
 from memcalc.model.config import Config
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
 from memcalc.model.speech import speech
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.waves import PositionalConvolution, SampleConvolution, SpecAugment, SpeechLayer, stay

@@ -7,9 +7,10 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.families.wav2vec2 import SPEECH_DEFAULTS, SPEECH_EVIDENCE, FeatureProjection
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
 from memcalc.model.speech import speech
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention import attend_same_dtype
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.mlp import activation

@@ -6,9 +6,10 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.families.wav2vec2 import SPEECH_DEFAULTS, SPEECH_EVIDENCE, SpeechModel
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Network
 from memcalc.model.speech import speech
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.sublayers.relative_attention import buckets_of

@@ -7,9 +7,10 @@ from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.seq2seq import decoder_cache, decoder_input, encoded
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
 from memcalc.model.sublayers.linear import Embedding, Linear, check_length
 from memcalc.model.sublayers.losses import token_loss

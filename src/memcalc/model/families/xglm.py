@@ -7,8 +7,9 @@ from memcalc.model import heads, ops
 from memcalc.model.cache import Cache
 from memcalc.model.config import Config
 from memcalc.model.families import Family
-from memcalc.model.module import Module, Stack
+from memcalc.model.module import Module
 from memcalc.model.network import Network
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder_decoder import BlockStyle, DecoderBlock, StateAttention
 from memcalc.model.sublayers.linear import Embedding, PositionTable
 from memcalc.model.sublayers.masks import OWN_ONES_NOTE, causal_mask, padding_input

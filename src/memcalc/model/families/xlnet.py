@@ -7,8 +7,9 @@ from memcalc.model import ops
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import unknown_head
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
 from memcalc.model.network import Batch, Network, Outputs
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.losses import class_loss, token_loss
 from memcalc.model.sublayers.masks import padding_input

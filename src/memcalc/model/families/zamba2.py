@@ -8,8 +8,9 @@ from memcalc.model.checkpointing import checkpointed, refuse_keywords
 from memcalc.model.config import Config
 from memcalc.model.families import Family
 from memcalc.model.heads import decoder
-from memcalc.model.module import Module, Stack, tie
+from memcalc.model.module import Module, tie
 from memcalc.model.network import Network, positions
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
 from memcalc.model.sublayers.masks import causal_mask, recurrent_mask

@@ -59,6 +59,7 @@ from memcalc.model.ops.matmul import (
     weight_times,
 )
 from memcalc.model.ops.norms import batch_norm, ctc, group_norm, weight_norm
+from memcalc.model.ops.pieces import cat, chunk, split, stack, unbind
 from memcalc.model.ops.piecewise import (
     at_least,
     at_most,
@@ -108,8 +109,6 @@ from memcalc.model.ops.unary import (
     tanh,
 )
 from memcalc.model.ops.views import (
-    cat,
-    chunk,
     clone,
     contiguous,
     expand,
@@ -119,12 +118,9 @@ from memcalc.model.ops.views import (
     repeat,
     reshape,
     select,
-    split,
     squeeze,
-    stack,
     step_slice,
     transpose,
-    unbind,
     unsqueeze,
     view,
 )

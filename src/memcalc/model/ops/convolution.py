@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.model.autograd import Grads, Node, record
 from memcalc.model.ops.elementwise import fp32_under_autocast
 from memcalc.model.ops.matmul import lower
-from memcalc.model.ops.views import channels_as
+from memcalc.model.ops.pieces import channels_as
 from memcalc.model.tensor import Tensor, contiguous_stride, dense_stride
 from memcalc.tables.dtypes import INT64
 

@@ -14,7 +14,7 @@ RECURRENT: Final = -1
 
 OWN_ONES_NOTE: Final = (
     "the mask of ones that this model makes for itself counts, as PyTorch's trackers see it; on a GPU Transformers "
-    "reads its values and may skip it, which takes a little less"
+    "reads its values and skips it where no sequence is padded, which takes a little less"
 )
 """For models that make a padding mask where they get none: whether it hides anything depends on its values."""
 

@@ -6,7 +6,7 @@ Source: `load_balancing_loss_func` of transformers 5.24, which goes layer by lay
 from __future__ import annotations
 
 from memcalc.model import ops
-from memcalc.model.module import Stack
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.masks import padding_input
 from memcalc.model.sublayers.routers import Routed, Router
 from memcalc.model.tape import Tape, TracedBlock

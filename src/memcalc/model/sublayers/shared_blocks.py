@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.model import ops
 from memcalc.model.module import Module
-from memcalc.model.sublayers.attention import GroupedQueryAttention
+from memcalc.model.sublayers.grouped_query import GroupedQueryAttention
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.mlp import activation
 from memcalc.model.sublayers.norms import RMSNorm

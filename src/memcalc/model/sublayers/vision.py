@@ -8,7 +8,8 @@ from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.autograd import require_gradient
 from memcalc.model.config import Config
-from memcalc.model.module import Module, Parameter, Stack
+from memcalc.model.module import Module, Parameter
+from memcalc.model.stack import Stack
 from memcalc.model.sublayers.attention import attend, attend_same_dtype
 from memcalc.model.sublayers.linear import Linear
 from memcalc.model.sublayers.rotary import Rotate, Rotation
