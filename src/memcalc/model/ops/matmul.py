@@ -69,15 +69,20 @@ def _operand_stride(shape: Shape, stride: Shape) -> Shape:
     return contiguous_stride(shape)
 
 
+def _save_factors(node: Node, a: Tensor, b: Tensor, first: int = 0) -> None:
+    """Keep each factor of a product that the gradient of the other needs; a is input number `first`, b the next."""
+    if node.needs(first + 1):
+        node.save(a)
+    if node.needs(first):
+        node.save(b)
+
+
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of matrices: keeps each operand that the other's gradient needs; b's gradient comes first."""
     out = a.tape.new((a.shape[0], b.shape[1]), a.dtype)
     node = record(a.tape, out, _mm_backward, (a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
-        if node.edges[1] is not None:
-            node.save(a)
-        if node.edges[0] is not None:
-            node.save(b)
+        _save_factors(node, a, b)
     return out
 
 
@@ -96,10 +101,7 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     out = a.tape.new((a.shape[0], b.shape[1]), a.dtype)
     node = record(a.tape, out, _addmm_backward, (bias, a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
-        if node.edges[2] is not None:
-            node.save(a)
-        if node.edges[1] is not None:
-            node.save(b)
+        _save_factors(node, a, b, first=1)
     return out
 
 
@@ -149,10 +151,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _bmm_backward, (a, b), (a.shape, b.shape))
     if node is not None:
-        if node.edges[1] is not None:
-            node.save(a)
-        if node.edges[0] is not None:
-            node.save(b)
+        _save_factors(node, a, b)
     return out
 
 
@@ -174,10 +173,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     out = rows.tape.new((rows.shape[0], weight.shape[2]), rows.dtype)
     node = record(rows.tape, out, _grouped_mm_backward, (rows, weight), (rows.shape, weight.shape, weight.stride))
     if node is not None:
-        if node.edges[1] is not None:
-            node.save(rows)
-        if node.edges[0] is not None:
-            node.save(weight)
+        _save_factors(node, rows, weight)
         node.save(offsets)
     return out
 
@@ -205,10 +201,7 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tens
     out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape, scaled))
     if node is not None:
-        if node.edges[2] is not None:
-            node.save(a)
-        if node.edges[1] is not None:
-            node.save(b)
+        _save_factors(node, a, b, first=1)
     return out
 
 
