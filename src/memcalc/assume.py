@@ -63,7 +63,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
 @lru_cache(maxsize=64)
 def _notes(network: Network) -> tuple[str, ...]:
     """What modules say of how they run; setups that share a run share its network."""
-    return tuple(dict.fromkeys(module.note for _, module in network.modules() if module.note))
+    return tuple(dict.fromkeys(module.note for module in network.parts if module.note))
 
 
 def left_out(spec: ModelSpec) -> Iterator[str]:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from memcalc.assume import assumed
 from memcalc.breakdown import BREAKDOWN
 from memcalc.errors import TooLongError, UsageError
-from memcalc.model.counting import active_parameters
+from memcalc.model.counting import idle_parameters
 from memcalc.model.network import Network
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
@@ -202,13 +202,13 @@ def _parameters(step: Step) -> Parameters:
         total += count
         trainable += count if step.training and parameter.trainable else 0
         embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
-    return Parameters(total=total, trainable=trainable, embedding=embedding, active=_active(step.network))
+    return Parameters(total=total, trainable=trainable, embedding=embedding, active=total - _idle(step.network))
 
 
 @lru_cache(maxsize=64)
-def _active(network: Network) -> int:
-    """Active parameters; setups that share a run share its network, which nothing changes any more."""
-    return active_parameters(network)
+def _idle(network: Network) -> int:
+    """Parameters that a token does not meet; setups that share a run share its network, which nothing changes now."""
+    return idle_parameters(network)
 
 
 def _words(step: Step, phase: str, moment: Moment | None) -> str:

@@ -26,6 +26,7 @@ def frozen(cls: Any = None, /, *, kw_only: bool = False, eq: bool = True) -> Any
         declared = fields(cls)
         cls._defaults = {f.name: f.default for f in declared if f.default is not MISSING}
         cls._factories = [(f.name, f.default_factory) for f in declared if f.default_factory is not MISSING]
+        cls._checked = hasattr(cls, "__post_init__")
         for method in (_init, _repr, _setattr, _delattr, *((_eq, _hash) if eq else ())):
             setattr(cls, f"_{method.__name__}__", method)
         return cls
@@ -35,8 +36,9 @@ def frozen(cls: Any = None, /, *, kw_only: bool = False, eq: bool = True) -> Any
 
 def _init(self: Any, *positional: Any, **named: Any) -> None:
     cls, values = type(self), self.__dict__
-    given = dict(zip(cls.__match_args__, positional, strict=False)) | named
-    values.update(cls._defaults)
+    given = dict(zip(cls.__match_args__, positional, strict=False), **named) if positional else named
+    if cls._defaults:
+        values.update(cls._defaults)
     values.update(given)
     for name, factory in cls._factories:
         if name not in given:
@@ -45,7 +47,7 @@ def _init(self: Any, *positional: Any, **named: Any) -> None:
         raise TypeError(
             f"{cls.__name__} takes {', '.join(cls.__dataclass_fields__)}, each once; not {positional} {named}"
         )
-    if hasattr(self, "__post_init__"):
+    if cls._checked:
         self.__post_init__()
 
 

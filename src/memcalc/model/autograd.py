@@ -57,7 +57,7 @@ class Node:
         """Keep a tensor for backward (in the frame of the checkpointed block, when one is running)."""
         storage = kept if isinstance(kept, Storage) else kept.storage
         frame = self.tape.checkpoint
-        if frame is None and isinstance(kept, Tensor) and can_offload(self.tape, kept):
+        if self.tape.offloading and frame is None and isinstance(kept, Tensor) and can_offload(kept):
             self.saved.append(Offloaded(offload(self.tape, kept)))
         elif frame is None:
             allocation = storage.allocation

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from memcalc.model.module import Buffer, Module
+from memcalc.model.module import Buffer
+from memcalc.model.network import Network
 from memcalc.model.sublayers.experts import ExpertWeights
 
 
-def active_parameters(network: Module) -> int:
+def active_parameters(network: Network) -> int:
     """Parameters that one token meets: all of them, but of a mixture's experts only as many as it is sent to."""
     total = sum(parameter.count * parameter.copies for _, parameter in network.parameters())
-    return total - sum(_idle(module) for _, module in network.modules() if isinstance(module, ExpertWeights))
+    return total - idle_parameters(network)
+
+
+def idle_parameters(network: Network) -> int:
+    """Parameters of the experts that one token is not sent to."""
+    return sum(_idle(module) for module in network.parts if isinstance(module, ExpertWeights))
 
 
 def _idle(experts: ExpertWeights) -> int:

@@ -7,11 +7,15 @@ again for its saved tensors alone) stays whole as long as something refers to it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memcalc.model.autograd import Node
 from memcalc.model.module import Module
 from memcalc.model.tape import ACTIVATIONS, BEFORE, Allocation, Tape
 from memcalc.model.tensor import Storage, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.model.network import Network
 
 NAME = "states that modules keep"
 
@@ -35,9 +39,9 @@ class Keeper(Module):
         return alike
 
 
-def keepers(network: Module) -> list[Keeper]:
+def keepers(network: Network) -> list[Keeper]:
     """The modules of a network that keep a tensor."""
-    return [module for _, module in network.modules() if isinstance(module, Keeper)]
+    return [module for module in network.parts if isinstance(module, Keeper)]
 
 
 def look_back(modules: list[Keeper]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from memcalc.model import ops
@@ -107,6 +108,11 @@ class Network(Module):
     """The sequence length where none is asked for; None leaves it to the options' default."""
     takes_past: bool = True
     """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
+
+    @cached_property
+    def parts(self) -> tuple[Module, ...]:
+        """This and all modules below it, walked once: for when none of them is replaced any more."""
+        return tuple(module for _, module in self.modules())
 
     def image_side(self, size: int | None) -> int | None:
         """Height and width in pixels of an image that `size` was asked for; None where the model sees no images."""

@@ -18,11 +18,11 @@ _MOST_RESULTS: Final = 4
 """As many tensors an operation gives at most, of those that keep their inputs (attention)."""
 
 
-def can_offload(tape: Tape, kept: Tensor) -> bool:
+def can_offload(kept: Tensor) -> bool:
     """Whether a tensor that is saved goes to host memory: not weights, and nothing small."""
     allocation = kept.storage.allocation
     weight = allocation.row == WEIGHTS and allocation.born == BEFORE
-    return tape.offloading and not weight and kept.numel * kept.dtype.itemsize >= SMALLEST_OFFLOADED
+    return not weight and kept.numel * kept.dtype.itemsize >= SMALLEST_OFFLOADED
 
 
 def offload(tape: Tape, kept: Tensor) -> int:
