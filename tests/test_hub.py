@@ -106,7 +106,7 @@ def test_two_hundred_shards_in_under_forty_round_trips(hub: Hub, load: Load, tmp
     assert model.checkpoint is not None
     assert len(model.checkpoint.files) == 200
     assert hub.busiest <= 40
-    # Two hosts, forty at a time. The session closes a connection that idles beside twenty others, so that a slow machine
+    # Two hosts, forty at a time. The session closes a connection that idles beside twenty others, so a slow machine
     # opens a few more; a connection for each request would be six hundred.
     assert hub.connections <= 3 * 40
     seen = hub.seen[before:]
