@@ -70,7 +70,7 @@ def test_a_reference_under_adapters_is_the_default_and_has_no_weights() -> None:
 def test_a_pair_is_two_sequences() -> None:
     said = report(objective="dpo")
     assert said.setup["sequences"] == 4
-    assert any("--batch counts pairs, 2 pairs, which are 4 sequences of 64 tokens" in line for line in said.assumptions)
+    assert any("2 pairs (--batch), so 4 sequences of 64 tokens" in line for line in said.assumptions)
 
 
 def test_a_reward_model_has_one_score_in_place_of_a_vocabulary() -> None:

@@ -20,8 +20,9 @@ def notes(setup: TrainingSetup, completion: int, length: int) -> Iterator[str]:
     name, pairs = setup.objective, setup.objective in ("dpo", "reward")
     logged = ", logged statistics included" if name in ("dpo", "grpo") else ""
     trainer = "experimental trainer of TRL" if name == "ppo" else "trainer of TRL 1.12"
-    many = f"{setup.batch} pairs" if setup.batch > 1 else "a pair"
-    what = f"--batch counts pairs, {many}, which are {rows} sequences" if pairs else f"{rows} sequences"
+    what = (
+        f"{setup.batch} pair{'s' * (setup.batch > 1)} (--batch), so {rows} sequences" if pairs else f"{rows} sequences"
+    )
     yield f"{name} as the {trainer} runs it with its default loss{logged}: {what} of {length} tokens"
     if name != "reward":
         said = "" if setup.completion_len is not None else " (--completion-len)"

@@ -21,7 +21,8 @@ class Family:
     """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
 
     `build` gets the config and the head's class name (None: the family's usual one). `verified` says what stands
-    behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts.
+    behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts; `supports`
+    what it is computed for.
     """
 
     model_type: str
@@ -31,6 +32,7 @@ class Family:
     blocks: str = "decoder"
     attention: str = "eager, sdpa, flash"
     verified: str = ""
+    supports: str = "training, inference, LoRA"
 
     def runs(self, attention: str) -> str:
         """The implementation that is used where `attention` is asked for: that, or the first that the family has."""

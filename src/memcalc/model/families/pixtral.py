@@ -38,6 +38,11 @@ def pixtral(c: Config, architecture: str | None) -> Network:
 
 FAMILIES = {
     "pixtral": Family(
-        "pixtral", pixtral, PIXTRAL, blocks="encoder", verified="forward of the tower measured in LLaVA and Mistral 3"
+        "pixtral",
+        pixtral,
+        PIXTRAL,
+        blocks="encoder",
+        supports="inference",
+        verified="forward of the tower measured in LLaVA and Mistral 3",
     ),
 }
