@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 from memcalc.host import in_host_memory
 from memcalc.idle import idle
 from memcalc.model.config import Config
 from memcalc.model.families import family
-from memcalc.model.network import Network
 from memcalc.model.spec import ModelSpec
 from memcalc.setup import InferenceSetup, TrainingSetup
 from memcalc.step import Step
@@ -49,7 +47,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
-        yield from _notes(step.network)
+        yield from dict.fromkeys(module.note for module in step.network.parts if module.note)
     if step.training and any(allocation.name == "KV cache" for allocation in step.tape.allocations):
         yield "Transformers fills this model's KV cache in training too (use_cache); full checkpointing turns it off"
     yield from idle(spec, setup, step)
@@ -58,12 +56,6 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     limit = positions(spec)
     if limit is not None and step.seq_len > limit:
         yield f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)"
-
-
-@lru_cache(maxsize=64)
-def _notes(network: Network) -> tuple[str, ...]:
-    """What modules say of how they run; setups that share a run share its network."""
-    return tuple(dict.fromkeys(module.note for module in network.parts if module.note))
 
 
 def left_out(spec: ModelSpec) -> Iterator[str]:

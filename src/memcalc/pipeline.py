@@ -9,7 +9,6 @@ from memcalc.assume import assumed
 from memcalc.breakdown import BREAKDOWN
 from memcalc.errors import TooLongError, UsageError
 from memcalc.model.counting import idle_parameters
-from memcalc.model.network import Network
 from memcalc.model.spec import ModelSpec
 from memcalc.model.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
 from memcalc.outside import Outside
@@ -202,13 +201,9 @@ def _parameters(step: Step) -> Parameters:
         total += count
         trainable += count if step.training and parameter.trainable else 0
         embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
-    return Parameters(total=total, trainable=trainable, embedding=embedding, active=total - _idle(step.network))
-
-
-@lru_cache(maxsize=64)
-def _idle(network: Network) -> int:
-    """Parameters that a token does not meet; setups that share a run share its network, which nothing changes now."""
-    return idle_parameters(network)
+    return Parameters(
+        total=total, trainable=trainable, embedding=embedding, active=total - idle_parameters(step.network)
+    )
 
 
 def _words(step: Step, phase: str, moment: Moment | None) -> str:

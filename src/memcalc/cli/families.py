@@ -13,4 +13,4 @@ def command() -> None:
 
 def _row(row: Family) -> tuple[str, ...]:
     targets = ", ".join(LORA_TARGETS.get(row.model_type, ())) or "none: name them"
-    return row.model_type, row.blocks, row.attention, row.supports, targets, row.verified
+    return row.model_type, row.kinds or row.blocks, row.attention, row.supports, targets, row.verified

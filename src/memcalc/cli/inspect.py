@@ -1,7 +1,6 @@
 """`memcalc inspect`: what memcalc understands of a model."""
 
 import json as json_format
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +8,7 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.complaints import warn
-from memcalc.cli.outside import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, read_timeout, short_name
+from memcalc.cli.outside import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, is_local, read_timeout, short_name
 from memcalc.render.text import visible
 from memcalc.units import format_bytes, format_count
 
@@ -33,9 +32,7 @@ def command(
     from memcalc.sources import load
     from memcalc.sources.inspection import inspect_model
 
-    local = (
-        os.path.lexists(model) or model.startswith((".", os.sep)) or model.endswith((".json", ".safetensors", ".gguf"))
-    )
+    local = is_local(model)
     loaded = load(
         model, kind="file" if local else "hub", revision=revision, token=token, timeout=read_timeout(timeout),
         weights=weights, base=base, progress=warn,

@@ -80,6 +80,11 @@ def answer(
     replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
 
 
+def is_local(text: str) -> bool:
+    """Whether `text` names something on disk, there or not, and no model of the Hub."""
+    return os.path.lexists(text) or text.startswith((".", os.sep)) or text.endswith((".json", ".safetensors", ".gguf"))
+
+
 def short_name(path: str) -> str:
     """What to call the model at `path`: its folder's name, or the file's own where it is not called config.json."""
     whole = os.path.abspath(path)

@@ -1,10 +1,10 @@
 """The teacher of --objective distillation: a path, a model of the Hub, or a parameter count."""
 
-import os
 from typing import TYPE_CHECKING
 
 from memcalc.cli.complaints import warn
 from memcalc.errors import UsageError
+from memcalc.quoting import quoted
 
 if TYPE_CHECKING:
     from memcalc.model.spec import ModelSpec
@@ -15,17 +15,17 @@ def read_teacher(text: str) -> "ModelSpec":
 
     Raises MemcalcError where it is no model.
     """
-    from memcalc.cli.outside import short_name
+    from memcalc.cli.outside import is_local, short_name
     from memcalc.model.canonical import canonical_spec
     from memcalc.units import parse_parameters
 
-    local = os.path.lexists(text) or text.startswith((".", os.sep)) or text.endswith(".json")
+    local = is_local(text)
     if not local and "/" not in text:
         try:
             return canonical_spec(parse_parameters(text))[0]
         except UsageError:
             raise UsageError(
-                f"--teacher cannot be {text[:60]!r}: give a path, a model of the Hub such as ORG/NAME, or a parameter "
+                f"--teacher cannot be {quoted(text)}: give a path, a model of the Hub such as ORG/NAME, or a parameter "
                 "count such as 8B."
             ) from None
     from memcalc.sources import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from memcalc.errors import UnknownFamilyError, close_matches
 from memcalc.quoting import quoted
@@ -22,17 +22,19 @@ class Family:
 
     `build` gets the config and the head's class name (None: the family's usual one). `verified` says what stands
     behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts; `supports`
-    what it is computed for.
+    what it is computed for. `blocks` decides how the model is run; `kinds` says, for people, what its blocks are where
+    they are not all attention and an MLP.
     """
 
     model_type: str
     build: Callable[[Config, str | None], Network]
     defaults: Mapping[str, object]
     aliases: Mapping[str, str] = field(default_factory=dict)
-    blocks: str = "decoder"
+    blocks: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
     attention: str = "eager, sdpa, flash"
     verified: str = ""
     supports: str = "training, inference, LoRA"
+    kinds: str = ""
 
     def runs(self, attention: str) -> str:
         """The implementation that is used where `attention` is asked for: that, or the first that the family has."""

@@ -152,28 +152,28 @@ V3 = {
 }  # fmt: skip
 FAMILIES = {
     "deepseek_v3": Family("deepseek_v3", deepseek_v3, V3, _ALIASES,
-        blocks="decoder with latent attention, experts", verified=_ROWS),
+        kinds="decoder with latent attention, experts", verified=_ROWS),
     "kimi_k2": Family("kimi_k2", deepseek_v3, V3, _ALIASES,
-        blocks="decoder with latent attention, experts", verified="deepseek_v3 by another name; exact counts"),
+        kinds="decoder with latent attention, experts", verified="deepseek_v3 by another name; exact counts"),
     "deepseek_v2": Family("deepseek_v2", deepseek_v2, {
         "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 11008, "moe_intermediate_size": 1407,
         "num_hidden_layers": 32, "num_attention_heads": 32, "n_shared_experts": 2, "n_routed_experts": 64,
         "first_k_dense_replace": 0, "topk_method": "greedy", "q_lora_rank": 1536, "kv_lora_rank": 512,
         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "hidden_act": "silu",
         "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
-    }, {"num_experts": "n_routed_experts"}, blocks="decoder with latent attention, experts", verified=_ROWS),
+    }, {"num_experts": "n_routed_experts"}, kinds="decoder with latent attention, experts", verified=_ROWS),
     "glm4_moe_lite": Family("glm4_moe_lite", deepseek_v3, {
         **V3, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240, "moe_intermediate_size": 1536,
         "num_hidden_layers": 47, "num_attention_heads": 20, "n_routed_experts": 64, "num_experts_per_tok": 4,
         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 768, "qk_nope_head_dim": 192,
         "v_head_dim": 256,
-    }, _ALIASES, blocks="decoder with latent attention, experts", verified="measured rows"),
+    }, _ALIASES, kinds="decoder with latent attention, experts", verified="measured rows"),
     "solar_open": Family("solar_open", solar_open, {
         "vocab_size": 196608, "hidden_size": 4096, "moe_intermediate_size": 1280, "num_hidden_layers": 48,
         "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
         "n_shared_experts": 1, "n_routed_experts": 128, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1,
         "norm_topk_prob": True, "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
-    }, _ALIASES, blocks="decoder, experts", verified="measured rows"),
+    }, _ALIASES, kinds="decoder, experts", verified="measured rows"),
     "exaone_moe": Family("exaone_moe", exaone_moe, {
         "vocab_size": 102400, "hidden_size": 4096, "intermediate_size": 16384, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 32, "hidden_act": "silu", "attention_dropout": 0.0,
@@ -181,18 +181,18 @@ FAMILIES = {
         "moe_intermediate_size": 1024, "n_routed_experts": 64, "num_experts_per_tok": 8, "n_shared_experts": 1,
         "n_group": 1, "topk_group": 1, "norm_topk_prob": True, "pad_token_id": 0, "tie_word_embeddings": False,
     }, {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
-        blocks="decoder, experts", verified="measured rows"),
+        kinds="decoder, experts", verified="measured rows"),
     "glm4_moe": Family("glm4_moe", glm4_moe, {
         "vocab_size": 151552, "hidden_size": 4096, "intermediate_size": 10944, "moe_intermediate_size": 1408,
         "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8, "n_shared_experts": 1,
         "n_routed_experts": 128, "num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
         "first_k_dense_replace": 1, "use_qk_norm": False, "hidden_act": "silu", "attention_bias": False,
         "attention_dropout": 0.0, "tie_word_embeddings": False,
-    }, _ALIASES, blocks="decoder, experts", verified=_ROWS),
+    }, _ALIASES, kinds="decoder, experts", verified=_ROWS),
     "dots1": Family("dots1", dots1, {
         "vocab_size": 152064, "hidden_size": 4608, "intermediate_size": 10944, "moe_intermediate_size": 1408,
         "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 32, "n_group": 1, "topk_group": 1,
         "first_k_dense_replace": 0, "norm_topk_prob": False, "hidden_act": "silu", "attention_bias": False,
         "attention_dropout": 0.0, "sliding_window": 4096, "max_window_layers": 62, "tie_word_embeddings": False,
-    }, _ALIASES, blocks="decoder, experts", verified=_ROWS),
+    }, _ALIASES, kinds="decoder, experts", verified=_ROWS),
 }  # fmt: skip

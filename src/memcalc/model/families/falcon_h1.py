@@ -135,5 +135,5 @@ FAMILIES = {
         "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_norm_before_gate": True,
         "mamba_rms_norm": False, "projectors_bias": False, "attention_bias": False, "mlp_bias": False,
         "tie_word_embeddings": False,
-    }, blocks="Mamba 2 beside attention", verified="measured rows"),
+    }, kinds="Mamba 2 beside attention", verified="measured rows"),
 }  # fmt: skip

@@ -120,8 +120,8 @@ _PALI_TOWER: dict[str, object] = {
 FAMILIES = {
     "gemma3": Family("gemma3", gemma3, {
         "mm_tokens_per_image": 256, "tie_word_embeddings": True,
-    }, attention="eager, sdpa", blocks="vision tower, decoder", verified="measured rows, exact counts"),
+    }, attention="eager, sdpa", kinds="vision tower, decoder", verified="measured rows, exact counts"),
     "paligemma": Family("paligemma", paligemma, {
         "projection_dim": 2048, "tie_word_embeddings": True,
-    }, attention="eager, sdpa", blocks="vision tower, decoder", verified="measured rows, exact counts"),
+    }, attention="eager, sdpa", kinds="vision tower, decoder", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -98,11 +98,11 @@ FAMILIES = {
     "deepseek_v32": Family("deepseek_v32", deepseek_v32, {
         **V3, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64,
     }, {"num_local_experts": "n_routed_experts"}, attention="eager, sdpa",
-        blocks="decoder with latent attention, experts", verified="measured rows"),
+        kinds="decoder with latent attention, experts", verified="measured rows"),
     "glm_moe_dsa": Family("glm_moe_dsa", glm_moe_dsa, {
         **V3, "vocab_size": 154880, "hidden_size": 6144, "intermediate_size": 12288, "num_hidden_layers": 78,
         "num_attention_heads": 64, "n_group": 1, "topk_group": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192,
         "v_head_dim": 256, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32,
     }, {"num_local_experts": "n_routed_experts"}, attention="eager, sdpa",
-        blocks="decoder with latent attention, experts", verified="measured rows, exact counts"),
+        kinds="decoder with latent attention, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

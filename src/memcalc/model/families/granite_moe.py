@@ -62,11 +62,11 @@ _GRANITE: dict[str, object] = {
     "router_aux_loss_coef": 0.001,
 }  # fmt: skip
 FAMILIES = {
-    "granitemoe": Family("granitemoe", granitemoe, _GRANITE, blocks="decoder, experts", verified="measured rows"),
+    "granitemoe": Family("granitemoe", granitemoe, _GRANITE, kinds="decoder, experts", verified="measured rows"),
     "granitemoehybrid": Family("granitemoehybrid", granitemoehybrid, {
         **_GRANITE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1,
         "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_chunk_size": 256, "mamba_conv_bias": True,
         "mamba_proj_bias": False, "mamba_expand": 2,
     }, {"layers_block_type": "layer_types"},
-        blocks="Mamba 2, attention, experts", verified="measured rows, exact counts"),
+        kinds="Mamba 2, attention, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -139,7 +139,7 @@ FAMILIES = {
         "attn_layer_period": 8, "attn_layer_offset": 4, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2,
         "mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False, "pad_token_id": 0,
         "tie_word_embeddings": False, "router_aux_loss_coef": 0.001,
-    }, {"num_local_experts": "num_experts"}, blocks="Mamba, attention, experts", verified="measured rows"),
+    }, {"num_local_experts": "num_experts"}, kinds="Mamba, attention, experts", verified="measured rows"),
     "nemotron_h": Family("nemotron_h", nemotron_h, {
         "vocab_size": 131072, "hidden_size": 4096, "hybrid_override_pattern": "ME*-", "num_attention_heads": 32,
         "num_key_value_heads": 8, "head_dim": 128, "attention_dropout": 0.0, "intermediate_size": 21504,
@@ -151,5 +151,5 @@ FAMILIES = {
     }, {
         "layer_types": "layers_block_type", "num_local_experts": "n_routed_experts", "mamba_n_groups": "n_groups",
         "mamba_d_conv": "conv_kernel", "mamba_conv_bias": "use_conv_bias", "mamba_chunk_size": "chunk_size",
-    }, blocks="Mamba 2, attention, MLP, experts", verified=_ROWS),
+    }, kinds="Mamba 2, attention, MLP, experts", verified=_ROWS),
 }  # fmt: skip

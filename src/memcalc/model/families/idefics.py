@@ -150,7 +150,7 @@ FAMILIES = {
         name,
         idefics3,
         {"scale_factor": 2, "tie_word_embeddings": False},
-        blocks="vision tower, decoder",
+        kinds="vision tower, decoder",
         verified="measured rows, exact counts",
     )
     for name in ("idefics3", "smolvlm")

@@ -173,5 +173,5 @@ FAMILIES = {
     "internvl": Family("internvl", internvl, {
         "downsample_ratio": 0.5, "projector_hidden_act": "gelu", "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default", "tie_word_embeddings": True,
-    }, blocks="vision tower, decoder", verified="measured rows, exact counts"),
+    }, kinds="vision tower, decoder", verified="measured rows, exact counts"),
 }  # fmt: skip

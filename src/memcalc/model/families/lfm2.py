@@ -100,11 +100,11 @@ FAMILIES = {
         "block_auto_adjust_ff_dim": True, "block_ffn_dim_multiplier": 1.0, "block_multiple_of": 256, "pad_token_id": 0,
         "tie_word_embeddings": True,
     }, {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"},
-        blocks="convolution, attention", verified="measured rows"),
+        kinds="convolution, attention", verified="measured rows"),
     "lfm2_moe": Family("lfm2_moe", lfm2_moe, {
         "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "num_dense_layers": 2,
         "num_experts": 32, "num_experts_per_tok": 4, "use_expert_bias": True, "norm_topk_prob": True,
         "conv_L_cache": 3, "conv_bias": False, "pad_token_id": 0, "tie_word_embeddings": True,
-    }, {"tie_embedding": "tie_word_embeddings"}, blocks="convolution, attention, experts", verified=_ROWS),
+    }, {"tie_embedding": "tie_word_embeddings"}, kinds="convolution, attention, experts", verified=_ROWS),
 }  # fmt: skip

@@ -237,5 +237,5 @@ FAMILIES = {
         "use_qk_norm": True, "no_rope_layer_interval": 4, "attention_chunk_size": 8192,
         "attn_temperature_tuning": True, "attention_bias": False, "attention_dropout": 0.0,
         "tie_word_embeddings": False,
-    }, blocks="decoder, experts", verified="measured rows"),
+    }, kinds="decoder, experts", verified="measured rows"),
 }  # fmt: skip

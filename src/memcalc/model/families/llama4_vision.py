@@ -235,5 +235,5 @@ _TOWER: dict[str, object] = {
 
 FAMILIES = {
     "llama4": Family("llama4", llama4, {"tie_word_embeddings": False},
-        blocks="vision tower, decoder, experts", verified="measured rows, exact counts"),
+        kinds="vision tower, decoder, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -104,5 +104,5 @@ FAMILIES = {
     "llava": Family("llava", llava, {
         "projector_hidden_act": "gelu", "vision_feature_select_strategy": "default", "vision_feature_layer": -2,
         "multimodal_projector_bias": True, "tie_word_embeddings": False,
-    }, blocks="vision tower, decoder", verified="measured rows, exact counts"),
+    }, kinds="vision tower, decoder", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -171,10 +171,10 @@ FAMILIES = {
         "projector_hidden_act": "gelu", "vision_feature_select_strategy": "default", "vision_feature_layer": -2,
         "multimodal_projector_bias": True, "tie_word_embeddings": False,
         "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-    }, blocks="vision tower, decoder", verified="measured rows"),
+    }, kinds="vision tower, decoder", verified="measured rows"),
     "llava_onevision": Family("llava_onevision", llava_onevision, {
         "projector_hidden_act": "gelu", "vision_feature_select_strategy": "full", "vision_feature_layer": -1,
         "multimodal_projector_bias": True, "tie_word_embeddings": False, "vision_aspect_ratio": "anyres_max_9",
         "image_grid_pinpoints": [[height, width] for height in _SIDES for width in _SIDES],
-    }, blocks="vision tower, decoder", verified="measured rows, exact counts"),
+    }, kinds="vision tower, decoder", verified="measured rows, exact counts"),
 }  # fmt: skip

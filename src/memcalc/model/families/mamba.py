@@ -127,13 +127,13 @@ FAMILIES = {
         "mamba_n_heads": 128, "mamba_d_head": "auto", "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4,
         "mamba_chunk_size": 256, "mamba_conv_bias": True, "mamba_proj_bias": False, "mamba_expand": 2,
         "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False,
-    }, blocks="Mamba 2, attention", verified=_ROWS),
-    "mamba": Family("mamba", mamba, {**_MAMBA, "residual_in_fp32": True}, blocks="Mamba", verified=_ROWS),
+    }, kinds="Mamba 2, attention", verified=_ROWS),
+    "mamba": Family("mamba", mamba, {**_MAMBA, "residual_in_fp32": True}, kinds="Mamba", verified=_ROWS),
     "falcon_mamba": Family("falcon_mamba", falcon_mamba, {**_MAMBA, "residual_in_fp32": True},
-        blocks="Mamba", verified=_ROWS),
+        kinds="Mamba", verified=_ROWS),
     "mamba2": Family("mamba2", mamba2, {
         "vocab_size": 32768, "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64,
         "expand": 2, "state_size": 128, "n_groups": 8, "chunk_size": 256, "conv_kernel": 4, "use_bias": False,
         "use_conv_bias": True, "residual_in_fp32": True, "hidden_act": "silu", "tie_word_embeddings": False,
-    }, blocks="Mamba 2", verified="measured rows"),
+    }, kinds="Mamba 2", verified="measured rows"),
 }  # fmt: skip

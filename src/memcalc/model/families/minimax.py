@@ -149,5 +149,5 @@ FAMILIES = {
         "num_experts_per_tok": 2, "num_local_experts": 8, "block_size": 256, "tie_word_embeddings": False,
         "router_aux_loss_coef": 0.001,
     }, {"num_experts": "num_local_experts"},
-        blocks="linear attention, attention, experts", verified="measured rows, exact counts"),
+        kinds="linear attention, attention, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

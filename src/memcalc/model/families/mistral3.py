@@ -91,5 +91,5 @@ FAMILIES = {
     "mistral3": Family("mistral3", mistral3, {
         "projector_hidden_act": "gelu", "vision_feature_layer": -1, "multimodal_projector_bias": False,
         "spatial_merge_size": 2, "tie_word_embeddings": True,
-    }, blocks="vision tower, decoder", verified="measured rows, exact counts"),
+    }, kinds="vision tower, decoder", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -271,7 +271,7 @@ FAMILIES = {
         mllama,
         {},
         attention="eager, sdpa",
-        blocks="vision tower, decoder",
+        kinds="vision tower, decoder",
         verified="measured rows, exact counts",
     )
 }

@@ -140,20 +140,20 @@ FAMILIES = {
         "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "num_local_experts": 8,
         "num_experts_per_tok": 2, "tie_word_embeddings": False,
-    }, {"num_experts": "num_local_experts"}, blocks="decoder, experts", verified=_ROWS),
+    }, {"num_experts": "num_local_experts"}, kinds="decoder, experts", verified=_ROWS),
     "gpt_oss": Family("gpt_oss", gpt_oss, {
         "router_aux_loss_coef": 0.001,
         "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36, "head_dim": 64,
         "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "num_local_experts": 128,
         "num_experts_per_tok": 4, "attention_bias": True, "attention_dropout": 0.0, "tie_word_embeddings": False,
-    }, {"num_experts": "num_local_experts"}, attention="eager, flash", blocks="decoder, experts", verified=_ROWS),
+    }, {"num_experts": "num_local_experts"}, attention="eager, flash", kinds="decoder, experts", verified=_ROWS),
     "olmoe": Family("olmoe", olmoe, {
         "router_aux_loss_coef": 0.01,
         "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16,
         "num_attention_heads": 16, "hidden_act": "silu", "num_experts": 64,
         "num_experts_per_tok": 8, "norm_topk_prob": False, "attention_bias": False, "attention_dropout": 0.0,
         "pad_token_id": 1, "tie_word_embeddings": False,
-    }, {"num_local_experts": "num_experts"}, blocks="decoder, experts", verified=_ROWS),
+    }, {"num_local_experts": "num_experts"}, kinds="decoder, experts", verified=_ROWS),
     "qwen2_moe": Family("qwen2_moe", qwen2_moe, {
         "router_aux_loss_coef": 0.001,
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24,
@@ -161,12 +161,12 @@ FAMILIES = {
         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts_per_tok": 4,
         "num_experts": 60, "sliding_window": 4096, "norm_topk_prob": False, "qkv_bias": True, "max_window_layers": 28,
         "attention_dropout": 0.0, "tie_word_embeddings": False,
-    }, blocks="decoder, experts", verified=_ROWS),
+    }, kinds="decoder, experts", verified=_ROWS),
     "qwen3_moe": Family("qwen3_moe", qwen3_moe, {
         "router_aux_loss_coef": 0.001,
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
         "num_attention_heads": 32, "num_key_value_heads": 4, "hidden_act": "silu", "decoder_sparse_step": 1,
         "moe_intermediate_size": 768, "num_experts_per_tok": 8, "num_experts": 128, "norm_topk_prob": False,
         "sliding_window": 4096, "attention_bias": False, "tie_word_embeddings": False,
-    }, {"num_local_experts": "num_experts"}, blocks="decoder, experts", verified=_ROWS),
+    }, {"num_local_experts": "num_experts"}, kinds="decoder, experts", verified=_ROWS),
 }  # fmt: skip

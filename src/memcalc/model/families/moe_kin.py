@@ -109,23 +109,23 @@ FAMILIES = {
         "moe_intermediate_size": 1536, "moe_k": 6, "moe_num_experts": 64, "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1, "moe_layer_interval": 1, "pad_token_id": 0, "tie_word_embeddings": True,
         "router_aux_loss_coef": 0.001,
-    }, {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}, blocks="decoder, experts", verified=_ROWS),
+    }, {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"}, kinds="decoder, experts", verified=_ROWS),
     "hunyuan_v1_moe": Family("hunyuan_v1_moe", hunyuan_v1_moe, {
         "vocab_size": 290943, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
         "num_experts": 1, "moe_topk": 1, "pad_token_id": 0, "tie_word_embeddings": False,
     }, {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
-        blocks="decoder, experts", verified=_ROWS),
+        kinds="decoder, experts", verified=_ROWS),
     "minimax_m2": Family("minimax_m2", minimax_m2, {
         "vocab_size": 200064, "hidden_size": 3072, "intermediate_size": 1536, "num_hidden_layers": 62,
         "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "hidden_act": "silu",
         "attention_dropout": 0.0, "num_experts_per_tok": 8, "num_local_experts": 256, "tie_word_embeddings": False,
         "router_aux_loss_coef": 0.001,
-    }, {"num_experts": "num_local_experts"}, blocks="decoder, experts", verified=_ROWS),
+    }, {"num_experts": "num_local_experts"}, kinds="decoder, experts", verified=_ROWS),
     "flex_olmo": Family("flex_olmo", flex_olmo, {
         "vocab_size": 100352, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0,
         "num_experts_per_tok": 5, "num_experts": 7, "norm_topk_prob": False, "pad_token_id": 100277,
         "tie_word_embeddings": False, "router_aux_loss_coef": 0.01,
-    }, {"num_local_experts": "num_experts"}, blocks="decoder, experts", verified=_ROWS),
+    }, {"num_local_experts": "num_experts"}, kinds="decoder, experts", verified=_ROWS),
 }  # fmt: skip

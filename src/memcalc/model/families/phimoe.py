@@ -96,5 +96,5 @@ FAMILIES = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_act": "silu", "attention_dropout": 0.0,
         "num_local_experts": 16, "attention_bias": False, "lm_head_bias": False, "tie_word_embeddings": False,
         "router_aux_loss_coef": 0.001,
-    }, blocks="decoder, experts", verified="measured rows, exact counts"),
+    }, kinds="decoder, experts", verified="measured rows, exact counts"),
 }  # fmt: skip

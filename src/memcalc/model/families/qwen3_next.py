@@ -97,11 +97,11 @@ FAMILIES = {
     "qwen3_next": Family("qwen3_next", qwen3_next, {
         **_DELTA, **_EXPERTS, "vocab_size": 151936, "intermediate_size": 5632, "num_hidden_layers": 48,
         "decoder_sparse_step": 1, "num_experts_per_tok": 10, "num_experts": 512, "norm_topk_prob": True,
-    }, blocks="delta net, attention, experts", verified="measured rows, exact counts"),
+    }, kinds="delta net, attention, experts", verified="measured rows, exact counts"),
     "qwen3_5_text": Family("qwen3_5_text", qwen3_5_text, {
         **_DELTA, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_key_value_heads": 4,
-    }, blocks="delta net, attention", verified="measured rows"),
+    }, kinds="delta net, attention", verified="measured rows"),
     "qwen3_5_moe_text": Family("qwen3_5_moe_text", qwen3_5_moe_text, {
         **_DELTA, **_EXPERTS, "num_hidden_layers": 40, "num_experts_per_tok": 8, "num_experts": 256,
-    }, blocks="delta net, attention, experts", verified="measured rows"),
+    }, kinds="delta net, attention, experts", verified="measured rows"),
 }  # fmt: skip

@@ -195,29 +195,29 @@ _TEXT_3_MOE = Family("qwen3_vl_moe_text", _qwen3_moe, {
 _ROWS = "measured rows, exact counts"
 FAMILIES = {
     "qwen2_vl": Family(
-        "qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, blocks="vision tower, decoder", verified=_ROWS
+        "qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
     ),
     "qwen2_5_vl": Family(
-        "qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, blocks="vision tower, decoder", verified=_ROWS
+        "qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
     ),
     "qwen3_vl": Family(
-        "qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, blocks="vision tower, decoder", verified=_ROWS
+        "qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
     ),
     "qwen3_vl_moe": Family(
         "qwen3_vl_moe",
         qwen3_vl_moe,
         {"tie_word_embeddings": False},
-        blocks="vision tower, decoder, experts",
+        kinds="vision tower, decoder, experts",
         verified=_ROWS,
     ),
     "qwen3_5": Family(
-        "qwen3_5", qwen3_5, {"tie_word_embeddings": False}, blocks="vision tower, delta net, attention", verified=_ROWS
+        "qwen3_5", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention", verified=_ROWS
     ),
     "qwen3_5_moe": Family(
         "qwen3_5_moe",
         qwen3_5,
         {"tie_word_embeddings": False},
-        blocks="vision tower, delta net, attention, experts",
+        kinds="vision tower, delta net, attention, experts",
         verified=_ROWS,
     ),
 }

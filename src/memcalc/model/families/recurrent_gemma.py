@@ -20,6 +20,7 @@ from memcalc.model.sublayers.norms import GemmaRMSNorm
 from memcalc.model.sublayers.rg_lru import RecurrentBlock
 from memcalc.model.sublayers.rotary import RotaryEmbedding, rotary_of_part
 from memcalc.model.tensor import Tensor
+from memcalc.quoting import quoted
 from memcalc.tables.dtypes import BF16
 
 
@@ -121,7 +122,7 @@ def _kinds(c: Config) -> list[str]:
     for kind in cycle or ["nothing"]:
         if kind not in _KINDS:
             raise ConfigError(
-                f"{c.where} has {kind[:40]!r} among its 'block_types'; this family has {' and '.join(_KINDS)}."
+                f"{c.where} has {quoted(kind)} among its 'block_types'; this family has {' and '.join(_KINDS)}."
             )
     depth = c.integer("num_hidden_layers")
     return [cycle[layer % len(cycle)] for layer in range(depth)]
@@ -162,5 +163,5 @@ FAMILIES = {
         "hidden_activation": "gelu_pytorch_tanh", "block_types": ["recurrent", "recurrent", "attention"],
         "attention_dropout": 0.0, "attention_bias": False, "pad_token_id": 0, "tie_word_embeddings": True,
     }, {"sliding_window": "attention_window_size"},
-        blocks="recurrent, attention", verified="measured rows, exact counts"),
+        kinds="recurrent, attention", verified="measured rows, exact counts"),
 }  # fmt: skip

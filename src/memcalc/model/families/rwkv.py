@@ -212,5 +212,5 @@ FAMILIES = {
     "rwkv": Family("rwkv", rwkv, {
         "vocab_size": 50277, "hidden_size": 4096, "num_hidden_layers": 32, "rescale_every": 6,
         "tie_word_embeddings": False,
-    }, attention="eager", blocks="RWKV", verified="measured rows, exact counts"),
+    }, attention="eager", kinds="RWKV", verified="measured rows, exact counts"),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from memcalc.model.sublayers.norms import RMSNorm
 from memcalc.model.sublayers.rotary import RotaryEmbedding, Rotation
 from memcalc.model.sublayers.shared_blocks import SharedAttention, SharedBlock, SharedMLP
 from memcalc.model.tensor import Tensor
+from memcalc.quoting import quoted
 
 
 class MambaLayer(Module):
@@ -109,7 +110,7 @@ def _layer_kinds(c: Config) -> list[str]:
     for kind in kinds:
         if kind not in _KINDS:
             raise ConfigError(
-                f"{c.where} has {kind[:40]!r} in 'layers_block_type'; this family has {' and '.join(_KINDS)}."
+                f"{c.where} has {quoted(kind)} in 'layers_block_type'; this family has {' and '.join(_KINDS)}."
             )
     return kinds
 
@@ -189,5 +190,5 @@ FAMILIES = {
         "use_shared_attention_adapter": False, "adapter_rank": 128, "use_mem_rope": False, "pad_token_id": 0,
         "tie_word_embeddings": True,
     }, {"layer_types": "layers_block_type"},
-        blocks="Mamba 2, shared attention", verified="measured rows, exact counts"),
+        kinds="Mamba 2, shared attention", verified="measured rows, exact counts"),
 }  # fmt: skip
