@@ -1,5 +1,6 @@
 """Running the command line in this process, and what holds for every refusal."""
 
+import json
 from typing import Any
 
 from typer.testing import CliRunner
@@ -25,3 +26,19 @@ def refused(code: int, *arguments: str) -> str:
     assert "fault in memcalc" not in result.stderr
     assert len(result.stderr) < 600
     return str(result.stderr)
+
+
+def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
+    """What `memcalc ARGUMENTS --json` prints."""
+    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
+    return found
+
+
+def assumes(found: dict[str, Any], *words: str) -> bool:
+    """Whether one of the assumptions has all of `words`."""
+    return any(all(word in line for word in words) for line in found["assumptions"])
+
+
+def weights(found: dict[str, Any]) -> int:
+    """Bytes of MODEL WEIGHTS at the peak."""
+    return int(found["components"]["model_weights"]["peak_bytes"])

@@ -6,19 +6,12 @@ from typing import Any
 
 import pytest
 from cli_runs import refused, run
+from shapes import decoder
 from weights import Tensors, layers, write, write_json
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate, find_gpu
 from memcalc.errors import UsageError
 from memcalc.units import parse_parameters
-
-
-def decoder(hidden: int, layers: int, heads: int, kv_heads: int, width: int, vocab: int, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "intermediate_size": width, "vocab_size": vocab, **more,
-    }  # fmt: skip
-
 
 LLAMA_7B = decoder(4096, 32, 32, 32, 11008, 32000)
 LLAMA3_8B = decoder(4096, 32, 32, 8, 14336, 128256)

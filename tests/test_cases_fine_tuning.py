@@ -6,17 +6,11 @@ from typing import Any
 
 import pytest
 from cli_runs import run
+from shapes import decoder
 
 from memcalc import ModelSpec, TrainingSetup, estimate
 
 GB, GIB, MIB = 10**9, 2**30, 2**20
-
-
-def decoder(hidden: int, layers: int, heads: int, kv_heads: int, width: int, vocab: int, **more: Any) -> dict[str, Any]:
-    return {
-        "model_type": "llama", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads, "intermediate_size": width, "vocab_size": vocab, **more,
-    }  # fmt: skip
 
 
 LLAMA_7B = decoder(4096, 32, 32, 32, 11008, 32000)

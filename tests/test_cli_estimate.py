@@ -1,19 +1,13 @@
 """`estimate` from the prompt: the example of the documentation page, JSON, fit, and everything that must be refused."""
 
 import json
-from typing import Any
 
 import pytest
-from cli_runs import refused, run
+from cli_runs import answer, refused, run
 
 from memcalc.tables.gpus import GPUS
 
 FOUR_B = ("estimate", "--params", "4B", "--batch", "16")
-
-
-def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(*arguments, "--json", code=code).stdout)
-    return found
 
 
 def test_the_example_of_the_page_is_recognisable() -> None:

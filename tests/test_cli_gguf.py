@@ -1,25 +1,11 @@
 """`from-file model.gguf`: shapes from the metadata, bytes by the tensors' types, and files that are damaged."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runs import refused, run
+from cli_runs import answer, assumes, refused, weights
 from gguf_files import gguf, llama_gguf
-
-
-def answer(*arguments: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("from-file", *arguments, "--json").stdout)
-    return found
-
-
-def assumes(found: dict[str, Any], *words: str) -> bool:
-    return any(all(word in line for word in words) for line in found["assumptions"])
-
-
-def weights(found: dict[str, Any]) -> int:
-    return int(found["components"]["model_weights"]["peak_bytes"])
 
 
 def gguf_file(path: Path) -> str:
@@ -32,7 +18,7 @@ def gguf_file(path: Path) -> str:
 
 def test_a_gguf_file(tmp_path: Path) -> None:
     path = gguf_file(tmp_path / "model-Q4_K_M.gguf")
-    found = answer(path, "--mode", "inference")
+    found = answer("from-file", path, "--mode", "inference")
     assert found["setup"]["engine"] == "llama.cpp"
     assert assumes(found, "engine llama.cpp, as the weights are GGUF")
     parts = {part["name"]: part["bytes"] for part in found["components"]["model_weights"]["parts"]}
@@ -42,10 +28,10 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert found["model"]["parameters"]["total"] == matrices + 2 * 512_000 + 5 * 512
     assert found["kv_cache_bytes"] == 2 * 2 * 2 * 64 * 256 * 2
     assert assumes(found, "llama.cpp keeps the token embedding")
-    other = answer(path, "--mode", "inference", "--engine", "transformers")
+    other = answer("from-file", path, "--mode", "inference", "--engine", "transformers")
     assert weights(other) > weights(found)
     assert assumes(other, "unpacks GGUF")
-    assert assumes(answer(path), "unpacked to fp32 for training")
+    assert assumes(answer("from-file", path), "unpacked to fp32 for training")
 
 
 def test_a_gguf_file_whose_layers_differ(tmp_path: Path) -> None:
@@ -65,7 +51,7 @@ def test_a_gguf_file_whose_layers_differ(tmp_path: Path) -> None:
     }  # fmt: skip
     start, size = gguf(tensors, metadata)
     (tmp_path / "m.gguf").write_bytes(start + bytes(size - len(start)))
-    found = answer(str(tmp_path / "m.gguf"), "--mode", "inference")
+    found = answer("from-file", str(tmp_path / "m.gguf"), "--mode", "inference")
     assert found["kv_cache_bytes"] == 256 * sum(kv_heads) * 2 * 32 * 2
     llama = llama_gguf(**{"llama.attention.head_count_kv": [2, 4]})
     start, size = gguf(*llama)

@@ -11,6 +11,8 @@ from memcalc.model.heads import QuestionAnswerer, TokenClassifier, unknown_head
 from memcalc.model.module import Module
 from memcalc.model.network import Batch, Network, Outputs
 from memcalc.model.stack import Stack
+from memcalc.model.sublayers.heads import FirstToken
+from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.losses import causal_lm_loss, class_loss, in_batch_loss, token_loss
 from memcalc.model.sublayers.masks import bidirectional_mask, causal_mask
 from memcalc.model.tensor import Tensor
@@ -176,6 +178,23 @@ class EncoderParts:
     front: Callable[[], Module] | None = None
     fp32: bool = False
     extra: Mapping[str, Callable[[], Network]] = field(default_factory=dict)
+
+
+def first_token_encoder(
+    c: Config, architecture: str | None, dropout: float,
+    body: Callable[[bool], Module], vocabulary: Callable[[Embedding], Module],
+) -> Network:  # fmt: skip
+    """An encoder with RoBERTa's heads: classes come from the first token, through a dense layer and tanh.
+
+    `vocabulary` makes the masked-LM head around the table of word embeddings.
+    """
+    hidden = c.integer("hidden_size")
+    return encoder(c, architecture, EncoderParts(
+        body=body,
+        vocabulary=lambda model: vocabulary(vars(model)["embeddings"].word_embeddings),
+        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
+        token_dropout=dropout,
+    ))  # fmt: skip
 
 
 _KNOWN = (

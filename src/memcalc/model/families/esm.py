@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
+from memcalc.model.encoder import EncoderModel, first_token_encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Buffer, Module, Parameter
 from memcalc.model.network import Network
@@ -13,7 +13,6 @@ from memcalc.model.stack import Stack
 from memcalc.model.sublayers.activations import gelu_of_erf
 from memcalc.model.sublayers.attention import attend_same_dtype
 from memcalc.model.sublayers.encoder import AddOutput, Pooler, count_tokens
-from memcalc.model.sublayers.heads import FirstToken
 from memcalc.model.sublayers.linear import Embedding, Linear, PositionTable
 from memcalc.model.sublayers.masks import padding_input
 from memcalc.model.sublayers.norms import LayerNorm
@@ -225,15 +224,10 @@ def esm(c: Config, architecture: str | None) -> Network:
         model.contact_head = ContactHead(depth * heads)  # type: ignore[attr-defined]
         return model
 
-    def vocabulary(model: Module) -> Module:
-        table = vars(model)["embeddings"].word_embeddings
+    def vocabulary(table: Embedding) -> Module:
         return ProteinVocabularyHead(hidden, table, tied=c.flag("tie_word_embeddings"))
 
-    return encoder(c, architecture, EncoderParts(
-        body=body, vocabulary=vocabulary,
-        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
-        token_dropout=dropout,
-    ))  # fmt: skip
+    return first_token_encoder(c, architecture, dropout, body, vocabulary)
 
 
 FAMILIES = {

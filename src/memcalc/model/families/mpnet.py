@@ -5,13 +5,13 @@ from __future__ import annotations
 from memcalc.errors import ConfigError
 from memcalc.model import ops
 from memcalc.model.config import Config
-from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
+from memcalc.model.encoder import EncoderModel, first_token_encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
 from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import Activated, AddNorm, EncoderEmbeddings, Pooler
-from memcalc.model.sublayers.heads import FirstToken, VocabularyHead
+from memcalc.model.sublayers.heads import VocabularyHead
 from memcalc.model.sublayers.linear import Embedding, Linear
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
@@ -141,15 +141,10 @@ def mpnet(c: Config, architecture: str | None) -> Network:
             pooler=Pooler(hidden) if pooler else None,
         )  # fmt: skip
 
-    def vocabulary(model: Module) -> Module:
-        table = vars(model)["embeddings"].word_embeddings
+    def vocabulary(table: Embedding) -> Module:
         return VocabularyHead(hidden, "gelu", table, tied=c.flag("tie_word_embeddings"))
 
-    return encoder(c, architecture, EncoderParts(
-        body=body, vocabulary=vocabulary,
-        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
-        token_dropout=dropout,
-    ))  # fmt: skip
+    return first_token_encoder(c, architecture, dropout, body, vocabulary)
 
 
 FAMILIES = {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from memcalc.model.config import Config
-from memcalc.model.encoder import Classification, EncoderModel, EncoderParts, encoder
+from memcalc.model.encoder import EncoderModel, first_token_encoder
 from memcalc.model.families import Family
 from memcalc.model.module import Module
 from memcalc.model.network import Network
 from memcalc.model.stack import Stack
 from memcalc.model.sublayers.encoder import Activated, AddOutput, EncoderEmbeddings, Pooler, SelfAttention
-from memcalc.model.sublayers.heads import FirstToken, VocabularyHead
+from memcalc.model.sublayers.heads import VocabularyHead
+from memcalc.model.sublayers.linear import Embedding
 from memcalc.model.sublayers.norms import LayerNorm
 from memcalc.model.tensor import Tensor
 
@@ -95,15 +96,10 @@ def _network(c: Config, architecture: str | None, *, within: bool) -> Network:
             pooler=Pooler(hidden) if pooler else None, causal=c.flag("is_decoder"),
         )  # fmt: skip
 
-    def vocabulary(model: Module) -> Module:
-        table = vars(model)["embeddings"].word_embeddings
+    def vocabulary(table: Embedding) -> Module:
         return VocabularyHead(hidden, "gelu", table, tied=c.flag("tie_word_embeddings"))
 
-    return encoder(c, architecture, EncoderParts(
-        body=body, vocabulary=vocabulary,
-        classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
-        token_dropout=dropout,
-    ))  # fmt: skip
+    return first_token_encoder(c, architecture, dropout, body, vocabulary)
 
 
 def xlm_roberta_xl(c: Config, architecture: str | None) -> Network:
