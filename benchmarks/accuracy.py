@@ -1,7 +1,7 @@
 """How far memcalc is from what others measured: python benchmarks/accuracy.py writes docs/accuracy.md.
 
-Reads `tests/published/`: `models.json` (shapes), `*.jsonl` (a published measurement a line) and `left_out.json` (what
-cannot be compared, and why). A row's options say what its source says; none is chosen so that a row fits.
+Reads `tests/data/published/`: `models.json` (shapes), `*.jsonl` (a published measurement a line) and `left_out.json`
+(what cannot be compared, and why). A row's options say what its source says; none is chosen so that a row fits.
 """
 
 import json
@@ -17,7 +17,7 @@ from as_it_ran import as_it_ran
 from memcalc import InferenceSetup, ModelSpec, Report, TrainingSetup, estimate, find_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
-PUBLISHED = ROOT / "tests" / "published"
+PUBLISHED = ROOT / "tests" / "data" / "published"
 PAGE = ROOT / "docs" / "accuracy.md"
 
 FAR = 0.10
@@ -86,7 +86,7 @@ def _counted(row: dict[str, Any], config: dict[str, Any], options: dict[str, Any
 
 
 def compare() -> list[Compared]:
-    """Every row of `tests/published/`, in the order of the document."""
+    """Every row of `tests/data/published/`, in the order of the document."""
     models: dict[str, dict[str, Any]] = json.loads((PUBLISHED / "models.json").read_text())
     results = []
     for name in FILES:
@@ -117,8 +117,8 @@ def document(results: list[Compared]) -> str:
 
 _HEAD = """# Accuracy: memcalc against published measurements
 
-Written by `python benchmarks/accuracy.py` from the rows of `tests/published/`; run it again after a change that moves a
-number. `tests/test_accuracy.py` fails where this page is not what memcalc computes now.
+Written by `python benchmarks/accuracy.py` from the rows of `tests/data/published/`; run it again after a change that moves
+a number. `tests/test_accuracy.py` fails where this page is not what memcalc computes now.
 
 A row is a measurement that its project published with a complete configuration. Its options are what the source says,
 and nothing is adjusted to fit. *counter* says what was read: *allocated* is `torch.cuda.max_memory_allocated()`,
@@ -220,9 +220,11 @@ def _setup(row: dict[str, Any]) -> str:
     words += [str(options[key]) for key in ("precision", "dtype", "quantization") if options.get(key, "none") != "none"]
     words += [options[key] for key in ("attention", "optimizer", "optimizer_impl") if key in options]
     labels = {
-        "new_tokens": "{} new tokens", "lora_rank": "LoRA {}", "grad_accum": "accumulation {}",
+        "new_tokens": "{} new tokens",
+        "lora_rank": "LoRA {}",
+        "grad_accum": "accumulation {}",
         "activation_checkpointing": "{} checkpointing",
-    }  # fmt: skip
+    }
     words += [text.format(options[key]) for key, text in labels.items() if options.get(key) not in (None, "none", 1)]
     return ", ".join(words)
 

@@ -1,7 +1,7 @@
 """What older libraries and LitGPT's own modules keep, where it is not what today's PyTorch and Transformers keep.
 
-memcalc describes today's libraries. A row of `tests/published/` that says what it `ran` is computed a second time with
-these parts in place of memcalc's own, on the same tape and by the same rules, so that the distance to the libraries of
+memcalc describes today's libraries. A row of `tests/data/published/` that says what it `ran` is computed a second time
+with these parts in place of memcalc's own, on the same tape and by the same rules, so that the distance to the libraries of
 its time is told apart from memcalc's errors. Each part states a fact of a source; none has a number to choose.
 """
 
@@ -10,19 +10,22 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from memcalc import loaded_weights, step
-from memcalc.model import language_losses, ops
-from memcalc.model import quantized as quantized_layers
-from memcalc.model.adapters import injection
-from memcalc.model.adapters.lora import GROUP, LoraLinear, factor
-from memcalc.model.autograd import Grads, Node, record
-from memcalc.model.language_losses import Head, LanguageLoss
-from memcalc.model.module import Module
-from memcalc.model.naming import NamedWeight
-from memcalc.model.ops import quantized, reduction
-from memcalc.model.tensor import Shape, Tensor
+from memcalc import ops
+from memcalc.autograd.graph import Grads, Node, record
+from memcalc.autograd.tensor import Tensor
+from memcalc.common.sizes import Shape
+from memcalc.inference import weights as loaded_weights
+from memcalc.models.common import lm_losses
+from memcalc.models.common.lm_losses import Head, LanguageLoss
+from memcalc.nn import quantized_layers
+from memcalc.nn.module import Module
+from memcalc.nn.state_dict import NamedWeight
+from memcalc.ops import quantized, reduction
+from memcalc.peft import injection
+from memcalc.peft.lora import GROUP, LoraLinear, factor
 from memcalc.tables.dtypes import FP16, FP32, DType
 from memcalc.tables.weight_formats import WeightFormat
+from memcalc.training import step
 
 
 @contextmanager
@@ -138,10 +141,10 @@ def _loss_of_pieces(
     self: LanguageLoss, head: Module, logits_of: Head, hidden: Tensor, labels: Tensor
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """The head on pieces of tokens, and the loss of each; Fabric hands the model's outputs on in fp32."""
-    pieces = [logits_of(piece) for piece in language_losses._pieces(hidden, self.chunks)]
+    pieces = [logits_of(piece) for piece in lm_losses._pieces(hidden, self.chunks)]
     pieces = [ops.to(piece, FP32) for piece in pieces]
     total = None
-    for piece, target in zip(pieces, language_losses._following(labels, self.chunks), strict=True):
+    for piece, target in zip(pieces, lm_losses._following(labels, self.chunks), strict=True):
         loss = ops.cross_entropy(ops.reshape(piece, -1, piece.shape[-1]), ops.reshape(target, -1))
         total = loss if total is None else ops.add(total, loss)
         del loss

@@ -26,18 +26,30 @@ def ten_thousand() -> float:
     """Seconds for 10,000 different setups of a 70B model: every option of a search for what fits."""
     spec, _ = canonical_spec(70 * 10**9)
     grid = product(
-        range(1, 17), (512, 1024, 2048, 4096, 8192), ("bf16", "mixed-bf16", "fp32"), ("none", "full"),
-        ("sdpa", "eager"), (1, 8), ("adamw", "sgd", "sgd-momentum", "adafactor"), ("foreach", "for-loop"),
-    )  # fmt: skip
+        range(1, 17),
+        (512, 1024, 2048, 4096, 8192),
+        ("bf16", "mixed-bf16", "fp32"),
+        ("none", "full"),
+        ("sdpa", "eager"),
+        (1, 8),
+        ("adamw", "sgd", "sgd-momentum", "adafactor"),
+        ("foreach", "for-loop"),
+    )
     start = time.perf_counter()
     count = 0
     for batch, length, precision, checkpointing, attention, accumulation, optimizer, implementation in islice(
         grid, 10_000
     ):
         setup = TrainingSetup(
-            batch=batch, seq_len=length, precision=precision, activation_checkpointing=checkpointing,
-            attention=attention, grad_accum=accumulation, optimizer=optimizer, optimizer_impl=implementation,
-        )  # fmt: skip
+            batch=batch,
+            seq_len=length,
+            precision=precision,
+            activation_checkpointing=checkpointing,
+            attention=attention,
+            grad_accum=accumulation,
+            optimizer=optimizer,
+            optimizer_impl=implementation,
+        )
         estimate(spec, setup)
         count += 1
     assert count == 10_000

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memcalc import ModelSpec, Report, TrainingSetup, estimate
-from memcalc.step import trace
+from memcalc.training.step import trace
 
 SHAPES = st.fixed_dictionaries(
     {
@@ -90,9 +90,13 @@ def test_an_estimate_is_deterministic(shape: dict[str, object], setup: dict[str,
 @given(st.sampled_from([2, 7, 40, 400]))
 def test_cost_does_not_grow_with_depth(depth: int) -> None:
     shape = {
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-        "vocab_size": 70, "num_hidden_layers": depth,
-    }  # fmt: skip
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "vocab_size": 70,
+        "num_hidden_layers": depth,
+    }
     step = trace(ModelSpec.from_config(shape), TrainingSetup())
     assert step.tape.traced_blocks == 2  # the first, and one that answers for all others
 

@@ -5,17 +5,22 @@ from typing import Any
 import pytest
 
 from memcalc import ModelSpec, TrainingSetup, canonical_spec, estimate
-from memcalc.peak import Sweep
-from memcalc.report import Report
-from memcalc.step import trace
+from memcalc.peak.sweep import Sweep
+from memcalc.report.schema import Report
 from memcalc.tables.optimizers import OPTIMIZERS, Weight
+from memcalc.training.step import trace
 
 
 def gpt2_shape(hidden: int, heads: int, layers: int) -> dict[str, Any]:
     return {
-        "model_type": "gpt2", "vocab_size": 96, "n_embd": hidden, "n_head": heads, "n_layer": layers,
-        "n_positions": 4096, "activation_function": "gelu",
-    }  # fmt: skip
+        "model_type": "gpt2",
+        "vocab_size": 96,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_layer": layers,
+        "n_positions": 4096,
+        "activation_function": "gelu",
+    }
 
 
 def saved_per_block(hidden: int, heads: int, batch: int, length: int) -> int:

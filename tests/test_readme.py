@@ -7,16 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.paths import ROOT
 from typer.testing import CliRunner
 
 from memcalc.cli import app
 
-ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
-RUNNABLE = [
-    line for _, block in BLOCKS for line in block.splitlines() if line.startswith("memcalc estimate")
-]  # fmt: skip
+RUNNABLE = [line for _, block in BLOCKS for line in block.splitlines() if line.startswith("memcalc estimate")]
 
 
 def memcalc(line: str) -> str:

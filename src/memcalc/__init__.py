@@ -14,29 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.errors import MemcalcError
-    from memcalc.model.canonical import canonical_spec
-    from memcalc.model.spec import ModelSpec
-    from memcalc.pipeline import estimate
-    from memcalc.report import Report
-    from memcalc.setup import InferenceSetup, TrainingSetup
+    from memcalc.estimation import estimate
+    from memcalc.models.llama_shape import canonical_spec
+    from memcalc.models.spec import ModelSpec
+    from memcalc.report.schema import Report
+    from memcalc.setup.setup import InferenceSetup, TrainingSetup
     from memcalc.tables.gpus import Gpu, find_gpu
 
 __all__ = [
-    "Gpu", "InferenceSetup", "MemcalcError", "ModelSpec", "Report", "TrainingSetup", "canonical_spec", "estimate",
+    "Gpu",
+    "InferenceSetup",
+    "MemcalcError",
+    "ModelSpec",
+    "Report",
+    "TrainingSetup",
+    "canonical_spec",
+    "estimate",
     "find_gpu",
-]  # fmt: skip
+]
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Gpu": "tables.gpus",
-    "InferenceSetup": "setup",
+    "InferenceSetup": "setup.setup",
     "MemcalcError": "errors",
-    "ModelSpec": "model.spec",
-    "Report": "report",
-    "TrainingSetup": "setup",
-    "canonical_spec": "model.canonical",
-    "estimate": "pipeline",
+    "ModelSpec": "models.spec",
+    "Report": "report.schema",
+    "TrainingSetup": "setup.setup",
+    "canonical_spec": "models.llama_shape",
+    "estimate": "estimation",
     "find_gpu": "tables.gpus",
 }
 

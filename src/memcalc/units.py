@@ -3,8 +3,8 @@
 import re
 from typing import Literal
 
+from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
-from memcalc.quoting import quoted
 
 Unit = Literal["GiB", "GB"]
 

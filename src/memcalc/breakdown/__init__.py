@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.autograd.tape import ACTIVATIONS, GRADIENTS, OPTIMIZER, OVERHEAD, TEMPORARY, WEIGHTS
 from memcalc.breakdown.activations import activations
 from memcalc.breakdown.gradients import gradients
 from memcalc.breakdown.model_weights import model_weights
 from memcalc.breakdown.optimizer_states import optimizer_states
 from memcalc.breakdown.other_overhead import other_overhead
 from memcalc.breakdown.temporary_tensors import temporary_tensors
-from memcalc.model.tape import ACTIVATIONS, GRADIENTS, OPTIMIZER, OVERHEAD, TEMPORARY, WEIGHTS
 
 if TYPE_CHECKING:
-    from memcalc.step import Step
+    from memcalc.training.step import Step
 
 Part = tuple[str, int]
 """Name and bytes of one part of a row."""

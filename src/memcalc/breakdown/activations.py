@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.model.left_behind import NAME
+from memcalc.nn.retained_graphs import NAME
 
 if TYPE_CHECKING:
-    from memcalc.step import Step
+    from memcalc.training.step import Step
 
 
 def activations(step: Step, phase: str) -> Iterator[tuple[str, int]]:

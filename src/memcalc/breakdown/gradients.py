@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.model.autograd import AccumulateGrad
-from memcalc.model.tensor import rounded
-from memcalc.setup import TrainingSetup
+from memcalc.autograd.graph import AccumulateGrad
+from memcalc.common.sizes import rounded
+from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.step import Step
+    from memcalc.training.step import Step
 
 
 def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.model.module import CONSTANTS, Buffer
-from memcalc.model.tensor import rounded
+from memcalc.common.sizes import rounded
+from memcalc.nn.module import CONSTANTS, Buffer
 from memcalc.tables.dtypes import short
 
 if TYPE_CHECKING:
-    from memcalc.step import Step
+    from memcalc.training.step import Step
 
 
 def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:

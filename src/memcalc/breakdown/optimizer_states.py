@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.model.tensor import ALIGNMENT
-from memcalc.setup import TrainingSetup
+from memcalc.common.sizes import ALIGNMENT
+from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.step import Step
+    from memcalc.training.step import Step
 
 
 def optimizer_states(step: Step, phase: str) -> Iterator[tuple[str, int]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.setup import TrainingSetup
+from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.step import Step
+    from memcalc.training.step import Step
 
 
 def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:

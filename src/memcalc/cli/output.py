@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from memcalc.errors import MemcalcError
-from memcalc.render.text import cells, visible
+from memcalc.render.terminal_text import cells, visible
 
 
 def write(text: str) -> None:

@@ -7,8 +7,8 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command as build
 
-from memcalc.cli.command import PlainCommand, without_coercion
-from memcalc.cli.complaints import plainly, unknown_command
+from memcalc.cli.errors import plainly, unknown_command
+from memcalc.cli.parser import PlainCommand, without_coercion
 
 COMMANDS = {
     "estimate": "Estimate a model that exists only as a parameter count or as shape numbers.",
@@ -38,7 +38,7 @@ class Program(TyperGroup):
         """The command of this name, or None."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"memcalc.cli.{cmd_name.replace('-', '_')}")
+        module = import_module(f"memcalc.cli.commands.{cmd_name.replace('-', '_')}")
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         single.command(cmd_name, cls=PlainCommand)(module.command)
         return build(single)

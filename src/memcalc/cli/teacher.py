@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from memcalc.cli.complaints import warn
+from memcalc.cli.errors import warn
+from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
-from memcalc.quoting import quoted
 
 if TYPE_CHECKING:
-    from memcalc.model.spec import ModelSpec
+    from memcalc.models.spec import ModelSpec
 
 
 def read_teacher(text: str) -> "ModelSpec":
@@ -15,8 +15,8 @@ def read_teacher(text: str) -> "ModelSpec":
 
     Raises MemcalcError where it is no model.
     """
-    from memcalc.cli.outside import is_local, short_name
-    from memcalc.model.canonical import canonical_spec
+    from memcalc.cli.model_options import is_local, short_name
+    from memcalc.models.llama_shape import canonical_spec
     from memcalc.units import parse_parameters
 
     local = is_local(text)
@@ -29,7 +29,7 @@ def read_teacher(text: str) -> "ModelSpec":
                 "count such as 8B."
             ) from None
     from memcalc.sources import load
-    from memcalc.sources.described import spec_of
+    from memcalc.sources.model_spec import spec_of
 
     model = load(text, kind="file" if local else "hub", progress=warn)
     return spec_of(model, short_name(text) if local else model.name, generic=False)[0]

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from itertools import zip_longest
 
-from memcalc.records import frozen
-from memcalc.render.paint import Line, Span
-from memcalc.render.text import cells, clip, left, right, visible, wrap
-from memcalc.render.words import served, trained, workload
-from memcalc.report import Component, Part, Report
+from memcalc.common.records import frozen
+from memcalc.render.captions import served, trained, workload
+from memcalc.render.styles import Line, Span
+from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
+from memcalc.report.schema import Component, Part, Report
 from memcalc.units import Unit, format_bytes, format_count
 
 LABELS = {

@@ -2,7 +2,7 @@
 
 import json
 
-from memcalc.report import Report
+from memcalc.report.schema import Report
 
 
 def render(report: Report) -> str:

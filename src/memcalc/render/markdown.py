@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from memcalc.render.text import visible
-from memcalc.render.words import served, trained, workload
-from memcalc.report import Report
+from memcalc.render.captions import served, trained, workload
+from memcalc.render.terminal_text import visible
+from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
 

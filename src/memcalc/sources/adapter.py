@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from memcalc.records import frozen
-from memcalc.sources.checkpoint import Checkpoint
+from memcalc.common.records import frozen
+from memcalc.sources.checkpoint.checkpoint import Checkpoint
 
 
 @frozen

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from memcalc.errors import CheckpointError, MemcalcError, close_matches
-from memcalc.sources.file_choice import ADAPTER_CONFIG, PICKLES, RepoFile
+from memcalc.sources.diffusers import PIPELINE, read_pipeline
+from memcalc.sources.display_names import shown
+from memcalc.sources.file_selection import ADAPTER_CONFIG, PICKLES, RepoFile
 from memcalc.sources.json_object import TEXT_CAP, parse_object
-from memcalc.sources.loaded import LoadedModel
-from memcalc.sources.names import shown
-from memcalc.sources.pipeline import PIPELINE, read_pipeline
+from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.repository import read_model
 
 T = TypeVar("T")

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
-from memcalc.records import frozen
-from memcalc.sources.byte_ranges import ByteRanges
-from memcalc.sources.file_choice import RepoFile
+from memcalc.common.records import frozen
+from memcalc.sources.checkpoint.byte_ranges import ByteRanges
+from memcalc.sources.file_selection import RepoFile
 
 T = TypeVar("T")
 

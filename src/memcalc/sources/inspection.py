@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from memcalc.common.records import frozen
+from memcalc.config.quantization import find_quantization
 from memcalc.errors import ConfigError, UnknownFamilyError
-from memcalc.model.counting import active_parameters
-from memcalc.model.quantization import find_quantization
-from memcalc.model.spec import ModelSpec
-from memcalc.records import frozen
-from memcalc.sources.described import Built, spec_of
-from memcalc.sources.loaded import LoadedModel
-from memcalc.sources.names import some
-from memcalc.sources.reconcile import dtypes, part_of
-from memcalc.sources.remarks import remarks
-from memcalc.step import build
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.parameter_counts import active_parameters
+from memcalc.sources.config_vs_weights import dtypes, part_of
+from memcalc.sources.display_names import some
+from memcalc.sources.loaded_model import LoadedModel
+from memcalc.sources.model_spec import Built, spec_of
+from memcalc.sources.notes import remarks
+from memcalc.training.step import build
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memcalc.errors import ConfigError, MemcalcError
-from memcalc.sources.names import shown
+from memcalc.sources.display_names import shown
 
 # The largest text file that is read whole, bytes. The biggest index files in public repositories are about 10 MB.
 TEXT_CAP = 100_000_000

@@ -3,21 +3,21 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from memcalc.common.records import frozen
+from memcalc.config.quantization import find_quantization
 from memcalc.errors import CheckpointError, ConfigError
-from memcalc.model.quantization import find_quantization
-from memcalc.records import frozen
 from memcalc.sources.adapter import adapter_from
-from memcalc.sources.byte_ranges import ByteRanges
-from memcalc.sources.checkpoint import Checkpoint, Declared, assemble
-from memcalc.sources.file_choice import ADAPTER_CONFIG, Choice, RepoFile, choose, ignored_files
+from memcalc.sources.checkpoint.byte_ranges import ByteRanges
+from memcalc.sources.checkpoint.checkpoint import Checkpoint, Declared, assemble
+from memcalc.sources.checkpoint.safetensors import read_header
+from memcalc.sources.checkpoint.shard_index import ShardIndex, check_present, disagreements, parse_index
+from memcalc.sources.display_names import shown
+from memcalc.sources.file_selection import ADAPTER_CONFIG, Choice, RepoFile, choose, ignored_files
 from memcalc.sources.folder import Folder
-from memcalc.sources.gguf import gguf_checkpoint, read_gguf
-from memcalc.sources.gguf_config import config_from_gguf
+from memcalc.sources.gguf.config import config_from_gguf
+from memcalc.sources.gguf.header import gguf_checkpoint, read_gguf
 from memcalc.sources.json_object import parse_object
-from memcalc.sources.loaded import LoadedModel
-from memcalc.sources.names import shown
-from memcalc.sources.safetensors_header import read_header
-from memcalc.sources.shards import ShardIndex, check_present, disagreements, parse_index
+from memcalc.sources.loaded_model import LoadedModel
 from memcalc.units import format_bytes
 
 CONFIG, HF_QUANT = "config.json", "hf_quant_config.json"

@@ -1,6 +1,6 @@
 """Element types: one row a dtype. Bit widths are those of PyTorch's `torch.dtype` of the same name."""
 
-from memcalc.records import frozen
+from memcalc.common.records import frozen
 
 
 @frozen(eq=False)
@@ -30,11 +30,19 @@ FP64 = DType("float64", 8, 8, True)
 COMPLEX64 = DType("complex64", 8, 9, True)
 
 ALIASES = {
-    "fp32": FP32, "float32": FP32, "float": FP32,
-    "fp16": FP16, "float16": FP16, "half": FP16,
-    "bf16": BF16, "bfloat16": BF16,
-    "float64": FP64, "fp64": FP64, "fp8": FP8, "float8_e4m3fn": FP8,
-}  # fmt: skip
+    "fp32": FP32,
+    "float32": FP32,
+    "float": FP32,
+    "fp16": FP16,
+    "float16": FP16,
+    "half": FP16,
+    "bf16": BF16,
+    "bfloat16": BF16,
+    "float64": FP64,
+    "fp64": FP64,
+    "fp8": FP8,
+    "float8_e4m3fn": FP8,
+}
 
 
 def short(dtype: DType) -> str:

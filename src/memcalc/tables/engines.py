@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from memcalc.common.records import frozen
 from memcalc.errors import UsageError
-from memcalc.records import frozen
 from memcalc.tables.dtypes import FP32, DType
 
 AUTO: Final = "auto"
@@ -87,39 +87,67 @@ ENGINES: dict[str, Engine] = {
     row.name: row
     for row in (
         Engine(
-            name="transformers", cache="dynamic", formats=_QUANTO | _FP8,
+            name="transformers",
+            cache="dynamic",
+            formats=_QUANTO | _FP8,
             source="Transformers 5.24: DynamicCache; QuantizedCache, which keeps up to 127 tokens in full precision "
             "but for fp8. Measured rows",
         ),
         Engine(
-            name="transformers-static", cache="static", formats={},
+            name="transformers-static",
+            cache="static",
+            formats={},
             source="Transformers 5.24: StaticCache, allocated at the first token for the prompt and all new tokens",
         ),
         Engine(
-            name="vllm", cache="paged", page=16, formats=_FP8, utilization=0.9, batched_tokens=8192, attention="flash",
-            reads_gguf=True, notes=(_KERNELS, _GRAPHS),
+            name="vllm",
+            cache="paged",
+            page=16,
+            formats=_FP8,
+            utilization=0.9,
+            batched_tokens=8192,
+            attention="flash",
+            reads_gguf=True,
+            notes=(_KERNELS, _GRAPHS),
             source="vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype "
             "auto or fp8, max_num_batched_tokens 8192 when serving; hybrid KV cache manager for sliding windows",
         ),
         Engine(
-            name="sglang", cache="paged", formats=_FP8, utilization=0.9, batched_tokens=8192, attention="flash",
+            name="sglang",
+            cache="paged",
+            formats=_FP8,
+            utilization=0.9,
+            batched_tokens=8192,
+            attention="flash",
             notes=(_KERNELS, _GRAPHS),
             source="SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype "
             "fp8_e5m2 or fp8_e4m3, chunked_prefill_size 8192",
         ),
         Engine(
-            name="tgi", cache="paged", caps_windows=False, formats=_FP8, utilization=1.0, batched_tokens=4096,
-            attention="flash", notes=(_KERNELS, _GRAPHS),
+            name="tgi",
+            cache="paged",
+            caps_windows=False,
+            formats=_FP8,
+            utilization=1.0,
+            batched_tokens=4096,
+            attention="flash",
+            notes=(_KERNELS, _GRAPHS),
             source="Text Generation Inference documentation, launcher arguments: cuda_memory_fraction 1.0, "
             "kv_cache_dtype fp8, max_batch_prefill_tokens 4096; every layer is paged in full",
         ),
         Engine(
-            name="llama.cpp", cache="static", formats=_PLAIN | _GGML, auto=_PLAIN["fp16"], batched_tokens=512,
-            attention="flash", compute=FP32, reads_gguf=True,
+            name="llama.cpp",
+            cache="static",
+            formats=_PLAIN | _GGML,
+            auto=_PLAIN["fp16"],
+            batched_tokens=512,
+            attention="flash",
+            compute=FP32,
+            reads_gguf=True,
             notes=("llama.cpp computes in fp32, and its cache is fp16 unless --kv-dtype says otherwise", _KERNELS),
             source="llama.cpp documentation of the server: --cache-type-k/v f32, f16 (default), bf16, q8_0 (int8), "
             "q4_0 (int4), --ubatch-size 512, a cache for the whole context, --swa-full to keep window layers in full; "
             "ggml: activations in F32",
         ),
     )
-}  # fmt: skip
+}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
 from memcalc.errors import UsageError, close_matches
-from memcalc.quoting import quoted
-from memcalc.records import frozen
 from memcalc.units import parse_size
 
 MIB = 2**20

@@ -9,8 +9,22 @@ _QUERY_VALUE = ("q_proj", "v_proj")
 
 LORA_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("bart", "gemma", "gemma2", "gemma3_text", "gpt_neo", "gptj", "llama", "llama4", "mistral", "mixtral", "opt",
-         "qwen2", "qwen3", "stablelm"),
+        (
+            "bart",
+            "gemma",
+            "gemma2",
+            "gemma3_text",
+            "gpt_neo",
+            "gptj",
+            "llama",
+            "llama4",
+            "mistral",
+            "mixtral",
+            "opt",
+            "qwen2",
+            "qwen3",
+            "stablelm",
+        ),
         _QUERY_VALUE,
     ),
     **dict.fromkeys(("bert", "electra", "layoutlm", "roberta", "xlm-roberta"), ("query", "value")),
@@ -25,16 +39,18 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "phi": (*_QUERY_VALUE, "fc1", "fc2"),
     "rwkv": ("key", "value", "receptance", "output"),
-}  # fmt: skip
+}
 
 
 FUSED_PROJECTIONS = {
     "mixtral": {"gate": ("gate.weight",), "w1": ("gate_up_proj",), "w3": ("gate_up_proj",), "w2": ("down_proj",)},
     "qwen2_moe": {
-        "gate": ("gate.weight",), "gate_proj": ("gate_up_proj",), "up_proj": ("gate_up_proj",),
+        "gate": ("gate.weight",),
+        "gate_proj": ("gate_up_proj",),
+        "up_proj": ("gate_up_proj",),
         "down_proj": ("down_proj",),
     },
-}  # fmt: skip
+}
 """What names of single experts' layers stand for now that a layer's experts are one tensor, by kind of mixture.
 
 Source: _MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py of PEFT 0.21.
@@ -43,12 +59,29 @@ Source: _MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.
 MIXTURES = {
     **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), "mixtral"),
     **dict.fromkeys(
-        ("afmoe", "cohere2_moe", "deepseek_v2", "deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe",
-         "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "hunyuan_v1_moe", "longcat_flash", "olmoe", "qwen3_moe",
-         "qwen3_next", "solar_open"),
+        (
+            "afmoe",
+            "cohere2_moe",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "dots1",
+            "ernie4_5_moe",
+            "exaone_moe",
+            "flex_olmo",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "glm4v_moe",
+            "hunyuan_v1_moe",
+            "longcat_flash",
+            "olmoe",
+            "qwen3_moe",
+            "qwen3_next",
+            "solar_open",
+        ),
         "qwen2_moe",
     ),
-}  # fmt: skip
+}
 """The kind of mixture of each `model_type` (transformers 5.24, conversion_mapping.py: _MODEL_TO_CONVERSION_PATTERN)."""
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
+from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError, close_matches
-from memcalc.model.tensor import rounded
-from memcalc.quoting import quoted
-from memcalc.records import frozen
-from memcalc.tables import library_steps, torch_steps
-from memcalc.tables.weights import SCALAR, States, Temporaries, Weight, nothing
+from memcalc.optim import other_libraries, torch_optim
+from memcalc.optim.weight import SCALAR, States, Temporaries, Weight, nothing
 
 SMALLEST_8BIT = 4096
 """bitsandbytes keeps the states of smaller weights in 32 bits (`min_8bit_size`)."""
@@ -86,7 +86,7 @@ def _galore(weight: Weight) -> Mapping[str, int]:
     """
     if not weight.is_hidden_matrix:
         return {"momentum": weight.nbytes, "variance": weight.nbytes}
-    small = Weight(library_steps.projected(weight), weight.itemsize)
+    small = Weight(other_libraries.projected(weight), weight.itemsize)
     side, rank = min(weight.shape), min(small.shape[0], small.shape[1], weight.rank)
     kept = Weight((side, rank if weight.itemsize < 4 else side), weight.itemsize)
     return {"momentum": small.nbytes, "variance": small.nbytes, "projections": kept.nbytes}
@@ -126,7 +126,7 @@ def _paged(states: States) -> States:
 
 _TORCH = "torch.optim of PyTorch 2.14"
 _BNB = "bitsandbytes 0.50, optim/optimizer.py"
-_ADAM = {"foreach": torch_steps.one_list, "for-loop": torch_steps.adam_loop, "fused": nothing}
+_ADAM = {"foreach": torch_optim.one_list, "for-loop": torch_optim.adam_loop, "fused": nothing}
 _IN_PLACE = {"foreach": nothing, "for-loop": nothing, "fused": nothing}
 _KERNEL = {"fused": nothing}
 _TWO, _ONE = ("momentum", "variance"), ("momentum",)
@@ -136,9 +136,14 @@ def _bitsandbytes(name: str, states: States, *aliases: str, eight: bool, paged: 
     """A row of bitsandbytes: one kernel a weight, without scratch memory."""
     once = rounded(QUANTILE_MAP) * len([key for key in states(Weight((4096, 4096), 4)) if "scales" not in key])
     return Optimizer(
-        name, _on_gpu(states) if paged else states, _KERNEL, _BNB,
-        host=_paged(states) if paged else lambda weight: {}, once=once if eight else 0, aliases=aliases,
-    )  # fmt: skip
+        name,
+        _on_gpu(states) if paged else states,
+        _KERNEL,
+        _BNB,
+        host=_paged(states) if paged else lambda weight: {},
+        once=once if eight else 0,
+        aliases=aliases,
+    )
 
 
 ROWS = (
@@ -147,23 +152,31 @@ ROWS = (
     Optimizer("sgd", _like(), _IN_PLACE, _TORCH),
     Optimizer("sgd-momentum", _like("momentum"), _IN_PLACE, _TORCH),
     Optimizer(
-        "adagrad", _like("sum of squares"), {"foreach": torch_steps.two_lists, "for-loop": torch_steps.root_loop},
+        "adagrad",
+        _like("sum of squares"),
+        {"foreach": torch_optim.two_lists, "for-loop": torch_optim.root_loop},
         _TORCH,
     ),
     Optimizer(
-        "rmsprop", _like("mean of squares"), {"foreach": torch_steps.one_list, "for-loop": torch_steps.root_loop},
+        "rmsprop",
+        _like("mean of squares"),
+        {"foreach": torch_optim.one_list, "for-loop": torch_optim.root_loop},
         _TORCH,
     ),
     Optimizer(
-        "adafactor", _adafactor,
-        {"foreach": torch_steps.adafactor_foreach, "for-loop": torch_steps.adafactor_loop}, _TORCH,
+        "adafactor",
+        _adafactor,
+        {"foreach": torch_optim.adafactor_foreach, "for-loop": torch_optim.adafactor_loop},
+        _TORCH,
     ),
     Optimizer(
-        "adafactor-hf", _adafactor_hf, {"for-loop": library_steps.adafactor},
+        "adafactor-hf",
+        _adafactor_hf,
+        {"for-loop": other_libraries.adafactor},
         "transformers 5.24, optimization.py: Adafactor as Trainer sets it up",
     ),
-    Optimizer("muon", _muon, {"for-loop": torch_steps.muon}, f"{_TORCH} (Muon), AdamW for other weights"),
-    Optimizer("lion", _like("momentum"), {"for-loop": library_steps.lion}, "lion-pytorch 0.2"),
+    Optimizer("muon", _muon, {"for-loop": torch_optim.muon}, f"{_TORCH} (Muon), AdamW for other weights"),
+    Optimizer("lion", _like("momentum"), {"for-loop": other_libraries.lion}, "lion-pytorch 0.2"),
     _bitsandbytes("adamw-8bit", _blockwise(*_TWO), "adamw_8bit", "adamw_bnb_8bit", eight=True),
     _bitsandbytes("lion-8bit", _blockwise(*_ONE), "lion_8bit", eight=True),
     _bitsandbytes("paged-adamw", _like(*_TWO, itemsize=4), "paged_adamw", "paged_adamw_32bit", eight=False, paged=True),
@@ -171,29 +184,44 @@ ROWS = (
     _bitsandbytes("paged-lion", _like(*_ONE, itemsize=4), "paged_lion_32bit", eight=False, paged=True),
     _bitsandbytes("paged-lion-8bit", _blockwise(*_ONE), "paged_lion_8bit", eight=True, paged=True),
     Optimizer(
-        "adamw-bf16", _like(*_TWO, itemsize=2), {"for-loop": library_steps.any_precision},
-        "torchdistx AnyPrecisionAdamW with bf16 momentum and variance", aliases=("adamw_anyprecision",),
+        "adamw-bf16",
+        _like(*_TWO, itemsize=2),
+        {"for-loop": other_libraries.any_precision},
+        "torchdistx AnyPrecisionAdamW with bf16 momentum and variance",
+        aliases=("adamw_anyprecision",),
     ),
     Optimizer(
-        "adamw-apex", _like(*_TWO, itemsize=4), _KERNEL, "apex FusedAdam: fp32 states whatever the weights are",
-        once=SCALAR, aliases=("adamw_apex_fused",),
+        "adamw-apex",
+        _like(*_TWO, itemsize=4),
+        _KERNEL,
+        "apex FusedAdam: fp32 states whatever the weights are",
+        once=SCALAR,
+        aliases=("adamw_apex_fused",),
     ),
     Optimizer(
-        "galore-adamw", _galore, {"for-loop": library_steps.galore(refresh=True)}, "galore-torch 1.0",
+        "galore-adamw",
+        _galore,
+        {"for-loop": other_libraries.galore(refresh=True)},
+        "galore-torch 1.0",
         aliases=("galore_adamw",),
     ),
-    Optimizer("lomo", _like(), {"for-loop": library_steps.lomo}, "lomo-optim 0.1", in_backward=True),
-    Optimizer("adalomo", _adafactor_fp32, {"for-loop": library_steps.adalomo}, "lomo-optim 0.1", in_backward=True),
+    Optimizer("lomo", _like(), {"for-loop": other_libraries.lomo}, "lomo-optim 0.1", in_backward=True),
+    Optimizer("adalomo", _adafactor_fp32, {"for-loop": other_libraries.adalomo}, "lomo-optim 0.1", in_backward=True),
     Optimizer(
-        "schedule-free-adamw", _like("averaged weights", "variance"),
-        {"foreach": torch_steps.one_list, "for-loop": library_steps.denominators}, "schedulefree 1.4",
+        "schedule-free-adamw",
+        _like("averaged weights", "variance"),
+        {"foreach": torch_optim.one_list, "for-loop": other_libraries.denominators},
+        "schedulefree 1.4",
         aliases=("schedule_free_adamw",),
     ),
     Optimizer(
-        "schedule-free-sgd", _like("averaged weights"), {"foreach": nothing, "for-loop": nothing}, "schedulefree 1.4",
+        "schedule-free-sgd",
+        _like("averaged weights"),
+        {"foreach": nothing, "for-loop": nothing},
+        "schedulefree 1.4",
         aliases=("schedule_free_sgd",),
     ),
-)  # fmt: skip
+)
 
 OPTIMIZERS = {row.name: row for row in ROWS}
 _NAMES = {name: row for row in ROWS for name in (row.name, *row.aliases)}

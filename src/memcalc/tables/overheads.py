@@ -5,8 +5,14 @@ Each is a named part of OTHER OVERHEAD with an option that replaces it; none is 
 
 from collections.abc import Callable
 
-from memcalc.records import frozen
+from memcalc.common.records import frozen
 from memcalc.tables.gpus import MIB, Gpu
+
+CUDA_CONTEXT_PART = "CUDA context"
+"""Part of OTHER OVERHEAD that lies outside PyTorch's allocator."""
+
+ALLOCATOR_RESERVE_PART = "allocator reserve"
+"""Part of OTHER OVERHEAD that the allocator holds without having handed it out."""
 
 
 @frozen
@@ -45,14 +51,18 @@ WORKSPACES: tuple[Workspace, ...] = (
     Workspace("hipBLAS workspace", 128 * MIB, lambda gpu: gpu.architecture in ("gfx942", "gfx950"), _CUBLAS),
     Workspace("hipBLAS workspace", 32 * MIB, lambda gpu: gpu.architecture.startswith("gfx"), _CUBLAS),
     Workspace(
-        "cuBLAS workspace", 32 * MIB, lambda gpu: (gpu.compute_capability or (0, 0))[0] >= 9,
+        "cuBLAS workspace",
+        32 * MIB,
+        lambda gpu: (gpu.compute_capability or (0, 0))[0] >= 9,
         _CUBLAS + ": 32 MiB from Hopper on (Hopper alone up to torch 2.11)",
     ),
     Workspace(
-        "cuBLAS workspace", 8_519_680, lambda gpu: True,
+        "cuBLAS workspace",
+        8_519_680,
+        lambda gpu: True,
         _CUBLAS + ": :4096:2:16:8 before Hopper; two of them measured inside the totals on an RTX A6000",
     ),
-)  # fmt: skip
+)
 """The first row that applies holds. A GPU that is not named gets the last one."""
 
 WORKSPACES_TRAINING = 2

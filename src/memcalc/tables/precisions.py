@@ -1,6 +1,6 @@
 """Precision recipes: one row a recipe. What is kept in which dtype, named for the engine that does it so."""
 
-from memcalc.records import frozen
+from memcalc.common.records import frozen
 from memcalc.tables.dtypes import BF16, FP16, FP32, DType
 
 

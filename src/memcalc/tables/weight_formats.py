@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
-from memcalc.records import frozen
+from memcalc.common.records import frozen
 
 if TYPE_CHECKING:
-    from memcalc.model.quantization import Quantization
+    from memcalc.config.quantization import Quantization
 
 Shared = tuple[int, int]
 """So many weights of a matrix share so many bits."""
@@ -73,31 +73,53 @@ FORMATS: Mapping[str, WeightFormat] = {
             name="fp4", bits=4, shared=((64, 32),), experts=False, tables=(64,), kernel="bnb-4bit", source=_BITSANDBYTES
         ),
         WeightFormat(
-            name="nf4-double", bits=4, shared=((64, 8), (64 * 256, 32)), experts=False, tables=(64, 4),
-            kernel="bnb-4bit", source=_BITSANDBYTES,
+            name="nf4-double",
+            bits=4,
+            shared=((64, 8), (64 * 256, 32)),
+            experts=False,
+            tables=(64, 4),
+            kernel="bnb-4bit",
+            source=_BITSANDBYTES,
         ),
         WeightFormat(
-            name="int8", bits=8, row_bits=32, experts=False, kernel="bnb-8bit",
+            name="int8",
+            bits=8,
+            row_bits=32,
+            experts=False,
+            kernel="bnb-8bit",
             source="bitsandbytes nn/modules.py: an fp32 scale per output",
         ),
         WeightFormat(
-            name="gptq-4", bits=4, shared=((128, 20),), input_bits=32, kernel="gptq",
+            name="gptq-4",
+            bits=4,
+            shared=((128, 20),),
+            input_bits=32,
+            kernel="gptq",
             source="AutoGPTQ qlinear: an fp16 scale and a 4-bit zero per 128 weights, int32 g_idx per input",
         ),
         WeightFormat(
-            name="awq-4", bits=4, shared=((128, 20),), kernel="awq",
+            name="awq-4",
+            bits=4,
+            shared=((128, 20),),
+            kernel="awq",
             source="AutoAWQ linear: an fp16 scale and a 4-bit zero per 128 weights",
         ),
         WeightFormat(
-            name="fp8", bits=8, block_bits=32, kernel="fp8",
+            name="fp8",
+            bits=8,
+            block_bits=32,
+            kernel="fp8",
             source="Transformers integrations/finegrained_fp8.py: an fp32 scale per block of 128 by 128",
         ),
         WeightFormat(
-            name="mxfp4", bits=4, shared=((32, 8),), only_experts=True,
+            name="mxfp4",
+            bits=4,
+            shared=((32, 8),),
+            only_experts=True,
             source="OCP Microscaling Formats: an 8-bit exponent per 32 weights; gpt-oss quantizes its experts alone",
         ),
     )
-}  # fmt: skip
+}
 """The formats of --quantization, by name."""
 
 
@@ -125,9 +147,14 @@ def _integers(
         bits, size = stated.bits or 4, stated.group_size or group
         constants = scale + (bits if zero else 0)
         return WeightFormat(
-            name=str(stated), bits=bits, shared=((size, constants),) if size else (), row_bits=0 if size else constants,
-            input_bits=input_bits, kernel=kernel, source="the repository's own config",
-        )  # fmt: skip
+            name=str(stated),
+            bits=bits,
+            shared=((size, constants),) if size else (),
+            row_bits=0 if size else constants,
+            input_bits=input_bits,
+            kernel=kernel,
+            source="the repository's own config",
+        )
 
     return row
 

@@ -1,0 +1,1 @@
+"""PyTorch on shapes: tensors, tape, graph, backward engine, checkpointing, offloading."""

@@ -1,0 +1,123 @@
+"""The backward engine: which node runs when, and what is alive meanwhile.
+
+Source: torch/csrc/autograd/engine.cpp of PyTorch 2.14. A node is ready when the gradients of all its outputs that
+will come have come; of the ready ones, the one created last in forward runs first.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from memcalc.autograd.graph import Node, unpack
+from memcalc.autograd.tape import Tape
+from memcalc.autograd.tensor import Tensor, dense_stride
+from memcalc.common.sizes import Shape
+
+
+def backward(tape: Tape, loss: Tensor) -> None:
+    """Run the graph of `loss` backward. The caller must not hold the loss's intermediate tensors itself."""
+    root = loss.node
+    if root is None:
+        return
+    _count_dependencies([root])
+    tape.enter("backward", None)
+    tape.grad_enabled = False
+    with tape.scoped(root.scope):
+        root.received = [tape.new(loss.shape, loss.dtype)]
+    keep = root.received[0]  # the root gradient lives through the whole of backward, as does the loss
+    _run_all(tape, [root])
+    tape.enter("backward", None)
+    del keep
+
+
+def backward_from(tape: Tape, outputs: list[tuple[Tensor, Tensor]]) -> None:
+    """Run the graph of several tensors backward, each with its gradient, inside another backward."""
+    roots = list(dict.fromkeys(output.node for output, _ in outputs if output.node is not None))
+    _count_dependencies(roots)
+    for output, gradient in outputs:
+        if output.node is not None:
+            _deliver(tape, output.node, output.slot, gradient)
+    outputs.clear()
+    _run_all(tape, [root for root in roots if root.pending == 0])
+
+
+def _run_all(tape: Tape, roots: list[Node]) -> None:
+    """Run every node that hangs on `roots`, which have their gradients."""
+    ready: list[tuple[int, Node]] = [(-root.sequence, root) for root in roots]
+    heapify(ready)
+    roots.clear()
+    while ready:
+        node = heappop(ready)[1]
+        if node.block is not tape.block and node.edges:
+            tape.enter("backward", node.block)
+        tape.scope = node.scope
+        results = _run(tape, node)
+        while results:  # each gradient is moved out of the list, so that a sum can release it
+            target, slot, gradient = results.pop()
+            _deliver(tape, target, slot, gradient)
+            target.pending -= 1
+            if target.pending == 0:
+                heappush(ready, (-target.sequence, target))
+            del gradient
+
+
+def _count_dependencies(roots: list[Node]) -> None:
+    """Set `pending` of every node that the backward of `roots` reaches to the number of gradients it will get."""
+    seen, stack = set(roots), list(roots)
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is not None:
+                target = edge[0]
+                target.pending += 1
+                if target not in seen:
+                    seen.add(target)
+                    stack.append(target)
+
+
+def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
+    """Compute one node; its saved tensors and incoming gradients are released before the results are handed on."""
+    received, node.received = node.received, None
+    node.unpacked = saved = unpack(node)
+    outputs = node.backward(node, received or [None])
+    saved.clear()
+    delivered: list[tuple[Node, int, Tensor | None]] = []
+    for index, edge in enumerate(node.edges):
+        if edge is None:
+            continue
+        target, slot, shape, dtype = edge
+        gradient = outputs[index]
+        outputs[index] = None
+        if gradient is not None and gradient.shape != shape:
+            gradient = _summed(tape, gradient, shape)
+        if gradient is not None and gradient.dtype is not dtype:
+            gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
+        delivered.append((target, slot, gradient))
+        del gradient
+    node.saved = []
+    node.edges = []
+    delivered.reverse()
+    return delivered
+
+
+def _summed(tape: Tape, gradient: Tensor, shape: Shape) -> Tensor:
+    """The gradient with what was broadcast summed out."""
+    lead = len(gradient.shape) - len(shape)  # leading dimensions are summed even where they are of size one
+    summed = tape.new((1,) * lead + shape, gradient.dtype)
+    return Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
+
+
+def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> None:
+    """Put a gradient into its target's buffer; where one waits already, the two are summed.
+
+    The sum goes into the one that waits if nothing else refers to its storage, which a view's base does. Source:
+    torch/csrc/autograd/input_buffer.cpp, `can_accumulate_inplace`.
+    """
+    if target.received is None:
+        target.received = []
+    while len(target.received) <= slot:
+        target.received.append(None)
+    waiting = target.received[slot]
+    if waiting is None or gradient is None:
+        target.received[slot] = waiting if gradient is None else gradient
+    elif tape.sum_out_of_place or waiting.is_view:
+        target.received[slot] = tape.new(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))

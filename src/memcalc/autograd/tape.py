@@ -1,0 +1,269 @@
+"""The tape: what was allocated, when, for what, and until when.
+
+Its clock counts allocations. An allocation made at clock c is alive at the samples c, c+1, ... up to, but not
+including, its `dies`. In-place operations and views allocate nothing and so are no samples: they cannot be a peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
+from memcalc.common.sizes import ALIGNMENT, Shape
+from memcalc.tables.dtypes import FP32, DType
+
+if TYPE_CHECKING:
+    from memcalc.autograd.graph import CheckpointFrame
+    from memcalc.nn.kv_cache import Cache
+    from memcalc.nn.layers.routers import Routed
+
+WEIGHTS: Final = "model_weights"
+OPTIMIZER: Final = "optimizer_states"
+GRADIENTS: Final = "gradients"
+ACTIVATIONS: Final = "activations"
+TEMPORARY: Final = "temporary_tensors"
+OVERHEAD: Final = "other_overhead"
+ROWS: Final = (WEIGHTS, OPTIMIZER, GRADIENTS, ACTIVATIONS, TEMPORARY, OVERHEAD)
+"""The six rows of the box, in its order."""
+
+NEVER: Final = 1 << 60
+"""`dies` of what outlives the tape."""
+
+BEFORE: Final = -1
+"""`born` of what exists before the tape starts."""
+
+
+class Allocation:
+    """One piece of device memory: its row in the box, its part of that row, and its life [born, dies) in ticks.
+
+    `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
+    autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
+    view of an input was made.
+    """
+
+    __slots__ = ("aliased", "born", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
+
+    def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
+        self.row = row
+        self.name = name
+        self.nbytes = -(-raw_nbytes // ALIGNMENT) * ALIGNMENT
+        self.raw_nbytes = raw_nbytes
+        self.born = born
+        self.dies = NEVER
+        self.saved = False
+        self.handed_over = False
+        self.aliased = False
+
+
+class Span:
+    """Ticks [start, end) in which one traced block ran, forward or backward. `block` is None between blocks."""
+
+    __slots__ = ("block", "end", "phase", "start")
+
+    def __init__(self, phase: str, block: TracedBlock | None, start: int) -> None:
+        self.phase = phase
+        self.block = block
+        self.start = start
+        self.end = start
+
+
+class TracedBlock:
+    """A block of a stack that was really traced, and the positions in the stack that it answers for."""
+
+    __slots__ = ("depth", "kind", "position", "positions", "stack")
+
+    def __init__(self, stack: str, depth: int, kind: object, position: int, positions: list[int]) -> None:
+        self.stack = stack
+        self.depth = depth
+        self.kind = kind
+        self.position = position
+        self.positions = positions
+
+    @property
+    def copies(self) -> int:
+        """How many blocks of the model this one stands for, itself included."""
+        return len(self.positions)
+
+
+class Tape:
+    """Records one forward and backward pass (or one generation step) of a model on shapes alone."""
+
+    def __init__(self, phase: str = "forward", *, sum_out_of_place: bool = False) -> None:
+        self.clock = 0
+        self.allocations: list[Allocation] = []
+        self.inputs: list[Allocation] = []
+        """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
+        self.buffers: list[tuple[Allocation, int]] = []
+        """Buffers of the model, each with its copies: unlike parameters they count as saved where one is kept."""
+        self.spans: list[Span] = []
+        self.phase = phase
+        self.block: TracedBlock | None = None
+        self.scope = "model"
+        self.sequence = 0
+        """Sequence number of the next autograd node; the engine runs the largest first."""
+        self.grad_enabled = True
+        self.training = True
+        self.drops = True
+        """Whether dropout is on in training: some trainers switch it off."""
+        self.padding: Tensor | None = None
+        """The padding mask, where it is no input of the step but was made of others."""
+        self.hidden: list[tuple[Tensor, int]] | None = None
+        """Where hidden states are collected that a model gives out (`output_hidden_states`), with their copies."""
+        self.autocast: DType | None = None
+        self.weights: DType = FP32
+        """The dtype of the model's weights, and so of its floating inputs."""
+        self.cast_cache: dict[int, Tensor] = {}
+        """The 16-bit copies of weights that an autocast context keeps, by identity of the weight."""
+        self.checkpoint: CheckpointFrame | None = None
+        """The frame that takes what is saved now, while a checkpointed block runs."""
+        self.attention = "sdpa"
+        """The attention implementation: eager, sdpa or flash."""
+        self.cache: Cache | None = None
+        """Keys, values and states that generation keeps; None in training."""
+        self.causal = False
+        """Whether attention without a mask is causal all the same: the kernels have a flag for it."""
+        self.beams = 1
+        """Sequences that generation decodes for each that an encoder reads."""
+        self.all_logits = False
+        """Whether generation computes the logits of every token, not of the last alone."""
+        self.routed: list[Routed] | None = None
+        """What routers gave in forward, where the model makes a loss of it."""
+        self.expert_imbalance = 1.0
+        """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
+        matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
+        self.checkpointing = False
+        """Whether blocks of a stack are checkpointed."""
+        self.reentrant = False
+        """Whether they are so in PyTorch's old way, as a node that runs backward inside backward."""
+        self.selective = False
+        """Whether the core of attention runs again in backward: scores and probabilities are not kept."""
+        self.recomputed_attentions = 0
+        """How many times that was done."""
+        self.offloading = False
+        """Whether what is saved now goes to host memory."""
+        self.made: Allocation | None = None
+        """The first result of the last operation that autograd noted, where saved tensors are offloaded."""
+        self.offloads_inputs = False
+        """Whether the inputs of checkpointed blocks do."""
+        self.host_bytes = 0
+        """Bytes of host memory that hold what was saved for backward, of all blocks."""
+        self.traced_blocks = 0
+        """How many blocks have been run forward; it does not grow with the depth of a model."""
+        self.left_behind = 0
+        """Bytes that modules keep when the step is over."""
+        self.leaves: list[Tensor] = []
+        """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
+        self.held_by_graph: list[object] = []
+        """What the graph holds besides saved tensors (by custom functions, as leaves): it goes with the loss, whatever
+        is checkpointed."""
+        self.sum_out_of_place = sum_out_of_place
+        """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
+        self._mark()
+
+    # -- memory ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None) -> Storage:
+        """New device memory of `nbytes` bytes."""
+        allocation = Allocation(row, name or self.scope, nbytes, self.clock)
+        self.allocations.append(allocation)
+        self.clock += 1
+        return Storage(self, allocation)
+
+    def unmake(self) -> None:
+        """Take back the last allocation: the operation that it was made for does not run."""
+        self.allocations.pop()
+        self.clock -= 1
+
+    def new(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
+        """A new tensor outside the graph, contiguous unless `stride` says otherwise."""
+        storage = self.allocate(prod(shape) * dtype.itemsize)
+        return Tensor(shape, stride or contiguous_stride(shape), dtype, storage)
+
+    def untracked(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
+        """A tensor that exists before the tape starts (a weight, an input of the step): counted outside it."""
+        allocation = Allocation(row, name, prod(shape) * dtype.itemsize, BEFORE)
+        if row is OVERHEAD:
+            self.inputs.append(allocation)
+        return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
+
+    def multiply_alive(self, born: range, count: int) -> None:
+        """Let what was allocated in the ticks `born` and is still alive stand for `count` such tensors.
+
+        A loop over tokens runs its body once for many of them.
+        """
+        for allocation in self.allocations:
+            if allocation.born in born and allocation.dies == NEVER:
+                allocation.nbytes *= count
+                allocation.raw_nbytes *= count
+
+    @property
+    def dropping(self) -> bool:
+        """Whether dropout does anything now."""
+        return self.training and self.drops
+
+    # -- where we are -----------------------------------------------------------------------------------------------
+
+    def _mark(self) -> None:
+        if self.spans:
+            self.spans[-1].end = self.clock
+        self.spans.append(Span(self.phase, self.block, self.clock))
+
+    def enter(self, phase: str, block: TracedBlock | None) -> None:
+        """From here on, what happens belongs to `phase` and to `block`."""
+        if phase != self.phase or block is not self.block:
+            self.phase, self.block = phase, block
+            self._mark()
+
+    def finish(self) -> None:
+        """Close the last span."""
+        self.spans[-1].end = self.clock
+
+    @contextmanager
+    def scoped(self, scope: str) -> Iterator[None]:
+        """Name the part of the box that allocations made inside belong to."""
+        before, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = before
+
+    @contextmanager
+    def attending(self, attention: str) -> Iterator[None]:
+        """Attend with this implementation inside: parts of a model may not all have the one that is asked for."""
+        before, self.attention = self.attention, attention
+        try:
+            yield
+        finally:
+            self.attention = before
+
+    @contextmanager
+    def no_grad(self) -> Iterator[None]:
+        """Run outside the graph (torch.no_grad)."""
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Leave what is saved inside on the device."""
+        before, self.offloading = self.offloading, False
+        try:
+            yield
+        finally:
+            self.offloading = before
+
+    @contextmanager
+    def autocasting(self, dtype: DType | None) -> Iterator[None]:
+        """Run inside `torch.autocast` to `dtype` (None: no autocast). The cast weights go when the context exits."""
+        before, self.autocast = self.autocast, dtype
+        try:
+            yield
+        finally:
+            self.autocast = before
+            if before is None:
+                self.cast_cache.clear()

@@ -1,0 +1,96 @@
+"""What the process takes beside the tensors of the step: each with a name, an option, and a line under Assumptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.common.records import frozen
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables import overheads
+from memcalc.tables.gpus import MIB, Gpu
+from memcalc.units import parse_size
+
+SEGMENT = 2 * MIB
+"""The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""
+
+
+@frozen
+class Outside:
+    """Bytes outside the traced tensors, and the three counters that follow from them."""
+
+    tensors: int
+    inputs: int
+    workspaces: tuple[str, int, int]
+    """Name, bytes of one, how many."""
+    reserve_fraction: float
+    context: int
+    said: frozenset[str]
+    """Fields of the setup that the user set."""
+
+    @classmethod
+    def of(cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int) -> Outside:
+        """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
+        workspace = overheads.workspace_of(gpu)
+        training = isinstance(setup, TrainingSetup)
+        context = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
+        return cls(
+            tensors,
+            inputs,
+            (
+                workspace.name,
+                workspace.nbytes if setup.cublas_workspace is None else parse_size(setup.cublas_workspace),
+                overheads.WORKSPACES_TRAINING if training else overheads.WORKSPACES_INFERENCE,
+            ),
+            overheads.ALLOCATOR_RESERVE if setup.allocator_reserve is None else setup.allocator_reserve,
+            context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
+            frozenset(setup.model_fields_set),
+        )
+
+    @property
+    def allocated(self) -> int:
+        """torch.cuda.max_memory_allocated()."""
+        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2]
+
+    @property
+    def reserve(self) -> int:
+        """Held by the allocator beyond what is allocated: a fraction of it, in whole segments."""
+        return -(-int(self.allocated * self.reserve_fraction) // SEGMENT) * SEGMENT
+
+    @property
+    def reserved(self) -> int:
+        """torch.cuda.max_memory_reserved()."""
+        return self.allocated + self.reserve
+
+    @property
+    def process(self) -> int:
+        """What nvidia-smi shows for the process."""
+        return self.reserved + self.context
+
+    def parts(self) -> Iterator[tuple[str, int]]:
+        """The parts of OTHER OVERHEAD."""
+        name, nbytes, count = self.workspaces
+        yield overheads.CUDA_CONTEXT_PART, self.context
+        yield f"{name}s" if count > 1 else name, nbytes * count
+        yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
+        yield "input batch", self.inputs
+
+    def resolved(self) -> dict[str, object]:
+        """The values used for the options of this module."""
+        return {
+            "cuda_context": self.context,
+            "cublas_workspace": self.workspaces[1],
+            "allocator_reserve": self.reserve_fraction,
+        }
+
+    def assumptions(self) -> Iterator[str]:
+        """A line for everything that the user did not say."""
+        name, nbytes, count = self.workspaces
+        if "cuda_context" not in self.said:
+            yield f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)"
+        if "cublas_workspace" not in self.said:
+            yield f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
+        if "allocator_reserve" not in self.said:
+            yield (
+                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it more "
+                f"(--allocator-reserve)"
+            )

@@ -1,0 +1,73 @@
+"""`memcalc estimate`: a model that exists only as a parameter count or as shape numbers."""
+
+from typing import Annotated, Any
+
+import typer
+
+from memcalc.cli.estimate_options import Job, with_job
+from memcalc.cli.options import read_count
+from memcalc.common.validation import option_name
+from memcalc.errors import UsageError
+from memcalc.units import parse_parameters
+
+_SHAPE = "Shape of a Llama-like decoder"
+
+
+def _size(text: str) -> Any:
+    return typer.Option(help=text, metavar="N", show_default=False, rich_help_panel=_SHAPE)
+
+
+@with_job
+def command(
+    *,
+    job: Job,
+    params: Annotated[
+        str | None,
+        typer.Option(
+            "--params",
+            "-p",
+            metavar="COUNT",
+            show_default=False,
+            rich_help_panel="Model",
+            help="Parameters, such as 4B, 350M or 8030261248; a shape for that count is chosen and stated.",
+        ),
+    ] = None,
+    hidden_size: Annotated[str | None, _size("Width of the residual stream.")] = None,
+    num_layers: Annotated[str | None, _size("Number of blocks.")] = None,
+    num_heads: Annotated[str | None, _size("Attention heads.")] = None,
+    num_kv_heads: Annotated[str | None, _size("Key-value heads (fewer than heads: grouped-query attention).")] = None,
+    head_dim: Annotated[str | None, _size("Width of one head. [default: hidden size over heads]")] = None,
+    intermediate_size: Annotated[str | None, _size("Width of the MLP.")] = None,
+    vocab_size: Annotated[str | None, _size("Tokens in the vocabulary.")] = None,
+    tie_embeddings: Annotated[
+        bool | None,
+        typer.Option(
+            "--tie-embeddings/--no-tie-embeddings",
+            show_default=False,
+            rich_help_panel=_SHAPE,
+            help="Whether the output head is the embedding matrix.",
+        ),
+    ] = None,
+) -> None:
+    """Estimate a Llama-like model from a parameter count, from shape numbers, or from both."""
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size,
+    }
+    shape: dict[str, Any] = {
+        name: read_count(option_name(name), text) for name, text in sizes.items() if text is not None
+    }
+    if params is None and not shape:
+        raise UsageError("estimate needs a model: give --params, such as --params 4B, or shape numbers.")
+    if tie_embeddings is not None:
+        shape["tie_embeddings"] = tie_embeddings
+
+    from memcalc.models.llama_shape import canonical_spec
+
+    spec, assumptions = canonical_spec(None if params is None else parse_parameters(params), **shape)
+    job.answer(spec, assumptions)

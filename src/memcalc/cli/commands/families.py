@@ -1,0 +1,16 @@
+"""`memcalc families`: the table of model families."""
+
+from memcalc.cli.output import print_table
+from memcalc.models.registry import Family, family, known
+from memcalc.tables.lora_targets import LORA_TARGETS
+
+
+def command() -> None:
+    """List the model families, by the model_type that config.json names, and what stands behind their numbers."""
+    heads = ("model_type", "blocks", "attention", "supports", "LoRA targets by default", "verified by")
+    print_table(heads, [_row(family(model_type)) for model_type in known()])
+
+
+def _row(row: Family) -> tuple[str, ...]:
+    targets = ", ".join(LORA_TARGETS.get(row.model_type, ())) or "none: name them"
+    return row.model_type, row.kinds or row.blocks, row.attention, row.supports, targets, row.verified

@@ -1,0 +1,37 @@
+"""`memcalc from-file`: a model on disk."""
+
+from typing import Annotated
+
+import typer
+
+from memcalc.cli.estimate_options import Job, with_job
+from memcalc.cli.model_options import BASE, GENERIC, HEAD, LABELS, WEIGHTS, answer, short_name
+
+
+@with_job
+def command(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="A config.json, a model's folder, a .safetensors or .gguf file.", show_default=False
+        ),
+    ],
+    *,
+    job: Job,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    base: Annotated[str | None, BASE] = None,
+    generic: Annotated[bool, GENERIC] = False,
+    head: Annotated[str | None, HEAD] = None,
+    num_labels: Annotated[str | None, LABELS] = None,
+) -> None:
+    """Estimate the model of a config.json, of a folder that holds one, or of a checkpoint. Weights are not read."""
+    from memcalc.sources import load
+
+    answer(
+        job,
+        load(path, kind="file", weights=weights, base=base),
+        short_name(path),
+        generic=generic,
+        head=head,
+        num_labels=num_labels,
+    )

@@ -1,0 +1,26 @@
+"""`memcalc optimizers`: the table of optimizers."""
+
+from collections.abc import Mapping
+
+from memcalc.cli.output import print_table
+from memcalc.optim.weight import Weight
+from memcalc.tables.optimizers import OPTIMIZERS
+
+_SAMPLE = Weight((4096, 4096), 4)
+"""The fp32 matrix whose states the table shows."""
+
+
+def command() -> None:
+    """List the optimizers that --optimizer knows: their states, and bytes per parameter of fp32 weights."""
+    rows = []
+    for row in OPTIMIZERS.values():
+        states, host = row.states(_SAMPLE), row.host(_SAMPLE)
+        names = ", ".join([*states, *(f"{name} (host)" for name in host)]) or "none"
+        implementations = ", ".join(row.step)
+        rows.append((row.name, _per_parameter(states), _per_parameter(host), names, implementations, row.source))
+    heads = ("name", "bytes/param", "on the host", "states of a matrix", "implementations, default first", "source")
+    print_table(heads, rows, right=(1, 2))
+
+
+def _per_parameter(states: Mapping[str, int]) -> str:
+    return f"{sum(states.values()) * _SAMPLE.itemsize / _SAMPLE.nbytes:.2g}"

@@ -1,0 +1,181 @@
+"""What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
+
+from collections.abc import Callable, Iterable
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from memcalc.cli import output
+from memcalc.cli.options import SETUPS, build_setup, declared, read_value
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
+from memcalc.errors import UsageError
+from memcalc.report.schema import Report
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.gpus import GPUS, Gpu, find_gpu
+from memcalc.units import Unit
+
+if TYPE_CHECKING:
+    from memcalc.models.spec import ModelSpec
+
+NARROWEST, WIDEST = 60, 1000
+"""Bounds of --width, columns."""
+
+DOES_NOT_FIT = 3
+"""Exit code of --check."""
+
+
+@frozen(kw_only=True)
+class Shown:
+    """How the answer is to be shown."""
+
+    json: bool
+    markdown: bool
+    unit: Unit
+    ascii: bool
+    width: int | None
+    color: bool | None
+
+
+@frozen
+class Job:
+    """A checked setup, the GPU that was asked about, and how to show the answer."""
+
+    setup: TrainingSetup | InferenceSetup
+    gpu: Gpu | None
+    check: bool
+    shown: Shown
+    teacher: str | None = None
+
+    def answer(self, spec: "ModelSpec", assumptions: Iterable[str] = ()) -> None:
+        """Estimate and print the report."""
+        from memcalc import estimate
+
+        teacher = None
+        if self.teacher is not None:
+            from memcalc.cli.teacher import read_teacher
+
+            teacher = read_teacher(self.teacher)
+        self.show(estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher))
+
+    def show(self, report: Report) -> None:
+        """Print `report`, and exit with 3 when it was to be checked and does not fit."""
+        output.write(render(report, self.shown))
+        if self.check and report.gpu is not None and not report.gpu.fits:
+            raise typer.Exit(DOES_NOT_FIT)
+
+
+def render(report: Report, shown: Shown) -> str:
+    """The report as text, in the form that was asked for; only the form at hand is imported."""
+    if shown.json:
+        from memcalc.render import json_report
+
+        return json_report.render(report)
+    if shown.markdown:
+        from memcalc.render import markdown
+
+        return markdown.render(report, shown.unit)
+    from memcalc.render import box, styles
+
+    width = min(output.terminal_width(), WIDEST) if shown.width is None else shown.width
+    lines = box.render(report, width, shown.unit, unicode=not shown.ascii and output.speaks_unicode())
+    colour = output.wants_colour() if shown.color is None else shown.color
+    return styles.coloured(lines) if colour else styles.plain(lines)
+
+
+def with_job(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the setup, GPU and output options: it gets them as its keyword argument `job`."""
+    own = [parameter for parameter in signature(function).parameters.values() if parameter.name != "job"]
+    setup_options = [option.parameter() for option in declared().values()]
+    shared = [*_job_options(), *_output_options()]
+
+    def command(**values: Any) -> None:
+        mode = read_value("--mode", Literal["training", "inference"], values.pop("mode"))
+        given = {parameter.name: values.pop(parameter.name) for parameter in setup_options}
+        chosen = {parameter.name: values.pop(parameter.name) for parameter in shared if parameter.name in values}
+        function(job=_job(mode, given, **chosen), **values)
+
+    parameters = [*own, *shared[:1], *setup_options, *shared[1:]]
+    command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__doc__ = function.__doc__
+    return command
+
+
+def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any) -> Job:
+    if check and gpu is None:
+        raise UsageError("--check needs to know the GPU: add --gpu, such as --gpu H100-80GB or --gpu 24GB.")
+    return Job(build_setup(mode, given), None if gpu is None else find_gpu(gpu), check, _shown(**shown), teacher)
+
+
+def _shown(*, json: bool, markdown: bool, unit: str, ascii: bool, width: str | None, color: bool | None) -> Shown:
+    if json and markdown:
+        raise UsageError("--json and --markdown exclude each other: choose one.")
+    columns = None if width is None else read_value("--width", int, width)
+    if columns is not None and not NARROWEST <= columns <= WIDEST:
+        raise UsageError(f"--width must lie between {NARROWEST} and {WIDEST} columns, not {columns}.")
+    units: dict[str, Unit] = {"gib": "GiB", "gb": "GB"}
+    if unit.lower() not in units:
+        raise UsageError(f"--unit cannot be {quoted(unit)}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
+    return Shown(json=json, markdown=markdown, unit=units[unit.lower()], ascii=ascii, width=columns, color=color)
+
+
+def _complete_gpu(incomplete: str) -> list[str]:
+    return [gpu.name for gpu in GPUS if gpu.name.startswith(incomplete)]
+
+
+def _complete_mode(incomplete: str) -> list[str]:
+    return [mode for mode in SETUPS if mode.startswith(incomplete)]
+
+
+def _complete_unit(incomplete: str) -> list[str]:
+    return [unit for unit in ("GiB", "GB") if unit.startswith(incomplete)]
+
+
+def _job_options() -> list[Parameter]:
+    return [
+        _option("mode", str, "training", "What the model is used for.", "Setup", "training|inference", _complete_mode),
+        _option(
+            "gpu",
+            str | None,
+            None,
+            "GPU to fit: a name of `memcalc gpus`, or a size such as 24GB.",
+            "GPU",
+            "NAME|SIZE",
+            _complete_gpu,
+        ),
+        _option(
+            "teacher",
+            str | None,
+            None,
+            "Teacher of --objective distillation: a path, a model of the Hub, or a size.",
+            "Setup of --mode training",
+            "PATH|ORG/NAME|SIZE",
+        ),
+        _option("check", bool, False, "Exit with code 3 when the job does not fit the --gpu.", "GPU"),
+    ]
+
+
+def _output_options() -> list[Parameter]:
+    heading = "Output"
+    return [
+        _option("json", bool, False, "Print one JSON object; `memcalc schema` describes it.", heading),
+        _option("markdown", bool, False, "Print a Markdown table.", heading),
+        _option("unit", str, "GiB", "Unit of sizes. [default: GiB]", heading, "GiB|GB", _complete_unit),
+        _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
+        _option("width", str | None, None, "Width of the box in columns. [default: the terminal's]", heading, "N"),
+        _option("color", bool | None, None, "Colours. [default: on a terminal without NO_COLOR]", heading),
+    ]
+
+
+def _option(
+    name: str, kind: Any, default: Any, text: str, heading: str, metavar: str | None = None, complete: Any = None
+) -> Parameter:
+    both = f"--{name}/--no-{name}" if kind == bool | None else f"--{name}"
+    if default is not None and not isinstance(default, bool) and "[default" not in text:
+        text = f"{text} [default: {default}]"
+    info = typer.Option(
+        both, help=text, show_default=False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
+    )
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

@@ -1,0 +1,114 @@
+"""What the commands for models outside share: options of `from-file`, `from-hub` and `inspect`, and their answer."""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import typer
+
+from memcalc.cli.estimate_options import Job
+from memcalc.cli.options import read_count, read_value
+from memcalc.errors import UsageError
+
+if TYPE_CHECKING:
+    from memcalc.sources import LoadedModel
+
+_HEADING = "Model"
+LONGEST_TIMEOUT = 3600.0
+
+WEIGHTS = typer.Option(
+    "--weights",
+    metavar="NAME",
+    help="One weight file or GGUF type, where there are several.",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
+BASE = typer.Option(
+    "--base",
+    metavar="MODEL",
+    help="The base model of an adapter, in place of the one that it names.",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
+GENERIC = typer.Option(
+    "--generic", help="Estimate a decoder of an unknown family as a Llama-like one.", rich_help_panel=_HEADING
+)
+HEAD = typer.Option(
+    "--head",
+    metavar="TASK",
+    show_default=False,
+    rich_help_panel=_HEADING,
+    help="Head to train: causal-lm, masked-lm, seq2seq-lm, sequence-classification, token-classification, "
+    "question-answering, image-classification or embedding. [default: the one that the config names]",
+)
+LABELS = typer.Option(
+    "--num-labels",
+    metavar="N",
+    help="Classes of a classification head. [default: the config's]",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
+REVISION = typer.Option(
+    "--revision",
+    metavar="REVISION",
+    help="Branch, tag or commit. [default: the main branch]",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
+TOKEN = typer.Option(
+    "--token",
+    metavar="TOKEN",
+    help="Access token for gated and private models. [default: the login's]",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
+TIMEOUT = typer.Option(
+    "--timeout",
+    metavar="SECONDS",
+    help="Longest wait for an answer of the Hub. [default: 10]",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
+
+
+def read_timeout(text: str | None) -> float:
+    """Seconds of --timeout. Raises UsageError."""
+    if text is None:
+        return 10.0
+    seconds: float = read_value("--timeout", float, text)
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        raise UsageError(
+            f"--timeout must be more than 0 and at most {LONGEST_TIMEOUT:.0f} seconds, not {text.strip()}."
+        )
+    return seconds
+
+
+def answer(
+    job: Job, model: "LoadedModel", name: str, *, generic: bool, head: str | None, num_labels: str | None
+) -> None:
+    """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
+    labels = None if num_labels is None else read_count("--num-labels", num_labels)
+    if model.components:
+        if head is not None or labels is not None:
+            raise UsageError("--head and --num-labels choose what a transformer is trained for; a pipeline has none.")
+        from memcalc.sources.diffusers_report import pipeline_report
+
+        job.show(pipeline_report(model, name, job.setup, job.gpu))
+        return
+    from memcalc.sources.model_spec import describe
+
+    found = describe(model, name, job.setup, generic=generic)
+    replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
+
+
+def is_local(text: str) -> bool:
+    """Whether `text` names something on disk, there or not, and no model of the Hub."""
+    return os.path.lexists(text) or text.startswith((".", os.sep)) or text.endswith((".json", ".safetensors", ".gguf"))
+
+
+def short_name(path: str) -> str:
+    """What to call the model at `path`: its folder's name, or the file's own where it is not called config.json."""
+    whole = os.path.abspath(path)
+    if os.path.basename(whole) == "config.json":
+        whole = os.path.dirname(whole)
+    return os.path.basename(whole) or "model"

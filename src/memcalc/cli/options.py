@@ -1,0 +1,147 @@
+"""The setup's fields as options of the command line: declared once, in `memcalc.setup.setup`, and read here.
+
+Every option takes text and is read here, so that a slip is answered in the same words everywhere.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from inspect import Parameter
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
+from memcalc.common.validation import option_name
+from memcalc.errors import UsageError, close_matches
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+
+SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": TrainingSetup, "inference": InferenceSetup}
+"""The setup of each `--mode`."""
+
+_WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][+-]?[0-9]{1,2})?")
+
+
+@frozen
+class Declared:
+    """A field of one or more setups, as an option."""
+
+    name: str
+    kind: Any
+    default: Any
+    help: str
+    modes: tuple[str, ...]
+
+    @property
+    def option(self) -> str:
+        """The option's name on the command line."""
+        return option_name(self.name)
+
+    def parameter(self) -> Parameter:
+        """The option as a keyword parameter of a command."""
+        heading = "Setup" if len(self.modes) == len(SETUPS) else f"Setup of --mode {self.modes[0]}"
+        if self.kind is bool:
+            names, values = f"{self.option}/--no-{self.option[2:]}", {}
+        else:
+            choices = get_args(self.kind) if get_origin(self.kind) is Literal else ()
+            names = self.option
+            values = {"metavar": "|".join(choices) or _METAVARS[self.kind], "autocompletion": _completing(choices)}
+        info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=heading, **values)
+        kind = bool if self.kind is bool else str
+        return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
+
+    def read(self, given: Any) -> Any:
+        """The value that `given`, text or a flag, stands for. Raises UsageError."""
+        return given if isinstance(given, bool) else read_value(self.option, self.kind, given)
+
+    def _help(self) -> str:
+        if self.default is None or "[default:" in self.help:
+            return self.help
+        shown = str(self.default).lower() if isinstance(self.default, bool) else self.default
+        return self.help if shown == "false" else f"{self.help} [default: {shown}]"
+
+
+_METAVARS = {int: "N", float: "X", str: "TEXT"}
+
+
+@cache
+def declared() -> Mapping[str, Declared]:
+    """Every option of every setup, by field name, in the order of declaration."""
+    found: dict[str, Declared] = {}
+    for mode, setup in SETUPS.items():
+        for name, field in setup.model_fields.items():
+            modes = (*found[name].modes, mode) if name in found else (mode,)
+            found[name] = Declared(name, field.kind, field.default, field.description, modes)
+    return found
+
+
+def read_value(option: str, kind: Any, text: str) -> Any:
+    """`text` as a value of `kind`: int, float, str, or one of a Literal's strings.
+
+    Raises:
+        UsageError: it is none; the message names `option` and what would do.
+    """
+    if get_origin(kind) is Literal:
+        choices = [str(choice) for choice in get_args(kind)]
+        if text not in choices:
+            near = close_matches(text, choices) or f": choose from {', '.join(choices)}."
+            raise UsageError(f"{option} cannot be {quoted(text)}{near}")
+        return text
+    if kind is int:
+        if not _WHOLE.fullmatch(text.strip()):
+            raise UsageError(f"{option} needs a whole number, not {quoted(text)}.")
+        return int(re.sub("[_,]", "", text))
+    if kind is float:
+        if not _DECIMAL.fullmatch(text.strip()):
+            raise UsageError(f"{option} needs a number, not {quoted(text)}.")
+        return float(text)
+    if not text.strip():
+        raise UsageError(f"{option} is empty: give a value, or leave the option out.")
+    return text
+
+
+def read_count(option: str, text: str) -> int:
+    """`text` as a whole number of at least one. Raises UsageError."""
+    value: int = read_value(option, int, text)
+    if value < 1:
+        raise UsageError(f"{option} must be at least 1, not {value}.")
+    return value
+
+
+SAME = {("inference", "precision"): "dtype"}
+"""In a mode, an option of the other one that can only mean the option named."""
+
+
+def build_setup(mode: str, given: Mapping[str, Any]) -> TrainingSetup | InferenceSetup:
+    """The setup of `mode` from the options that the user gave (None: not given), checked.
+
+    Raises:
+        UsageError: an option of the other mode, a value that cannot be read, or values that contradict each other.
+    """
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        option = declared()[SAME.get((mode, name), name)]
+        if mode not in option.modes:
+            raise UsageError(
+                f"{option.option} belongs to --mode {option.modes[0]}, not to {mode}: leave it out, or change --mode."
+            )
+        read = option.read(value)
+        if values.setdefault(option.name, read) != read:
+            same = {option.name, *(other for (_, other), meant in SAME.items() if meant == option.name)}
+            twice = " and ".join(sorted(map(option_name, same)))
+            raise UsageError(f"{twice} say the same in --mode {mode}: give one of them.")
+    return SETUPS[mode](**values)
+
+
+def _completing(choices: tuple[str, ...]) -> Any:
+    if not choices:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return [choice for choice in choices if choice.startswith(incomplete)]
+
+    return complete

@@ -1,0 +1,46 @@
+"""A command as the parser sees it: options in groups in its help, and no detour for values that are plain text."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from typer.core import TyperCommand
+
+
+class PlainCommand(TyperCommand):
+    """A command whose options all take text or are flags; the text is read by `memcalc.cli.options`, not by Typer."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """All parameters, the help option among them."""
+        return without_coercion(super().get_params(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments and options under the headings that they were declared with."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                general = "Arguments" if parameter.param_type_name == "argument" else "Other options"
+                heading = getattr(parameter, "rich_help_panel", None) or general
+                sections.setdefault(heading, []).append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def without_coercion(parameters: list[Any]) -> list[Any]:
+    """`parameters`, which from now on let text and flags through as they are.
+
+    Typer builds a pydantic adapter for every option of a command, given or not; that alone takes longer than an
+    estimate. Nothing has to be coerced here, so the adapters are not missed.
+    """
+    for parameter in parameters:
+        if "process_value" not in vars(parameter):
+            parameter.process_value = partial(_process, parameter, parameter.process_value)
+    return parameters
+
+
+def _process(parameter: Any, coerce: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    if not isinstance(value, (str, bool)) and (value is not None or parameter.required):
+        return coerce(ctx, value)
+    return value if parameter.callback is None else parameter.callback(ctx, parameter, value)

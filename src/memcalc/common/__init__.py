@@ -1,0 +1,1 @@
+"""Three small things that every room uses: frozen records, validated fields, escaping of outside text."""

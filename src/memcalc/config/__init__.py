@@ -1,0 +1,1 @@
+"""Reading a config.json: values by key, declared dtypes, the stated quantization. Knows no model."""

@@ -1,0 +1,107 @@
+"""Diffusion pipelines: several models in one process. Their weights are counted; what they compute is out of scope."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from memcalc.breakdown.process_memory import Outside
+from memcalc.common.records import frozen
+from memcalc.report.schema import (
+    Component,
+    Components,
+    GpuFit,
+    Model,
+    Parameters,
+    Part,
+    Peak,
+    Phase,
+    PipelinePhases,
+    Report,
+)
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.gpus import Gpu
+from memcalc.units import format_bytes
+
+Stage = Literal["encode", "denoise", "decode"]
+"""What a component does: it reads the prompt, denoises, or makes the picture."""
+
+STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
+
+
+@frozen
+class ComponentWeights:
+    """One model of a pipeline: bytes of its weights, its parameters, and the stage at which it works."""
+
+    name: str
+    stage: Stage
+    nbytes: int
+    parameters: int
+
+
+def estimate_components(
+    name: str,
+    parts: Sequence[ComponentWeights],
+    setup: TrainingSetup | InferenceSetup,
+    gpu: Gpu | None,
+    assumptions: Sequence[str] = (),
+) -> Report:
+    """The weights of all components, resident together at every stage, as `pipe.to("cuda")` has them."""
+    total = sum(part.nbytes for part in parts)
+    parameters = sum(part.parameters for part in parts)
+    outside = Outside.of(0, setup, gpu, total)
+    weights = {part.name: part.nbytes for part in sorted(parts, key=lambda part: -part.nbytes)}
+    empty = _row({}, None)
+    resident = Phase(peak_bytes=total)
+    return Report(
+        model=Model(
+            name=name,
+            family="diffusion pipeline",
+            parameters=Parameters(total=parameters, trainable=0, embedding=0, active=parameters),
+        ),
+        setup={"mode": "inference", **outside.resolved()},
+        assumptions=(*assumptions, *_offloaded(parts), *outside.assumptions()),
+        components=Components(
+            model_weights=_row(weights, total / max(parameters, 1)),
+            optimizer_states=empty,
+            gradients=empty,
+            activations=empty,
+            temporary_tensors=empty,
+            other_overhead=_row(dict(outside.parts()), None),
+        ),
+        saved_for_backward_bytes=None,
+        phases=PipelinePhases(encode=resident, denoise=resident, decode=resident),
+        peak=Peak(
+            phase="denoise",
+            moment="all components resident, weights only",
+            allocated_bytes=outside.allocated,
+            reserved_bytes=outside.reserved,
+            process_bytes=outside.process,
+        ),
+        kv_cache_bytes=None,
+        gpu=None
+        if gpu is None
+        else GpuFit(
+            name=gpu.name,
+            total_bytes=gpu.total_bytes,
+            fits=outside.process <= gpu.total_bytes,
+            free_bytes=gpu.total_bytes - outside.process,
+        ),
+    )
+
+
+def _row(parts: dict[str, int], ratio: float | None) -> Component:
+    total = sum(parts.values())
+    shown = tuple(Part(name=name, bytes=nbytes) for name, nbytes in parts.items() if nbytes)
+    return Component(peak_bytes=total, max_bytes=total, bytes_per_parameter=ratio, parts=shown)
+
+
+def _offloaded(parts: Sequence[ComponentWeights]) -> list[str]:
+    """What is resident when, if each component is moved to the GPU only while it works."""
+    said = []
+    for stage in STAGES:
+        working = [part for part in parts if part.stage == stage]
+        if working:
+            largest = max(working, key=lambda part: part.nbytes)
+            said.append(f"{stage} {largest.name} {format_bytes(largest.nbytes)}")
+    return [f"all components are resident; with model offload one at a time, at most: {', '.join(said)}"]

@@ -1,0 +1,230 @@
+"""The whole pipeline: spec and setup, a traced step, the sweep, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
+from memcalc.breakdown import BREAKDOWN
+from memcalc.breakdown.process_memory import Outside
+from memcalc.errors import TooLongError, UsageError
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.parameter_counts import idle_parameters
+from memcalc.peak.sweep import Moment, Sweep
+from memcalc.report.assumptions import assumed
+from memcalc.report.schema import (
+    Component,
+    Components,
+    GpuFit,
+    InferencePhases,
+    Model,
+    Parameters,
+    Part,
+    Peak,
+    Phase,
+    Report,
+    Serving,
+    TrainingPhases,
+)
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.gpus import Gpu
+from memcalc.training.step import Step, trace
+
+_PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
+"""Rows whose size grows with the parameters and with nothing else."""
+
+
+def estimate(
+    spec: ModelSpec,
+    setup: TrainingSetup | InferenceSetup,
+    gpu: Gpu | None = None,
+    *,
+    assumptions: Sequence[str] = (),
+    teacher: ModelSpec | None = None,
+) -> Report:
+    """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
+
+    `assumptions` are lines that the caller already has to say, `teacher` is the model that distillation asks. Raises
+    MemcalcError with one sentence for the user where the model or the combination of options cannot be answered for.
+    """
+    step = _run(spec, setup, teacher)
+    sweep, found, highest = _sweep(step.tape)
+    phases = {phase: _standing(step, phase) for phase in step.phases}
+    totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
+    for phase in totals.keys() & found.keys():
+        totals[phase] += found[phase][0]
+    top = max(step.phases, key=lambda phase: totals[phase])
+    moment = found[top][1] if top in found else None
+    outside = Outside.of(step.input_bytes, setup, gpu, totals[top])
+    rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), outside)
+    maxima = _maxima(phases, highest, outside)
+    parameters = _parameters(step)
+    components = {
+        row: Component(
+            peak_bytes=sum_parts(parts),
+            max_bytes=max(maxima[row], sum_parts(parts)),
+            bytes_per_parameter=maxima[row] / max(parameters.total, 1) if row in _PER_PARAMETER else None,
+            parts=tuple(Part(name=name, bytes=nbytes) for name, nbytes in parts.items() if nbytes),
+        )
+        for row, parts in rows.items()
+    }
+    peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
+    return Report(
+        model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
+        setup=step.resolved() | outside.resolved(),
+        assumptions=(
+            *assumptions,
+            *assumed(spec, setup, step),
+            *_raised(spec, setup, outside.allocated, teacher),
+            *outside.assumptions(),
+        ),
+        components=Components(**components),
+        saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
+        phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
+        peak=Peak(
+            phase=top,
+            moment=_words(step, top, moment),
+            allocated_bytes=outside.allocated,
+            reserved_bytes=outside.reserved,
+            process_bytes=outside.process,
+        ),
+        kv_cache_bytes=None if step.training else step.cache_bytes,
+        gpu=None
+        if gpu is None
+        else GpuFit(
+            name=gpu.name,
+            total_bytes=gpu.total_bytes,
+            fits=outside.process <= _usable(setup, gpu),
+            free_bytes=_usable(setup, gpu) - outside.process,
+        ),
+        serving=_serving(spec, setup, gpu, step),
+    )
+
+
+def _raised(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
+) -> Iterator[str]:
+    """A line where quantizing the base of adapters takes more than it saves."""
+    if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
+        return
+    wide = estimate(spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher).peak.allocated_bytes
+    if wide < allocated:
+        yield (
+            f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
+            f"{', and --no-kbit-prepare leaves out copies in fp32' if setup.kbit_prepare else ''}"
+        )
+
+
+def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
+    """The traced step. Where nobody named a length, it is no more than the model has positions for."""
+    try:
+        return _traced(spec, setup, teacher)
+    except TooLongError as problem:
+        later = setup.new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
+        if setup.seq_len is not None or problem.longest <= later:
+            raise
+        shorter = setup.model_copy(update={"seq_len": problem.longest - later})
+    return _traced(spec, shorter, teacher)
+
+
+def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
+    if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective == "distillation"):
+        raise UsageError("--teacher belongs to --objective distillation of --mode training; leave it out.")
+    if isinstance(setup, TrainingSetup):
+        return trace(spec, setup, teacher=teacher)
+    from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
+
+    return generate(spec, setup)
+
+
+def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take."""
+    if isinstance(setup, TrainingSetup):
+        return gpu.total_bytes
+    from memcalc.inference.serving import usable
+
+    return usable(setup, gpu)
+
+
+def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
+    """What the GPU serves, where there is one and the job is inference."""
+    if gpu is None or isinstance(setup, TrainingSetup):
+        return None
+    from memcalc.inference.serving import serving
+
+    def process_of(run: Step, candidate: InferenceSetup) -> int:
+        found, _ = Sweep(run.tape).peaks()
+        peak = max(
+            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _standing(run, phase).values()))
+            for phase in run.phases
+        )
+        return Outside.of(run.input_bytes, candidate, gpu, peak).process
+
+    found, occupied = serving(spec, setup, gpu, step, process_of)
+    return Serving(largest_batch=found.batch, longest_context=found.context, occupied_bytes=occupied)
+
+
+@lru_cache(maxsize=64)
+def _sweep(tape: Tape) -> tuple[Sweep, dict[str, tuple[int, Moment]], dict[str, list[int]]]:
+    """The sweep of a tape, with the peak of each phase and the maximum of each row."""
+    sweep = Sweep(tape)
+    return sweep, *sweep.peaks()
+
+
+def sum_parts(parts: Mapping[str, int]) -> int:
+    """Bytes of all parts of a row."""
+    return sum(parts.values())
+
+
+def _standing(step: Step, phase: str) -> dict[str, dict[str, int]]:
+    """What stands in each row during `phase` besides the tape."""
+    return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
+
+
+def _rows_at_peak(
+    standing: Mapping[str, Mapping[str, int]], live: Mapping[tuple[str, str], int], outside: Outside
+) -> dict[str, dict[str, int]]:
+    """Parts of each row at the peak, the largest first."""
+    rows = {row: dict(standing[row]) for row in ROWS}
+    for (row, name), nbytes in live.items():
+        rows[row][name] = rows[row].get(name, 0) + nbytes
+    for name, nbytes in outside.parts():
+        rows[OVERHEAD][name] = rows[OVERHEAD].get(name, 0) + nbytes
+    return {row: dict(sorted(parts.items(), key=lambda part: -part[1])) for row, parts in rows.items()}
+
+
+def _maxima(
+    phases: Mapping[str, Mapping[str, Mapping[str, int]]], highest: Mapping[str, Sequence[int]], outside: Outside
+) -> dict[str, int]:
+    """The most that each row holds in any phase."""
+    maxima = {
+        row: max(
+            sum_parts(rows[row]) + (highest[phase][index] if phase in highest else 0) for phase, rows in phases.items()
+        )
+        for index, row in enumerate(ROWS)
+    }
+    maxima[OVERHEAD] += sum(nbytes for _, nbytes in outside.parts())
+    return maxima
+
+
+def _parameters(step: Step) -> Parameters:
+    total = trainable = embedding = 0
+    for _, parameter in step.parameters:
+        count = parameter.count * parameter.copies
+        total += count
+        trainable += count if step.training and parameter.trainable else 0
+        embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
+    return Parameters(
+        total=total, trainable=trainable, embedding=embedding, active=total - idle_parameters(step.network)
+    )
+
+
+def _words(step: Step, phase: str, moment: Moment | None) -> str:
+    """The moment of the peak in words."""
+    if moment is None:
+        return "optimizer step"
+    if moment.block is not None and moment.position is not None:
+        return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
+    scope = step.tape.allocations[moment.tick].name
+    return f"{phase} of {scope}"

@@ -1,0 +1,1 @@
+"""Prefill, decode, engine caches, loaded weights, the largest batch and context."""

@@ -1,0 +1,187 @@
+"""Generation as memory sees it: prefill of a prompt, then one decoded token, with the cache between them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
+from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
+from memcalc.inference.weights import loaded
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.kv_cache import Cache
+from memcalc.nn.model import IMAGES, Network
+from memcalc.nn.quantized_layers import quantize
+from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
+from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
+from memcalc.tables.dtypes import ALIASES, INT64
+from memcalc.tables.engines import ENGINES, CacheFormat, Engine
+from memcalc.training.step import Step, batch, build
+
+
+def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
+    """Run prefill of `seq_len` tokens and decode of one, on shapes.
+
+    With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
+    logits are those of the last token, unless all are asked for.
+    """
+    kin = family(spec.model_type)
+    engine = ENGINES[setup.engine]
+    whole = build(spec)
+    network, notes = _divided(spec, whole, setup.tensor_parallel)
+    weights = loaded(spec, setup, engine, network, whole)
+    if weights.form is not None and engine.attention is None:
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
+    form = engine.format(setup.kv_dtype, weights.dtype)
+    usual = network.usual_length or DEFAULT_SEQ_LEN
+    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    tape = Tape(phase="prefill")
+    tape.grad_enabled = tape.training = False
+    tape.expert_imbalance = setup.expert_imbalance
+    fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
+    tape.attention = kin.attention_used(fused or setup.attention)
+    tape.beams = setup.num_beams
+    tape.all_logits = setup.logits == "all"
+    sequences = setup.batch * setup.num_beams
+    notes = [*weights.notes, *notes, *_said(setup, engine)]
+    if engine.attention is not None and setup.padding_mask:
+        setup = setup.model_copy(update={"padding_mask": False})
+    if encodes(kin, network):
+        check_encoder(spec.model_type, setup)
+        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        encode(tape, network, setup, engine.batched_tokens, length)
+        cache_bytes, standing = 0, dict[str, int]()
+        notes.append(ONE_PASS)
+    else:
+        tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
+        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
+        if setup.new_tokens > 1:
+            tape.enter("earlier tokens", None)
+            tape.cache.grow(setup.new_tokens - 1)
+        cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
+        _decode(tape, network, setup, engine, form, sequences)
+    tape.finish()
+    return Step(
+        tape,
+        network,
+        tuple(network.tensors()),
+        setup,
+        None,
+        0,
+        length,
+        phases=("prefill", "decode"),
+        cache_bytes=cache_bytes,
+        standing_cache=standing,
+        weights=weights.parts,
+        beside=spec.beside,
+        used={"dtype": weights.dtype, "quantization": weights.quantization},
+        notes=tuple(notes),
+    )
+
+
+def _decode(
+    tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
+) -> None:
+    """Run one token of each sequence behind what the cache holds."""
+    tape.enter("decode", None)
+    old = tape.cache
+    if not network.takes_past and engine.cache == "dynamic":
+        tape.cache = _cache(engine, form, setup, 1)
+    token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
+    token.storage.allocation.aliased = tape.inputs[0].aliased
+    tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
+    outputs = network(batch(token, None, setup))
+    del outputs, old
+    if setup.num_beams > 1:
+        _reorder(tape)
+
+
+def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[str]]:
+    """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
+    if size == 1:
+        return whole, []
+    kin = family(spec.model_type)
+    config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), size)
+    try:
+        network = build(replace(spec, config=config))
+    except ConfigError:  # the family ties one size to another, so its share is no model of the family
+        raise unknown_division(size, "attention") from None
+    check_divided(whole, network, size)
+    return network, notes
+
+
+def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
+    """What the engine takes for granted."""
+    lines = list(engine.notes)
+    if engine.attention is not None and "attention" in setup.model_fields_set:
+        lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
+    if engine.attention is not None and setup.padding_mask:
+        lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
+    share = setup.utilization or engine.utilization
+    if share is not None:
+        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--utilization)")
+    if engine.batched_tokens is not None and setup.prefill_chunk is None:
+        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk)")
+    return lines
+
+
+def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, first: int) -> Cache:
+    """The cache that `engine` keeps; decoding begins behind `first` tokens."""
+    if engine.cache == "dynamic":
+        return Cache() if form is None else QuantizedCache(form)
+    return PooledCache(
+        whole=first + setup.new_tokens - 1 if engine.cache == "static" else None, absorbs=engine.attention is not None
+    )
+
+
+def _prefill(
+    tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int, *, whole: bool
+) -> None:
+    """Run the prompt. In chunks, only the last one counts: the cache is longest then.
+
+    With `whole` it is never cut: an encoder reads it, once for all beams. A serving engine batches no more tokens than
+    it has configured, so its sequences may be prefilled one after another.
+    """
+    assert tape.cache is not None
+    chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
+    if engine.batched_tokens is not None:
+        sequences = max(1, min(sequences, engine.batched_tokens // chunk))
+    earlier = length - chunk
+    if earlier:
+        tape.enter("earlier chunks", None)
+        network(batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
+        tape.cache.length = earlier
+        tape.inputs.clear()
+        tape.enter("prefill", None)
+    prompt = tape.untracked((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
+    network(batch(prompt, None, setup))
+    tape.cache.length = length
+
+
+def _cache_bytes(
+    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None, sequences: int
+) -> tuple[int, dict[str, int]]:
+    """Bytes of keys and values before the last token, and what of the cache stands outside the tape, by name."""
+    copies = {id(module): module.copies for _, module in network.modules()}
+    grown = sum(nbytes * copies[layer] for layer, nbytes in cache.nbytes().items())
+    if not isinstance(cache, PooledCache):
+        return grown, {}
+    tokens = cache.past or cache.length
+    pool = sum(
+        pool_bytes(width, engine, form, sequences, tokens) * copies[layer] for layer, width in cache.widths.items()
+    )
+    states = sum(sum(sizes.values()) * sequences * copies[layer] for layer, sizes in cache.state_bytes.items())
+    return grown + pool, {"KV cache": pool, "recurrent states": states}
+
+
+def _reorder(tape: Tape) -> None:
+    """Beam search picks the surviving beams' keys and values: a copy of one tensor at a time."""
+    assert tape.cache is not None
+    largest = max((tensor for kept in tape.cache.kept() for tensor in kept), key=lambda t: t.numel, default=None)
+    if largest is not None:
+        with tape.scoped("reordered beams"):
+            tape.new(largest.shape, largest.dtype)

@@ -1,0 +1,51 @@
+"""What a GPU can serve: how much of it an engine takes, and how many sequences or tokens that has room for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.errors import TooLongError, TooShortError
+from memcalc.inference.generate import generate
+from memcalc.inference.largest_fit import Capacity, capacity
+from memcalc.models.spec import ModelSpec
+from memcalc.setup.setup import InferenceSetup
+from memcalc.tables.engines import ENGINES
+from memcalc.tables.gpus import Gpu
+from memcalc.training.step import Step
+
+
+def usable(setup: InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take: all, or the share that a serving engine is told to fill."""
+    share = setup.utilization or ENGINES[setup.engine].utilization
+    return gpu.total_bytes if share is None else int(gpu.total_bytes * share)
+
+
+def serving(
+    spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, process_of: Callable[[Step, InferenceSetup], int]
+) -> tuple[Capacity, int]:
+    """The most sequences at once and the longest context that the GPU has room for, and the bytes that are taken.
+
+    `step` is the job itself, `process_of` says what a job's process takes.
+    """
+
+    def fits(candidate: InferenceSetup) -> bool:
+        try:
+            return process_of(generate(spec, candidate), candidate) <= usable(candidate, gpu)
+        except TooLongError:
+            return False
+        except TooShortError:  # longer ones decide
+            return True
+
+    def runs(length: int) -> bool:
+        try:
+            generate(spec, setup.model_copy(update={"batch": 1, "seq_len": length}))
+        except TooShortError:
+            return False
+        return True
+
+    found = capacity(setup, step.seq_len, fits, spec.positions)
+    counts_tokens = step.network.reads_text and step.network.source_is_text
+    context = found.context if counts_tokens and found.context and runs(found.context) else 0
+    fills = ENGINES[setup.engine].utilization is not None
+    occupied = usable(setup, gpu) if fills else process_of(step, setup)
+    return Capacity(found.batch, context), occupied

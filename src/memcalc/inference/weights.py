@@ -1,0 +1,170 @@
+"""The weights of a model that is served: in which dtype they are loaded, and what they take quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
+from memcalc.common.sizes import rounded
+from memcalc.config.dtypes import declared_dtypes
+from memcalc.config.quantization import Quantization, find_quantization, quantized_once, skipped_modules
+from memcalc.errors import UsageError
+from memcalc.models.spec import ModelSpec
+from memcalc.models.stored_weights import GGUF
+from memcalc.nn.layers.linear import Conv1D, Linear
+from memcalc.nn.layers.mixture_of_experts import ExpertWeights
+from memcalc.nn.model import Network
+from memcalc.nn.module import Buffer
+from memcalc.nn.state_dict import NamedWeight, every_weight
+from memcalc.parallel.tensor_parallel import share
+from memcalc.setup.setup import InferenceSetup
+from memcalc.tables.dtypes import ALIASES, short
+from memcalc.tables.engines import Engine
+from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
+
+DEFAULT_DTYPE = "bf16"
+LOADABLE = ("fp32", "bf16", "fp16")
+
+
+@frozen
+class Loading:
+    """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
+
+    `parts` are the bytes of all weights by what they are, None where they are simply the network's in `dtype`.
+    `form` is the format that linear layers have while they run, and `skipped` names those that are wide.
+    """
+
+    dtype: str
+    quantization: str
+    parts: Mapping[str, int] | None
+    notes: tuple[str, ...]
+    form: WeightFormat | None = None
+    skipped: tuple[str, ...] = ()
+
+
+def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network) -> Loading:
+    """The weights of `network`, which is one GPU's share of `whole`.
+
+    Raises UsageError where the model is quantized already and another quantization is asked for.
+    """
+    dtype, notes = dtype_to_load(spec, setup)
+    form, more = _format(spec, setup)
+    notes = (*notes, *more)
+    method, skipped = "none" if form is None else form.name, _skipped(spec, setup)
+    running = None if form is None else replace(form, kernel=_SERVING_KERNELS.get(form.kernel, form.kernel))
+    buffers = {"buffers": _buffers(network, dtype)}
+    stored = spec.stored
+    if stored is not None and (stored.packed or stored.exact) and (stored.kind != GGUF or engine.reads_gguf):
+        here, everywhere = _count(network), _count(whole)
+        parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
+        if stored.wide:
+            parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
+        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, skipped)
+    if stored is not None and stored.kind == GGUF:
+        notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
+    if form is not None or engine.compute is not None:
+        return Loading(dtype, method, _by_format(network, form, dtype, skipped) | buffers, notes, running, skipped)
+    return Loading(dtype, method, None, notes)
+
+
+_SERVING_KERNELS = {"gptq": "fp8", "awq": "fp8"}
+"""Kernels that serve where others train: Marlin's multiply with packed weights in one step, as that of fp8 does."""
+
+
+def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[str, ...]]:
+    """The dtype of wide weights: what the user says, the config declares, or the files store; and how it was found."""
+    if setup.dtype is not None:
+        return setup.dtype, ()
+    for word in declared_dtypes(spec.config):
+        if word in ALIASES and (name := short(ALIASES[word])) in LOADABLE:
+            return name, (f"weights in {name}, as config.json declares (--dtype)",)
+    if spec.stored is not None and spec.stored.dtype in LOADABLE:
+        return str(spec.stored.dtype), (f"weights in {spec.stored.dtype}, as they are stored (--dtype)",)
+    words = tuple(declared_dtypes(spec.config))
+    why = f"the dtype {quoted(words[0])}, in which nothing is loaded" if words else "no dtype"
+    return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)",)
+
+
+def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
+    stated = quantized_once(spec.config, setup.quantization)
+    if stated is None and spec.stored is not None and spec.stored.packed:
+        if setup.quantization != "none":
+            raise UsageError(f"the files are quantized already ({spec.stored.kind}); leave out --quantization.")
+        return None, ()
+    if stated is None:
+        return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
+    form = stated_format(stated)
+    if form is None:
+        return None, (f"quantization {stated.method!r} is not known: weights are counted as if it were not there",)
+    said = [f"weights quantized as {stated.where} of the config says: {stated}{_unsaid(stated, form)}"]
+    if form.only_experts:
+        said.append("MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU")
+    return form, tuple(said)
+
+
+def _unsaid(stated: Quantization, form: WeightFormat) -> str:
+    return "" if stated.bits else f", which leaves out the bits: {form.bits} are taken"
+
+
+def _skipped(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, ...]:
+    stated = find_quantization(spec.config)
+    return () if stated is None or setup.quantization != "none" else skipped_modules(stated)
+
+
+def _count(network: Network) -> int:
+    return sum(parameter.numel * parameter.copies for _, parameter in network.parameters())
+
+
+def _buffers(network: Network, dtype: str) -> int:
+    return sum(
+        rounded(tensor.numel * (tensor.fixed_dtype or ALIASES[dtype]).itemsize) * tensor.copies
+        for _, tensor in network.tensors()
+        if isinstance(tensor, Buffer)
+    )
+
+
+def _by_format(network: Network, form: WeightFormat | None, dtype: str, skipped: tuple[str, ...]) -> dict[str, int]:
+    """Bytes of every weight by format and group; `skipped` modules stay wide."""
+    parts: dict[str, int] = {}
+    for weight in every_weight(network):
+        parameter = weight.parameter
+        if form is not None and _is_quantized(weight, form) and not _matches(weight.name, skipped):
+            name, nbytes = f"{form.name} {parameter.group}", form.nbytes(_as_matrix(weight))
+        else:
+            kind = parameter.fixed_dtype or ALIASES[dtype]
+            name, nbytes = f"{short(kind)} {parameter.group}", parameter.numel * kind.itemsize
+        parts[name] = parts.get(name, 0) + rounded(nbytes)
+    return parts
+
+
+def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
+    """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms, biases and head stay wide."""
+    if isinstance(weight.owner, ExpertWeights):
+        return form.experts and len(weight.parameter.shape) == 3
+    linear = isinstance(weight.owner, (Linear, Conv1D)) and len(weight.parameter.shape) == 2
+    return linear and not form.only_experts and weight.parameter.group not in ("LM head", "head", "embedding")
+
+
+def _as_matrix(weight: NamedWeight) -> tuple[int, ...]:
+    """The shape as [out, in], whichever way the weight lies."""
+    shape = weight.parameter.shape
+    turned = isinstance(weight.owner, Conv1D) or (isinstance(weight.owner, ExpertWeights) and weight.owner.transposed)
+    return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+
+
+def _matches(name: str, skipped: tuple[str, ...]) -> bool:
+    """Whether a config lists this weight's module: by a part of its name, or by a pattern behind "re:"."""
+    for pattern in skipped:
+        if not pattern.startswith("re:"):
+            if pattern.removeprefix("model.") in name:
+                return True
+            continue
+        try:
+            if re.search(pattern[3:], name):
+                return True
+        except re.error:
+            continue
+    return False

@@ -1,0 +1,1 @@
+"""What a model is: spec, registry of families, canonical Llama shape, stored weights."""

@@ -1,0 +1,1 @@
+"""Skeletons that families fill in: decoder, causal LM, encoder, encoder-decoder, heads, image, speech."""

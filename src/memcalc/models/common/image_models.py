@@ -1,0 +1,88 @@
+"""Networks that read images alone, and images that stand beside texts."""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.errors import UsageError
+from memcalc.models.common.vision_language import check_size
+from memcalc.nn.layers.losses import class_loss, in_batch_loss
+from memcalc.nn.layers.vision_transformer import Reduce, VisionTower
+from memcalc.nn.model import Batch, Network, Outputs
+from memcalc.nn.module import Module
+
+
+class ImageClassifier(Network):
+    """A tower with a class per image: scores of what `reduce` makes of its hidden states, or of what it pooled (None).
+
+    `pixels` is the config that says how large an image is, where it is not `c` itself; with `any_size` it only says
+    what is usual.
+    """
+
+    reads_text = False
+
+    def __init__(
+        self,
+        c: Config,
+        model: VisionTower,
+        reduce: Reduce | None,
+        classifier: Module,
+        pixels: Config | None = None,
+        *,
+        any_size: bool = False,
+    ) -> None:
+        self.any_size = any_size
+        self.model = model
+        self.classifier = classifier
+        self.reduce = reduce
+        self.config, self.problem = pixels or c, c.problem_type()
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the tower takes: pixels [b, c, height, width]."""
+        return batch.pixels(self.config, any_size=self.any_size)
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and logits [b, classes]."""
+        outputs = self.model(self.inputs(batch))
+        with batch.ids.tape.scoped("head and loss"):
+            reduced = outputs[1] if self.reduce is None else self.reduce(outputs[0])
+            logits = self.classifier(reduced)
+            loss = None if batch.labels is None else class_loss(logits, batch.class_labels(), self.problem)
+        return Outputs(loss, (logits,))
+
+
+class ImageEmbedder(Network):
+    """The bare tower: one vector per image, projected if it has one, trained to tell images from each other."""
+
+    reads_text = False
+
+    def __init__(
+        self, c: Config, model: VisionTower, projection: Module | None = None, *, any_size: bool = False
+    ) -> None:
+        self.any_size = any_size
+        self.model = model
+        self.projection = projection
+        self.config = c
+
+    def forward(self, batch: Batch) -> Outputs:
+        """Loss and embeddings [b, h]."""
+        states, pooled, _ = self.model(batch.pixels(self.config, any_size=self.any_size))
+        with batch.ids.tape.scoped("head and loss"):
+            embedded = ops.select(states, 1) if pooled is None else pooled
+            if self.projection is not None:
+                embedded = self.projection(embedded)
+            loss = None if batch.labels is None else in_batch_loss(embedded)
+        return Outputs(loss, (states, embedded))
+
+
+def picture(batch: Batch, c: Config) -> Tensor:
+    """Pixels [b, channels, height, width] of the one image beside each text. Raises UsageError where others are asked
+    for.
+    """
+    if batch.images != 1:
+        raise UsageError(
+            f"--images {batch.images} does not fit this model, which reads one image beside each text; leave it out."
+        )
+    check_size(c, batch.image_size)
+    return batch.pixels(c)

@@ -1,0 +1,131 @@
+"""Losses of a language model besides Transformers' own: fused with the head, in chunks, smoothed, with a z-loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.common.records import frozen
+from memcalc.errors import UsageError
+from memcalc.nn.layers.linear import Linear
+from memcalc.nn.layers.losses import causal_lm_loss, shifted_labels
+from memcalc.nn.module import Module, TrainedCopy
+from memcalc.tables.dtypes import BOOL, FP32, INT64
+
+Head = Callable[[Tensor], Tensor]
+
+
+@frozen
+class LanguageLoss:
+    """How hidden states [b, s, h] become a loss.
+
+    eager: all logits, and their copy in fp32. fused-linear: Liger's. chunked: all logits, and in fp32 one of `chunks`
+    after another. cut: cut cross-entropy. `keep` is how many of the last tokens count. `smoothing` and `z_loss` cost
+    nothing in Liger's kernel.
+    """
+
+    kind: Literal["eager", "fused-linear", "chunked", "cut"] = "eager"
+    chunks: int = 8
+    keep: int | None = None
+    smoothing: bool = False
+    z_loss: bool = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the model gives logits alone, and its caller makes the loss."""
+        return self.smoothing and self.kind == "eager"
+
+    def __call__(
+        self, head: Module, logits_of: Head, hidden: Tensor, labels: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss, and the logits where the model's output object has them."""
+        if self.keep is not None:
+            hidden = ops.narrow(hidden, 1, self.keep)
+            labels = ops.narrow(labels, 1, self.keep)
+        if self.kind == "fused-linear":
+            labels, shifted = shifted_labels(labels)
+            rows = ops.reshape(hidden, -1, hidden.shape[-1])
+            return ops.fused_linear_cross_entropy(rows, _weight(head), shifted), ()
+        if self.kind == "cut":
+            return ops.cut_cross_entropy(hidden, _weight(head), labels), ()
+        if self.kind == "chunked":
+            pieces = [logits_of(piece) for piece in _pieces(hidden, self.chunks)]
+            return _chunked(pieces, _following(labels, self.chunks)), tuple(pieces)
+        logits = logits_of(hidden)
+        if self.z_loss:
+            return _with_z_loss(logits, labels), (logits,)
+        return causal_lm_loss(logits, labels), (logits,)
+
+    def behind(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss where the caller of the model makes it of the logits, outside autocast."""
+        return _smoothed(logits, labels if self.keep is None else ops.narrow(labels, 1, self.keep))
+
+
+def _weight(head: Module) -> Tensor:
+    """The head's weight, which a fused loss reads past the head's own forward."""
+    if not isinstance(head, (Linear, TrainedCopy)):
+        raise UsageError(
+            "a loss that is fused with the head reads the head's weight past its adapter; "
+            "leave lm_head out of --lora-targets, or use --loss eager."
+        )
+    return head.weight
+
+
+def _pieces(x: Tensor, count: int) -> list[Tensor]:
+    """x [b, s, ...] in up to `count` pieces of equal length along its tokens, the last maybe shorter."""
+    length = x.shape[1]
+    size = -(-length // count)
+    return ops.split(x, [min(size, length - start) for start in range(0, length, size)], 1)
+
+
+def _following(labels: Tensor, count: int) -> list[Tensor]:
+    """The labels of the tokens that follow, in pieces."""
+    _padded, shifted = shifted_labels(labels)
+    return _pieces(ops.view(shifted, *labels.shape), count)
+
+
+def _chunked(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
+    """The sum of the losses of pieces, each in fp32 for itself (torchtune's CEWithChunkedOutputLoss)."""
+    total = None
+    for piece, target in zip(logits, labels, strict=True):
+        rows = ops.to(ops.reshape(piece, -1, piece.shape[-1]), FP32)
+        loss = ops.cross_entropy(rows, ops.reshape(target, -1))
+        total = loss if total is None else ops.add(total, loss)
+        del rows, loss
+    assert total is not None
+    return ops.scale(total)
+
+
+def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+    """Hugging Face Trainer's label smoothing: the last token's logits are cut off, which copies all others."""
+    logits = ops.contiguous(ops.narrow(logits, 1, logits.shape[1] - 1))
+    labels = ops.contiguous(ops.narrow(labels, 1, labels.shape[1] - 1))
+    log_probs = ops.negative(ops.log_softmax(logits))
+    labels = ops.unsqueeze(labels, -1)
+    ignored = ops.like(labels, BOOL)
+    labels = ops.like(labels)
+    nll = ops.gather(log_probs, labels)
+    smooth = ops.sum_over(log_probs, keepdim=True, dtype=FP32)
+    nll = ops.masked_fill_(nll, ignored)
+    smooth = ops.masked_fill_(smooth, ignored)
+    count = ops.shift(_sum(ops.like(ignored, INT64)))
+    nll = ops.divide(_sum(nll), count)
+    smooth = ops.divide(_sum(smooth), ops.scale(count))
+    return ops.add(ops.scale(nll), ops.scale(smooth))
+
+
+def _sum(x: Tensor) -> Tensor:
+    """The sum of all elements."""
+    flat = ops.reshape(x, -1)
+    return ops.sum_over(flat, 0)
+
+
+def _with_z_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy in fp32 plus the mean of the squared log-sum-exp (PaLM, OLMo)."""
+    labels, shifted = shifted_labels(labels)
+    logits = ops.reshape(ops.to(logits, FP32), -1, logits.shape[-1])
+    loss = ops.cross_entropy(logits, shifted)
+    z_loss = ops.scale(ops.mean(ops.power(ops.logsumexp(logits)), 0, keepdim=False))
+    return ops.add(loss, z_loss)

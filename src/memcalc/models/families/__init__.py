@@ -1,0 +1,1 @@
+"""One folder a kind of family, one file a family and its variants; `models/registry.py` lists them."""

@@ -1,0 +1,159 @@
+"""Gemma 1 to 3 (text): scaled embeddings, norms whose weight is added to one, from 2 on norms around every sublayer."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.decoder import SOFT_CAP, by_type, dense_decoder, gated_mlp, sorted_windows
+from memcalc.models.registry import Family
+from memcalc.nn.layers.decoder_blocks import SANDWICH, DecoderBlock, NormNames
+from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.linear import ScaledEmbedding
+from memcalc.nn.layers.norms import GemmaRMSNorm
+from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding
+from memcalc.nn.model import Network
+
+
+def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any], **rest: Any) -> Network:
+    if c.flag("use_bidirectional_attention"):
+        raise ConfigError(f"{c.where} has 'use_bidirectional_attention', which memcalc does not describe; remove it.")
+    bias = c.flag("attention_bias")
+    return dense_decoder(
+        c,
+        architecture,
+        attention={"bias": bias, "out_bias": bias, **attention},
+        mlp=gated_mlp(c, act),
+        norm=GemmaRMSNorm,
+        embedding=ScaledEmbedding,
+        bend=SOFT_CAP if c.has("final_logit_softcapping") else (),
+        **rest,
+    )
+
+
+def gemma(c: Config, architecture: str | None) -> Network:
+    """Gemma 1: Llama's blocks."""
+    return _kin(c, architecture, "hidden_act", {})
+
+
+def gemma2(c: Config, architecture: str | None, names: NormNames = SANDWICH) -> Network:
+    """Gemma 2: every other layer has the sliding window; soft caps on the logits and on eager attention's scores."""
+    return _kin(
+        c,
+        architecture,
+        "hidden_activation",
+        {"softcapped": c.has("attn_logit_softcapping")},
+        windows=by_type(c, 2),
+        masks=[None, c.optional("sliding_window")],
+        block=partial(DecoderBlock, names=names),
+    )
+
+
+def vaultgemma(c: Config, architecture: str | None) -> Network:
+    """VaultGemma: Gemma 2 with norms in front of the sublayers only."""
+    return gemma2(c, architecture, ("input_layernorm", None, "pre_feedforward_layernorm", None))
+
+
+def gemma3_text(c: Config, architecture: str | None) -> Network:
+    """Gemma 3: norms on query and key; layers with the sliding window have a rotary embedding of their own."""
+    windows = by_type(c, c.integer("sliding_window_pattern"))
+    head_dim = c.head_dim()
+    return _kin(
+        c,
+        architecture,
+        "hidden_activation",
+        {"head_norm": HeadNorm(lambda _heads, dim: GemmaRMSNorm(dim), "transposed")},
+        windows=windows,
+        masks=[None, c.optional("sliding_window")],
+        block=partial(DecoderBlock, names=SANDWICH),
+        rotary=RotaryByWindow(sorted_windows(windows), lambda: RotaryEmbedding(head_dim)),
+    )
+
+
+_ROWS = "measured rows, exact counts"
+FAMILIES = {
+    "gemma": Family(
+        "gemma",
+        gemma,
+        {
+            "vocab_size": 256000,
+            "hidden_size": 3072,
+            "intermediate_size": 24576,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+        verified=_ROWS,
+    ),
+    "gemma2": Family(
+        "gemma2",
+        gemma2,
+        {
+            "vocab_size": 256000,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "sliding_window": 4096,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+        attention="eager, flash",
+        verified=_ROWS,
+    ),
+    "vaultgemma": Family(
+        "vaultgemma",
+        vaultgemma,
+        {
+            "vocab_size": 256000,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "sliding_window": 4096,
+            "final_logit_softcapping": 30.0,
+            "attn_logit_softcapping": 50.0,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+        attention="eager, flash",
+        verified="measured rows",
+    ),
+    "gemma3_text": Family(
+        "gemma3_text",
+        gemma3_text,
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 6,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+        },
+        verified=_ROWS,
+    ),
+}

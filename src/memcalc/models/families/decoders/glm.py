@@ -1,0 +1,116 @@
+"""GLM: part of each head rotated by pairs, gate and up in one projection; in GLM-4-0414 norms around every sublayer."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from memcalc.config.reader import Config
+from memcalc.models.common.decoder import dense_decoder
+from memcalc.models.registry import Family
+from memcalc.nn.layers.decoder_blocks import PRE_NORM, DecoderBlock, NormNames
+from memcalc.nn.layers.mlp import FusedGatedMLP
+from memcalc.nn.layers.rotary import RotaryEmbedding
+from memcalc.nn.layers.rotary_interleaved import rotary_pairs_of_part
+from memcalc.nn.model import Network
+
+_AROUND: NormNames = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+
+def _glm(c: Config, architecture: str | None, names: NormNames) -> Network:
+    return dense_decoder(
+        c,
+        architecture,
+        attention={"bias": c.flag("attention_bias"), "rotate": rotary_pairs_of_part},
+        mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
+        block=partial(DecoderBlock, names=names),
+        rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
+    )
+
+
+def glm(c: Config, architecture: str | None) -> Network:
+    """GLM-4-9B (2024)."""
+    return _glm(c, architecture, PRE_NORM)
+
+
+def glm4(c: Config, architecture: str | None) -> Network:
+    """GLM-4-0414."""
+    return _glm(c, architecture, _AROUND)
+
+
+def chatglm(c: Config, architecture: str | None) -> Network:
+    """GLM-4-9B and ChatGLM as their own code writes the config, computed as Transformers' GLM does."""
+    usual = architecture is None or architecture in ("ChatGLMModel", "ChatGLMForConditionalGeneration")
+    head = None if usual else architecture
+    if not c.flag("multi_query_attention", True):  # the number of groups may be there all the same
+        c = c.replaced(num_key_value_heads=c.integer("num_attention_heads"))
+    return _glm(c, head, PRE_NORM)
+
+
+_ROWS = "measured rows, exact counts"
+FAMILIES = {
+    "glm": Family(
+        "glm",
+        glm,
+        {
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "max_position_embeddings": 131072,
+            "pad_token_id": 151329,
+            "tie_word_embeddings": False,
+        },
+        verified=_ROWS,
+    ),
+    "glm4": Family(
+        "glm4",
+        glm4,
+        {
+            "vocab_size": 151552,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "max_position_embeddings": 131072,
+            "pad_token_id": 151329,
+            "tie_word_embeddings": False,
+        },
+        verified=_ROWS,
+    ),
+    "chatglm": Family(
+        "chatglm",
+        chatglm,
+        {
+            "vocab_size": 65024,
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+        {
+            "padded_vocab_size": "vocab_size",
+            "ffn_hidden_size": "intermediate_size",
+            "num_layers": "num_hidden_layers",
+            "multi_query_group_num": "num_key_value_heads",
+            "kv_channels": "head_dim",
+            "add_qkv_bias": "attention_bias",
+            "seq_length": "max_position_embeddings",
+        },
+        verified="exact counts; tensors as Transformers' glm keeps them",
+    ),
+}

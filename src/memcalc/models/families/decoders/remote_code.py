@@ -1,0 +1,88 @@
+"""Models whose own code is not part of Transformers, read as the Transformers family that they compute as."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.families.decoders.llama import llama, qwen2
+from memcalc.models.registry import Family
+from memcalc.nn.layers.decoder_blocks import DecoderBlock
+from memcalc.nn.model import Network
+
+
+def minicpm(c: Config, architecture: str | None) -> Network:
+    """MiniCPM: Llama with numbers that multiply the embeddings and what is added to the residual stream."""
+    if c.has("num_experts"):
+        raise ConfigError(f"{c.where} has 'num_experts', and memcalc knows no experts of minicpm; take a dense one.")
+    return dense_decoder(c, architecture, mlp=gated_mlp(c), block=partial(DecoderBlock, scaled=True), scaled=True)
+
+
+def qwen(c: Config, architecture: str | None) -> Network:
+    """Qwen 1: `intermediate_size` counts gate and up together."""
+    width = c.integer("intermediate_size")
+    if width % 2:
+        raise ConfigError(f"{c.where} gives 'intermediate_size' as {width}, which gate and up cannot halve.")
+    head_dim, heads = c.integer("kv_channels", c.head_dim()), c.integer("num_attention_heads")
+    return qwen2(c.replaced(intermediate_size=width // 2, num_key_value_heads=heads, head_dim=head_dim), architecture)
+
+
+def internlm(c: Config, architecture: str | None) -> Network:
+    """InternLM 1 to 3: Llama, where one switch is for the biases of attention."""
+    bias = c.flag("bias")
+    return llama(c.replaced(attention_bias=bias or c.flag("qkv_bias"), mlp_bias=False), architecture)
+
+
+_LLAMA = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+_ROWS = "measured rows, exact counts"
+_AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
+_AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
+FAMILIES = {
+    "baichuan": Family("baichuan", llama, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
+    "xverse": Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
+    "internlm": Family("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    "internlm2": Family("internlm2", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    "minicpm": Family("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
+    "mimo": Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
+    "qwen": Family(
+        "qwen",
+        qwen,
+        {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
+        {"seq_length": "max_position_embeddings"},
+        verified=_AS_QWEN2,
+    ),
+    "exaone": Family(
+        "exaone",
+        llama,
+        {**_LLAMA, "vocab_size": 102400, "intermediate_size": 14336, "num_key_value_heads": 8, "pad_token_id": 0},
+        {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"},
+        verified=_ROWS,
+    ),
+    "internlm3": Family(
+        "internlm3",
+        llama,
+        {
+            **_LLAMA,
+            "vocab_size": 128512,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "pad_token_id": 2,
+        },
+        {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        verified=_ROWS,
+    ),
+}

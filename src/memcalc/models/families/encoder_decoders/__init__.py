@@ -1,0 +1,1 @@
+"""The BART and T5 lines."""

@@ -1,0 +1,148 @@
+"""RoBERTa with the LayerNorm in front of each sublayer: XLM-RoBERTa-XL and RoBERTa-PreLayerNorm."""
+
+from __future__ import annotations
+
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.models.common.encoder import EncoderModel, first_token_encoder
+from memcalc.models.registry import Family
+from memcalc.nn.layers.bert import Activated, AddOutput, EncoderEmbeddings, Pooler, SelfAttention
+from memcalc.nn.layers.encoder_heads import VocabularyHead
+from memcalc.nn.layers.linear import Embedding
+from memcalc.nn.layers.norms import LayerNorm
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+from memcalc.nn.stack import Stack
+
+
+class PreNormAttention(Module):
+    """LayerNorm, attention, add."""
+
+    scope = "attention"
+
+    def __init__(self, c: Config, hidden: int) -> None:
+        self.self = SelfAttention(c)
+        self.output = AddOutput(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
+        self.LayerNorm = LayerNorm(hidden)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """[b, s, h] to [b, s, h], and the probabilities where they exist."""
+        normed = self.LayerNorm(hidden)
+        out, weights = self.self(normed, mask=mask)
+        out = self.output(out, hidden)
+        return out, weights
+
+
+class NormedActivated(Module):
+    """act(dense(LayerNorm(x)))."""
+
+    def __init__(self, hidden: int, width: int, act: str) -> None:
+        self.LayerNorm = LayerNorm(hidden)
+        self.inner = Activated(hidden, width, act, "MLP")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[b, s, h] to [b, s, width]."""
+        hidden = self.LayerNorm(hidden)
+        hidden = self.inner.dense(hidden)
+        return self.inner.act(hidden)
+
+
+class PreNormLayer(Module):
+    """LayerNorm, attention, add; LayerNorm, MLP, add. With `within`, the second norm is a part of the MLP."""
+
+    scope = "MLP"
+
+    def __init__(self, c: Config, hidden: int, *, within: bool) -> None:
+        width, act = c.integer("intermediate_size"), c.text("hidden_act")
+        self.attention = PreNormAttention(c, hidden)
+        self.intermediate = NormedActivated(hidden, width, act) if within else Activated(hidden, width, act, "MLP")
+        dropout = c.probability("hidden_dropout_prob") if within else 0.0
+        self.output = AddOutput(width, hidden, dropout, "MLP")
+        self.LayerNorm = None if within else LayerNorm(hidden)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        attended, _weights = self.attention(hidden, mask)
+        return self._feed_forward(attended)
+
+    def _feed_forward(self, attended: Tensor) -> Tensor:
+        intermediate = attended if self.LayerNorm is None else self.LayerNorm(attended)
+        intermediate = self.intermediate(intermediate)
+        return self.output(intermediate, attended)  # type: ignore[no-any-return]
+
+
+class PreNormEncoder(Module):
+    """The stack of layers, and a LayerNorm behind it."""
+
+    def __init__(self, c: Config, hidden: int, *, within: bool) -> None:
+        depth = c.integer("num_hidden_layers")
+        self.layer = Stack(["layer"] * depth, lambda _: PreNormLayer(c, hidden, within=within))
+        self.LayerNorm = LayerNorm(hidden)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """[b, s, h] to [b, s, h]."""
+        for layer in self.layer:
+            hidden = layer(hidden, mask)
+        return self.LayerNorm(hidden)  # type: ignore[no-any-return]
+
+
+def _network(c: Config, architecture: str | None, *, within: bool) -> Network:
+    hidden = c.integer("hidden_size")
+    dropout = c.probability("classifier_dropout", c.probability("hidden_dropout_prob"))
+
+    def body(pooler: bool) -> EncoderModel:
+        return EncoderModel(
+            EncoderEmbeddings(c, hidden, counted=True, normed=within),
+            PreNormEncoder(c, hidden, within=within),
+            pooler=Pooler(hidden) if pooler else None,
+            causal=c.flag("is_decoder"),
+        )
+
+    def vocabulary(table: Embedding) -> Module:
+        return VocabularyHead(hidden, "gelu", table, tied=c.flag("tie_word_embeddings"))
+
+    return first_token_encoder(c, architecture, dropout, body, vocabulary)
+
+
+def xlm_roberta_xl(c: Config, architecture: str | None) -> Network:
+    """XLM-RoBERTa-XL and XXL."""
+    return _network(c, architecture, within=False)
+
+
+def roberta_prelayernorm(c: Config, architecture: str | None) -> Network:
+    """RoBERTa-PreLayerNorm."""
+    return _network(c, architecture, within=True)
+
+
+_DEFAULTS = {
+    "vocab_size": 50265,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "tie_word_embeddings": True,
+    "is_decoder": False,
+}
+_XL = {
+    "vocab_size": 250880,
+    "hidden_size": 2560,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "intermediate_size": 10240,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
+
+FAMILIES = {
+    "xlm-roberta-xl": Family(
+        "xlm-roberta-xl", xlm_roberta_xl, _DEFAULTS | _XL, blocks="encoder", verified="measured rows"
+    ),
+    "roberta-prelayernorm": Family(
+        "roberta-prelayernorm", roberta_prelayernorm, _DEFAULTS, blocks="encoder", verified="measured rows"
+    ),
+}

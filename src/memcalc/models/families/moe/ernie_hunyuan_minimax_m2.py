@@ -1,0 +1,204 @@
+"""Decoders of known attention with experts of another kind: ERNIE 4.5, Hunyuan, MiniMax M2, FlexOLMo."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from memcalc.config.reader import Config
+from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.registry import Family
+from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
+from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
+from memcalc.nn.layers.mlp import GatedMLP, activation
+from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_cast_back, rotary_of_part
+from memcalc.nn.layers.rotary_interleaved import rotary_pairs_upcast
+from memcalc.nn.layers.routers import CorrectedRouter, TopKRouter
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+
+
+def _experts(c: Config, width: str, count: str, per_token: str = "num_experts_per_tok") -> Experts:
+    gate = swiglu(activation(c.text("hidden_act")))
+    return Experts(c.integer("hidden_size"), c.integer(width), c.integer(count), c.within(per_token, count), gate)
+
+
+def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
+    """ERNIE 4.5 with experts: the dense one's attention; shared experts beside the routed ones."""
+    bias, hidden, depth = c.flag("use_bias"), c.integer("hidden_size"), c.integer("num_hidden_layers")
+    first, every = c.integer("moe_layer_start_index", minimum=0), c.integer("moe_layer_interval")
+    given = c.get("moe_layer_end_index")
+    last = depth - 1 if given in (None, -1) else c.integer("moe_layer_end_index", minimum=0)
+    shared = c.integer("moe_num_shared_experts", minimum=0)
+
+    def mixture() -> Module:
+        experts = _experts(c, "moe_intermediate_size", "moe_num_experts", "moe_k")
+        router = CorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
+        width = c.integer("moe_intermediate_size") * shared
+        beside = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
+        return MixtureOfExperts(router, experts, beside)
+
+    mlp = gated_mlp(c, bias=bias)
+    return dense_decoder(
+        c,
+        architecture,
+        attention={"bias": bias, "out_bias": bias, "rotate": rotary_pairs_upcast, "dropout": 0.0},
+        mlp=[mixture if first <= i <= last and (i + 1) % every == 0 else mlp for i in range(depth)],
+        rotary=RotaryEmbedding(c.head_dim(), fp32=True),
+    )
+
+
+def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
+    """Hunyuan with experts: norms on query and key behind the rotation, a router in fp32, one shared MLP."""
+    hidden, bias = c.integer("hidden_size"), c.flag("attention_bias")
+
+    def mixture() -> Module:
+        experts = _experts(c, "intermediate_size", "num_experts", "moe_topk")
+        shared = GatedMLP(hidden, c.integer("intermediate_size"), c.text("hidden_act"))
+        return MixtureOfExperts(TopKRouter(hidden, experts.count, experts.per_token, fp32=True), experts, shared)
+
+    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "rotated", ("query_layernorm", "key_layernorm"))
+    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "head_norm": norm})
+
+
+def minimax_m2(c: Config, architecture: str | None) -> Network:
+    """MiniMax M2: norms over the whole projections of query and key, part of each head rotated."""
+    head_dim = c.head_dim()
+    rotated = c.optional("rotary_dim") or c.rotary_dim(head_dim)
+
+    noisy = c.number("router_jitter_noise", 0.0) > 0
+
+    def mixture() -> Module:
+        experts = _experts(c, "intermediate_size", "num_local_experts")
+        router = CorrectedRouter(c.integer("hidden_size"), experts.count, experts.per_token, softmax=False)
+        return MixtureOfExperts(router, experts, jitters=int(noisy))
+
+    norm = HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection")
+    attention: dict[str, Any] = {"head_norm": norm, "rotate": rotary_of_part}
+    return dense_decoder(c, architecture, mlp=mixture, attention=attention, rotary=RotaryEmbedding(rotated))
+
+
+def flex_olmo(c: Config, architecture: str | None) -> Network:
+    """FlexOLMo: OLMo 2 with OLMoE's experts."""
+    bias, norm = c.flag("attention_bias"), partial(RMSNorm, scale_in="mixed")
+
+    def mixture() -> Module:
+        experts = _experts(c, "intermediate_size", "num_experts")
+        normalise = c.flag("norm_topk_prob")
+        router = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, normalise=normalise)
+        return MixtureOfExperts(router, experts)
+
+    attention = {
+        "bias": bias,
+        "out_bias": bias,
+        "rotate": rotary_cast_back,
+        "head_norm": HeadNorm(lambda heads, dim: norm(heads * dim), "projection"),
+    }
+    return dense_decoder(
+        c,
+        architecture,
+        mlp=mixture,
+        attention=attention,
+        norm=norm,
+        block=partial(DecoderBlock, names=POST_NORM),
+        rotary=RotaryEmbedding(c.head_dim(), fp32=True),
+    )
+
+
+_ROWS = "measured rows"
+FAMILIES = {
+    "ernie4_5_moe": Family(
+        "ernie4_5_moe",
+        ernie4_5_moe,
+        {
+            "vocab_size": 103424,
+            "hidden_size": 2560,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 20,
+            "num_key_value_heads": 4,
+            "hidden_act": "silu",
+            "use_bias": False,
+            "moe_intermediate_size": 1536,
+            "moe_k": 6,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_interval": 1,
+            "pad_token_id": 0,
+            "tie_word_embeddings": True,
+            "router_aux_loss_coef": 0.001,
+        },
+        {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "hunyuan_v1_moe": Family(
+        "hunyuan_v1_moe",
+        hunyuan_v1_moe,
+        {
+            "vocab_size": 290943,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "num_experts": 1,
+            "moe_topk": 1,
+            "pad_token_id": 0,
+            "tie_word_embeddings": False,
+        },
+        {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "minimax_m2": Family(
+        "minimax_m2",
+        minimax_m2,
+        {
+            "vocab_size": 200064,
+            "hidden_size": 3072,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 62,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "attention_dropout": 0.0,
+            "num_experts_per_tok": 8,
+            "num_local_experts": 256,
+            "tie_word_embeddings": False,
+            "router_aux_loss_coef": 0.001,
+        },
+        {"num_experts": "num_local_experts"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "flex_olmo": Family(
+        "flex_olmo",
+        flex_olmo,
+        {
+            "vocab_size": 100352,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "num_experts_per_tok": 5,
+            "num_experts": 7,
+            "norm_topk_prob": False,
+            "pad_token_id": 100277,
+            "tie_word_embeddings": False,
+            "router_aux_loss_coef": 0.01,
+        },
+        {"num_local_experts": "num_experts"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+}

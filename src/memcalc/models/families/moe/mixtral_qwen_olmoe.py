@@ -1,0 +1,263 @@
+"""Llama-like decoders with a mixture of experts in place of the MLP: Mixtral, Qwen's, OLMoE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from memcalc.config.reader import Config
+from memcalc.models.common.decoder import by_type, dense_decoder, everywhere, gated_mlp
+from memcalc.models.registry import Family
+from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.linear import Linear
+from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
+from memcalc.nn.layers.mlp import GatedMLP, activation
+from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_halves
+from memcalc.nn.layers.routers import TopKFirstRouter, TopKRouter
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+
+
+def _experts(c: Config, width: str, count: str) -> Experts:
+    per_token = c.within("num_experts_per_tok", count)
+    gate = swiglu(activation(c.text("hidden_act")))
+    return Experts(c.integer("hidden_size"), c.integer(width), c.integer(count), per_token, gate)
+
+
+def mixtral_mixture(c: Config) -> Callable[[], Module]:
+    """What makes Mixtral's mixture of experts."""
+    noisy = c.number("router_jitter_noise", 0.0) > 0
+
+    def mixture() -> Module:
+        experts = _experts(c, "intermediate_size", "num_local_experts")
+        gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, cast="not")
+        return MixtureOfExperts(gate, experts, jitters=int(noisy))
+
+    return mixture
+
+
+def mixtral(c: Config, architecture: str | None) -> Network:
+    """Mixtral."""
+    return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixtral_mixture(c))
+
+
+def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:
+    """Which of Qwen's layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`."""
+    step, dense = c.integer("decoder_sparse_step"), c.items("mlp_only_layers") or []
+    mlp, depth = gated_mlp(c), c.integer("num_hidden_layers")
+    return [mlp if layer in dense or (layer + 1) % step else mixture for layer in range(depth)]
+
+
+def qwen3_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
+    """What makes Qwen 3's mixture of experts."""
+
+    def mixture() -> Module:
+        experts = _experts(c, "moe_intermediate_size", "num_experts")
+        gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, normalise=normalise)
+        return MixtureOfExperts(gate, experts, gate_first=False)
+
+    return mixture
+
+
+def qwen3_moe(c: Config, architecture: str | None) -> Network:
+    """Qwen 3 with experts: a norm over each head's query and key."""
+    window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
+    bias = c.flag("attention_bias")
+    windows = [window] * c.integer("num_hidden_layers")
+    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
+    return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
+
+
+def qwen_shared_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
+    """What makes Qwen's mixture with a shared expert behind a sigmoid gate."""
+    hidden = c.integer("hidden_size")
+
+    def mixture() -> Module:
+        experts = _experts(c, "moe_intermediate_size", "num_experts")
+        gate = TopKRouter(hidden, experts.count, experts.per_token, normalise=normalise)
+        shared = GatedMLP(hidden, c.integer("shared_expert_intermediate_size"), c.text("hidden_act"))
+        return MixtureOfExperts(gate, experts, shared, Linear(hidden, 1, group="experts"))
+
+    return mixture
+
+
+def qwen2_moe(c: Config, architecture: str | None) -> Network:
+    """Qwen 1.5 and 2 with experts, one of them shared."""
+    window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
+    first = c.integer("max_window_layers", 28, minimum=0)
+    depth = c.integer("num_hidden_layers")
+    sliding = ["sliding_attention" if window and i < first and (i + 1) % 2 else "full_attention" for i in range(depth)]
+    types = c.layer_types(sliding)
+    windows = [window if kind == "sliding_attention" else None for kind in types]
+    attention = {"bias": c.flag("qkv_bias", True)}
+    mlps = qwen_mlps(c, qwen_shared_mixture(c, normalise=c.flag("norm_topk_prob")))
+    return dense_decoder(c, architecture, windows=windows, masks=[None, window or 0], mlp=mlps, attention=attention)
+
+
+def olmoe(c: Config, architecture: str | None) -> Network:
+    """OLMoE: a norm over the whole projections of query and key."""
+
+    def mixture() -> Module:
+        experts = _experts(c, "intermediate_size", "num_experts")
+        gate = TopKRouter(
+            c.integer("hidden_size"), experts.count, experts.per_token, normalise=c.flag("norm_topk_prob")
+        )
+        return MixtureOfExperts(gate, experts)
+
+    bias = c.flag("attention_bias")
+    attention = {
+        "bias": bias,
+        "out_bias": bias,
+        "clipped": c.has("clip_qkv"),
+        "head_norm": HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
+    }
+    return dense_decoder(c, architecture, mlp=mixture, attention=attention)
+
+
+def gpt_oss(c: Config, architecture: str | None) -> Network:
+    """gpt-oss: biases everywhere, attention sinks, every other layer with a sliding window, clamped SwiGLU experts."""
+    hidden, per_token = c.integer("hidden_size"), c.within("num_experts_per_tok", "num_local_experts")
+    width, count = c.integer("intermediate_size"), c.integer("num_local_experts")
+
+    def mixture() -> Module:
+        experts = Experts(hidden, width, count, per_token, clamped_swiglu, bias=True, transposed=True)
+        return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, bias=True), experts, weights_too=True)
+
+    bias = c.flag("attention_bias")
+    windows, window = by_type(c, 2), c.optional("sliding_window")
+    return dense_decoder(
+        c,
+        architecture,
+        windows=windows,
+        masks=[None, window],
+        mlp=mixture,
+        norm=partial(RMSNorm, scale_in="mixed"),
+        attention={"bias": bias, "out_bias": bias, "sinks": True, "rotate": rotary_of_halves},
+        rotary=RotaryEmbedding(c.head_dim(), once=True),
+    )
+
+
+_ROWS = "measured rows, exact counts"
+FAMILIES = {
+    "mixtral": Family(
+        "mixtral",
+        mixtral,
+        {
+            "router_aux_loss_coef": 0.001,
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "tie_word_embeddings": False,
+        },
+        {"num_experts": "num_local_experts"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "gpt_oss": Family(
+        "gpt_oss",
+        gpt_oss,
+        {
+            "router_aux_loss_coef": 0.001,
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 36,
+            "head_dim": 64,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "attention_bias": True,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+        {"num_experts": "num_local_experts"},
+        attention="eager, flash",
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "olmoe": Family(
+        "olmoe",
+        olmoe,
+        {
+            "router_aux_loss_coef": 0.01,
+            "vocab_size": 50304,
+            "hidden_size": 2048,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "hidden_act": "silu",
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "pad_token_id": 1,
+            "tie_word_embeddings": False,
+        },
+        {"num_local_experts": "num_experts"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "qwen2_moe": Family(
+        "qwen2_moe",
+        qwen2_moe,
+        {
+            "router_aux_loss_coef": 0.001,
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 5632,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "hidden_act": "silu",
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts_per_tok": 4,
+            "num_experts": 60,
+            "sliding_window": 4096,
+            "norm_topk_prob": False,
+            "qkv_bias": True,
+            "max_window_layers": 28,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+    "qwen3_moe": Family(
+        "qwen3_moe",
+        qwen3_moe,
+        {
+            "router_aux_loss_coef": 0.001,
+            "vocab_size": 151936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "hidden_act": "silu",
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_experts": 128,
+            "norm_topk_prob": False,
+            "sliding_window": 4096,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+        {"num_local_experts": "num_experts"},
+        kinds="decoder, experts",
+        verified=_ROWS,
+    ),
+}

@@ -1,0 +1,1 @@
+"""Image and video networks."""

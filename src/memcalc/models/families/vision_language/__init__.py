@@ -1,0 +1,1 @@
+"""A vision tower in front of a decoder."""

@@ -1,0 +1,142 @@
+"""Decoders of Gemma's line with SigLIP's tower in front: Gemma 3, PaliGemma."""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, check_size, language_model
+from memcalc.models.registry import Family
+from memcalc.models.vision_towers.registry import tower_of, vision_config
+from memcalc.nn.layers.linear import Linear
+from memcalc.nn.layers.norms import GemmaRMSNorm
+from memcalc.nn.layers.vision_transformer import as_tower, grid_of
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module, Parameter
+
+
+class PoolingProjector(Module):
+    """Gemma 3's: patches [rows, columns] pooled by `kernel`, normalised, and multiplied by a matrix."""
+
+    def __init__(self, hidden: int, width: int, rows: int, kernel: int) -> None:
+        self.mm_input_projection_weight = Parameter(hidden, width)
+        self.mm_soft_emb_norm = GemmaRMSNorm(hidden)
+        self.rows, self.kernel = rows, kernel
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Patches [images, n, h] to tokens [images, tokens, width]."""
+        images, _patches, hidden = states.shape
+        grid = ops.transpose(states, 1, 2)
+        grid = ops.reshape(grid, images, hidden, self.rows, -1)
+        grid = ops.contiguous(grid)
+        pooled = ops.average_pool(grid, self.kernel)
+        pooled = ops.transpose(ops.view(pooled, *pooled.shape[:2], -1), 1, 2)
+        normed = self.mm_soft_emb_norm(pooled)
+        projected = ops.matmul(normed, self.mm_input_projection_weight)
+        return ops.to(projected, states.dtype)
+
+
+class PooledEye(Eye):
+    """Gemma 3's: an image becomes a square of tokens."""
+
+    def __init__(self, c: Config, v: Config, width: int) -> None:
+        self.config = v
+        self.side = int(c.integer("mm_tokens_per_image") ** 0.5)
+        rows = grid_of(v)[0]
+        kernel = rows // self.side
+        if not kernel:
+            raise ConfigError(
+                f"{c.where} has 'mm_tokens_per_image' {self.side**2}, more than an image has patches; correct one."
+            )
+        self.vision_tower = tower_of(v)
+        self.multi_modal_projector = PoolingProjector(v.integer("hidden_size"), width, rows, kernel)
+
+    def tokens(self, size: int | None) -> int:
+        """The square of the side."""
+        check_size(self.config, size)
+        return self.side**2
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features [images, tokens, width]."""
+        states, _pooled, _kept = self.vision_tower(pixels)
+        return Sight(self.multi_modal_projector(states), (states,))
+
+
+class LinearProjector(Module):
+    """PaliGemma's: one linear layer."""
+
+    def __init__(self, hidden: int, width: int) -> None:
+        self.linear = Linear(hidden, width, bias=True)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[..., h] to [..., width]."""
+        return self.linear(states)  # type: ignore[no-any-return]
+
+
+class LinearEye(Eye):
+    """PaliGemma's: one linear layer."""
+
+    def __init__(self, v: Config, width: int) -> None:
+        self.config = v
+        height, columns = grid_of(v)
+        self.count = height * columns
+        self.vision_tower = tower_of(v)
+        self.multi_modal_projector = LinearProjector(v.integer("hidden_size"), width)
+
+    def tokens(self, size: int | None) -> int:
+        """As many as there are patches."""
+        check_size(self.config, size)
+        return self.count
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features [images, tokens, width]."""
+        states, _pooled, _kept = self.vision_tower(pixels)
+        return Sight(self.multi_modal_projector(states), (states,))
+
+
+def gemma3(c: Config, architecture: str | None) -> Network:
+    """Gemma 3 with SigLIP."""
+    text = language_model(c, "gemma3_text", tied=c.flag("tie_word_embeddings"))
+    eye = PooledEye(c, vision_config(c, "siglip_vision_model"), text.model.lm_head.weight.shape[1])
+    as_tower(eye)
+    return VisionLanguage(eye, text, mutual=True, own_cache=True)
+
+
+def paligemma(c: Config, architecture: str | None) -> Network:
+    """PaliGemma 1 (Gemma) and 2 (Gemma 2)."""
+    v = vision_config(c, "siglip_vision_model", _PALI_TOWER)
+    text = language_model(c, "gemma", tied=c.flag("tie_word_embeddings"), bends=True)
+    eye = LinearEye(v, v.integer("projection_dim", c.integer("projection_dim")))
+    as_tower(eye)
+    return VisionLanguage(eye, text, mutual=True, own_cache=True)
+
+
+_PALI_TOWER: dict[str, object] = {
+    "intermediate_size": 4096,
+    "hidden_size": 1152,
+    "patch_size": 14,
+    "image_size": 224,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "vision_use_head": False,
+}
+
+FAMILIES = {
+    "gemma3": Family(
+        "gemma3",
+        gemma3,
+        {"mm_tokens_per_image": 256, "tie_word_embeddings": True},
+        attention="eager, sdpa",
+        kinds="vision tower, decoder",
+        verified="measured rows, exact counts",
+    ),
+    "paligemma": Family(
+        "paligemma",
+        paligemma,
+        {"projection_dim": 2048, "tie_word_embeddings": True},
+        attention="eager, sdpa",
+        kinds="vision tower, decoder",
+        verified="measured rows, exact counts",
+    ),
+}

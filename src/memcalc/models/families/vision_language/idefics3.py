@@ -1,0 +1,163 @@
+"""Idefics 3 and SmolVLM: SigLIP's tower over tiles of an image, squares of patches side by side, and a decoder."""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tape import OVERHEAD
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, language_model
+from memcalc.models.registry import Family
+from memcalc.models.vision_towers.clip_siglip import tower_blocks
+from memcalc.nn.layers.linear import Embedding, Linear
+from memcalc.nn.layers.masks import bidirectional_mask
+from memcalc.nn.layers.norms import LayerNorm
+from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower, grid_of, pixel_shuffle
+from memcalc.nn.model import IMAGES, Batch, Network
+from memcalc.nn.module import Module
+from memcalc.tables.dtypes import BOOL, INT64
+
+
+class PlacedPatches(Module):
+    """Patches, plus the learned position nearest to where each lies in its image."""
+
+    scope = "embedding"
+    feeds = True
+
+    def __init__(self, v: Config, positions: int) -> None:
+        width = v.integer("hidden_size")
+        self.patch_embedding = PatchEmbedding(v.integer("num_channels"), width, v.integer("patch_size"))
+        self.patch_embedding.feeds = False
+        self.position_embedding = Embedding(positions, width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pixels [b, c, height, width] to [b, n, h]."""
+        embeddings = self.patch_embedding(pixels)
+        places = pixels.tape.new(embeddings.shape[:2], INT64)
+        nearest = pixels.tape.new(embeddings.shape[:2], INT64)
+        places = pixels.tape.new(embeddings.shape[:2], INT64)
+        del nearest
+        return ops.add(embeddings, self.position_embedding(places))
+
+
+class TiledTower(Module):
+    """Embeddings, blocks and a norm. No patch is padding: the images are square."""
+
+    def __init__(self, v: Config) -> None:
+        rows, columns = grid_of(v)
+        self.embeddings = PlacedPatches(v, rows * columns)
+        self.encoder = tower_blocks(v, "vision block", together=False)
+        self.post_layernorm = LayerNorm(v.integer("hidden_size"))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pixels [b, c, height, width] to [b, n, h]."""
+        embedded = self.embeddings(pixels)
+        mask = bidirectional_mask(embedded, padding=False)
+        hidden = embedded
+        for block in self.encoder:
+            hidden = block(hidden, mask)
+        return self.post_layernorm(hidden)  # type: ignore[no-any-return]
+
+
+class TilingEye(Eye):
+    """An image larger than the tower's is read in tiles, and whole beside them."""
+
+    def __init__(self, c: Config, v: Config, width: int) -> None:
+        self.config = v
+        self.factor = c.integer("scale_factor")
+        rows, columns = grid_of(v)
+        self.patches = rows, columns
+        self.vision_model = TiledTower(v)
+        self.connector = Linear(v.integer("hidden_size") * self.factor**2, width)
+
+    def tiles(self, size: int | None) -> int:
+        """How many images of the tower's size one of `size` pixels becomes."""
+        side = self.config.integer("image_size")
+        across = -(-(size or side) // side)
+        return 1 if across == 1 else across**2 + 1
+
+    def tokens(self, size: int | None) -> int:
+        """Squares of patches of all tiles."""
+        rows, columns = self.patches
+        return self.tiles(size) * (rows * columns // self.factor**2)
+
+    def look(self, batch: Batch) -> Sight:
+        """What it makes of the images of a batch, which come with a mask of the pixels that are no padding."""
+        side, tape = self.config.integer("image_size"), batch.ids.tape
+        lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
+        shape = (*lead, self.config.integer("num_channels"), side, side)
+        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        mask = tape.untracked((*lead, side, side), INT64, OVERHEAD, IMAGES)
+        return self(pixels, mask)  # type: ignore[no-any-return]
+
+    def forward(self, pixels: Tensor, mask: Tensor) -> Sight:
+        """Pixels [b, tiles, c, height, width] to features, one tensor for each sequence.
+
+        Tiles of nothing but zeros are padding, so that all are looked through and those that are none are copied.
+        """
+        tape, batch = pixels.tape, pixels.shape[0]
+        pixels = ops.view(pixels, -1, *pixels.shape[2:])
+        count = pixels.shape[0]
+        blank = ops.compare(pixels)
+        sums = tape.new((count,), INT64)
+        del blank
+        real = ops.compare(sums)
+        del sums
+        how_many = tape.new((batch,), INT64)
+        pixels = ops.take(pixels, tape.new((count,), INT64))
+        mask = ops.view(mask, -1, *mask.shape[2:])
+        mask = ops.take(mask, tape.new((count,), INT64))
+        told = tape.new((count, *self.patches), BOOL)
+        states = self.vision_model(pixels)
+        features = self.connector(pixel_shuffle_flat(states, self.factor))
+        found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
+        del real, how_many, told
+        return Sight(found, (states,))
+
+
+def pixel_shuffle_flat(states: Tensor, factor: int) -> Tensor:
+    """[b, n, h] to [b, n / factor², h · factor²]."""
+    batch, count, hidden = states.shape
+    side = int(count**0.5)
+    grid = pixel_shuffle(ops.view(states, batch, side, side, hidden), factor)
+    return ops.view(grid, batch, count // factor**2, -1)
+
+
+def idefics3(c: Config, architecture: str | None) -> Network:
+    """Idefics 3 and SmolVLM."""
+    v = c.nested("vision_config", _TOWER)
+    rows, columns = grid_of(v)
+    if rows % c.integer("scale_factor") or rows != columns:
+        raise ConfigError(
+            f"{c.where} has 'scale_factor' {c.get('scale_factor')}, which does not divide {rows} rows of patches; "
+            f"correct it, or 'image_size'."
+        )
+    text = language_model(c, "llama", tied=c.flag("tie_word_embeddings"))
+    eye = TilingEye(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(eye)
+    return VisionLanguage(eye, text)
+
+
+_TOWER: dict[str, object] = {
+    "hidden_size": 1152,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "gelu_pytorch_tanh",
+    "attention_dropout": 0.0,
+}
+
+FAMILIES = {
+    name: Family(
+        name,
+        idefics3,
+        {"scale_factor": 2, "tie_word_embeddings": False},
+        kinds="vision tower, decoder",
+        verified="measured rows, exact counts",
+    )
+    for name in ("idefics3", "smolvlm")
+}

@@ -1,0 +1,121 @@
+"""LLaVA: a decoder with CLIP's or another tower in front of it, and an MLP between them."""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.vision_language import (
+    Eye,
+    Sight,
+    SizedEye,
+    VisionLanguage,
+    check_size,
+    chosen,
+    config_side,
+    language_model,
+    pieces,
+    tied_anywhere,
+)
+from memcalc.models.registry import Family
+from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
+from memcalc.nn.layers.vision_transformer import as_tower, grid_of
+from memcalc.nn.model import Network
+
+
+class LlavaEye(Eye):
+    """States of chosen layers, without the class token where the strategy is "default", through a projector."""
+
+    def __init__(self, c: Config, v: Config, width: int) -> None:
+        self.config = v
+        depth = v.integer("num_hidden_layers")
+        keep = chosen(c.get("vision_feature_layer"), depth, c.where)
+        self.several = isinstance(c.get("vision_feature_layer"), (list, tuple))
+        self.cuts = c.text("vision_feature_select_strategy") == "default"
+        self.vision_tower = tower_of(v, keep)
+        height, columns = grid_of(v)
+        self.count = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
+        self.multi_modal_projector = projector(c, v, width, len(keep))
+
+    def tokens(self, size: int | None) -> int:
+        """As many as there are patches."""
+        check_size(self.config, size)
+        return self.count
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features, one tensor for each image."""
+        states, _pooled, kept = self.vision_tower(pixels)
+        del _pooled
+        selected = [ops.narrow(state, 1, state.shape[1] - 1) if self.cuts else state for state in kept]
+        joined = ops.cat(selected, -1) if self.several else selected[0]
+        features = self.multi_modal_projector(joined)
+        found = pieces(features)
+        return Sight(found, (states, kept))
+
+
+class PackedLlavaEye(SizedEye):
+    """LLaVA's with Pixtral's tower: one sequence of patches for all images, split into images behind the projector."""
+
+    def __init__(self, c: Config, v: Config, width: int) -> None:
+        super().__init__(v, v.integer("patch_size"), config_side(v))
+        keep = chosen(c.get("vision_feature_layer"), v.integer("num_hidden_layers"), c.where)
+        self.several = isinstance(c.get("vision_feature_layer"), (list, tuple))
+        if c.text("vision_feature_select_strategy") == "default":
+            raise ConfigError(
+                f"{c.where} gives 'vision_feature_select_strategy' as 'default', which drops a class token; Pixtral's "
+                f"tower has none; correct it to 'full'."
+            )
+        self.vision_tower = tower_of(v, keep)
+        self.multi_modal_projector = projector(c, v, width, len(keep))
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features, one tensor for each image."""
+        states, _pooled, kept = self.vision_tower(pixels)
+        del _pooled
+        joined = ops.cat(kept, -1) if self.several else kept[0]
+        features = self.multi_modal_projector(joined)
+        images = pixels.shape[0]
+        found = ops.split(ops.squeeze(features, 0), [features.shape[1] // images] * images, 0)
+        return Sight(found, (states, kept))
+
+
+def projector(c: Config, v: Config, width: int, states: int) -> Projector:
+    """The MLP from so many of a tower's states to the decoder's width."""
+    inputs = v.integer("hidden_size") * states
+    return Projector(inputs, width, c.text("projector_hidden_act"), bias=c.flag("multimodal_projector_bias"))
+
+
+def llava(c: Config, architecture: str | None) -> Network:
+    """LLaVA 1.5."""
+    v = vision_config(c, "clip_vision_model", _LLAVA_TOWER if not c.section("vision_config") else None)
+    text = language_model(c, "llama", tied=tied_anywhere(c))
+    eye = (PackedLlavaEye if v.text("model_type") == "pixtral" else LlavaEye)(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(eye)
+    return VisionLanguage(eye, text, own_cache=True)
+
+
+_LLAVA_TOWER: dict[str, object] = {
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+
+FAMILIES = {
+    "llava": Family(
+        "llava",
+        llava,
+        {
+            "projector_hidden_act": "gelu",
+            "vision_feature_select_strategy": "default",
+            "vision_feature_layer": -2,
+            "multimodal_projector_bias": True,
+            "tie_word_embeddings": False,
+        },
+        kinds="vision tower, decoder",
+        verified="measured rows, exact counts",
+    )
+}

@@ -1,0 +1,108 @@
+"""Mistral Small 3.1 and Ministral 3: Pixtral's tower, whose patches are merged by squares, and Mistral's decoder."""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.models.common.vision_language import Sight, SizedEye, VisionLanguage, chosen, config_side, language_model
+from memcalc.models.registry import Family
+from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
+from memcalc.nn.layers.linear import Linear
+from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.vision_transformer import as_tower
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+
+
+class SquareMerger(Module):
+    """Squares of patches laid side by side (unfold), image by image, and brought back to the tower's width."""
+
+    def __init__(self, width: int, side: int) -> None:
+        self.side = side
+        self.merging_layer = Linear(width * side**2, width)
+
+    def forward(self, features: Tensor, shape: tuple[int, int, int]) -> Tensor:
+        """[n, h] to [n / side², h]; `shape` is how many images there are, and of how many patches' height and width."""
+        images, height, width = shape
+        hidden = features.shape[-1]
+        merged = []
+        for image in ops.split(features, [height * width] * images, 0):
+            grid = ops.unsqueeze(ops.permute(ops.view(image, height, width, hidden), 2, 0, 1), 0)
+            grid = ops.unfold(grid, self.side)
+            merged.append(ops.transpose(ops.view(grid, hidden * self.side**2, -1), 0, 1))
+        features = ops.cat(merged, 0)
+        return self.merging_layer(features)  # type: ignore[no-any-return]
+
+
+class MergingProjector(Projector):
+    """A norm, the merging of squares, and an MLP."""
+
+    def __init__(self, width: int, side: int, outputs: int, act: str, *, bias: bool, states: int) -> None:
+        self.norm = RMSNorm(width)
+        self.patch_merger = SquareMerger(width, side)
+        super().__init__(width * states, outputs, act, bias=bias)
+
+    def forward(self, features: Tensor, shape: tuple[int, int, int] = (1, 1, 1)) -> Tensor:
+        """[n, h] to [n / side², out]."""
+        features = self.norm(features)
+        features = self.patch_merger(features, shape)
+        return super().forward(features)
+
+
+class MergingEye(SizedEye):
+    """States of chosen layers, merged by squares of patches."""
+
+    def __init__(self, c: Config, v: Config, width: int) -> None:
+        super().__init__(v, v.integer("patch_size") * c.integer("spatial_merge_size"), config_side(v))
+        layers = c.get("vision_feature_layer")
+        keep = chosen(layers, v.integer("num_hidden_layers"), c.where)
+        self.several = isinstance(layers, (list, tuple))
+        self.vision_tower = tower_of(v, keep)
+        self.multi_modal_projector = MergingProjector(
+            v.integer("hidden_size"),
+            c.integer("spatial_merge_size"),
+            width,
+            c.text("projector_hidden_act"),
+            bias=c.flag("multimodal_projector_bias"),
+            states=len(keep),
+        )
+
+    def forward(self, pixels: Tensor) -> Sight:
+        """Pixels [images, c, height, width] to features, one tensor for each image."""
+        states, _pooled, kept = self.vision_tower(pixels)
+        del _pooled
+        joined = ops.cat(kept, -1) if self.several else kept[0]
+        images, _, height, width = pixels.shape
+        patch = self.vision_tower.patch_conv.stride[0]
+        features = self.multi_modal_projector(ops.squeeze(joined, 0), (images, height // patch, width // patch))
+        found = ops.split(features, [features.shape[0] // images] * images, 0)
+        return Sight(found, (states, kept))
+
+
+def mistral3(c: Config, architecture: str | None) -> Network:
+    """Mistral 3."""
+    v = vision_config(c, "pixtral", _TOWER if not c.section("vision_config") else None)
+    text = language_model(c, "mistral", tied=c.flag("tie_word_embeddings"))
+    eye = MergingEye(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(eye)
+    return VisionLanguage(eye, text)
+
+
+_TOWER: dict[str, object] = {"image_size": 1540, "patch_size": 14}
+
+FAMILIES = {
+    "mistral3": Family(
+        "mistral3",
+        mistral3,
+        {
+            "projector_hidden_act": "gelu",
+            "vision_feature_layer": -1,
+            "multimodal_projector_bias": False,
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": True,
+        },
+        kinds="vision tower, decoder",
+        verified="measured rows, exact counts",
+    )
+}

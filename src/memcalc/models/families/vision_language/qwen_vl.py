@@ -1,0 +1,293 @@
+"""Qwen-VL: a tower that reads images of any size, and Qwen's decoder with positions in time, height and width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.vision_language import Sight, VisionLanguage, language_model, tied_anywhere
+from memcalc.models.families.decoders.llama import qwen_windows
+from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen3_mixture, qwen_mlps
+from memcalc.models.registry import Family
+from memcalc.models.vision_towers.qwen_vl import MERGER_NAMES, DeepstackEye, PackedEye, Parts, WindowedEye
+from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
+from memcalc.nn.layers.multimodal_rotary import MultimodalRotary
+from memcalc.nn.layers.norms import LayerNorm, RMSNorm
+from memcalc.nn.layers.packed_vision import PatchMerger
+from memcalc.nn.layers.vision_transformer import as_tower
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+from memcalc.tables.dtypes import INT64
+
+
+class QwenVL(VisionLanguage):
+    """Images have positions in height and width, which the whole model makes for the decoder."""
+
+    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s]."""
+        return {"position_ids": ids.tape.new((3, *ids.shape), INT64)}
+
+
+class Deepstack(QwenVL):
+    """Features from the middle of the tower are added to the states behind the decoder's first blocks."""
+
+    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s], and what is done behind blocks."""
+        where = ops.select(mask, -1)
+        middle = [ops.cat(pieces, 0) for pieces in sight.kept[1]]
+
+        def between(position: int, hidden: Tensor) -> Tensor:
+            return _added(hidden, where, middle[position]) if position < len(middle) else hidden
+
+        return {**super()._guide(ids, sight, mask), "between": between}
+
+
+def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
+    """Hidden states [b, s, h] with features [n, h] added where images are."""
+    hidden = ops.clone(hidden)
+    summed = ops.add(ops.take_where(hidden, where, features.shape[0]), features)
+    return ops.put_where_(hidden, where, summed)
+
+
+def _qwen2(c: Config, architecture: str | None) -> Network:
+    windows = qwen_windows(c)
+    return dense_decoder(
+        c,
+        architecture,
+        windows=windows,
+        masks=[None, *windows],
+        attention={"bias": True},
+        rotary=MultimodalRotary(c.head_dim()),
+        positions="held",
+    )
+
+
+def _qwen3(c: Config, architecture: str | None) -> Network:
+    return _deepstacked(c, architecture, gated_mlp(c))
+
+
+def _qwen3_moe(c: Config, architecture: str | None) -> Network:
+    return _deepstacked(c, architecture, *qwen_mlps(c, qwen3_mixture(c, normalise=True)))
+
+
+def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module]) -> Network:
+    """Qwen 3's decoder, the MLP the same in all blocks or one for each.
+
+    Blocks behind which features are added have kinds of their own, and so has the next, to which the adding counts.
+    """
+    bias, depth = c.flag("attention_bias"), c.integer("num_hidden_layers")
+    first = c.integer("deepstack_layers", 0, minimum=0)
+    every = mlps if len(mlps) == depth else mlps * depth
+    return dense_decoder(
+        c,
+        architecture,
+        attention={"bias": bias, "out_bias": bias, "head_norm": True},
+        mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
+        rotary=MultimodalRotary(c.head_dim(), interleaved=True),
+        positions="held",
+    )
+
+
+def qwen2_vl(c: Config, architecture: str | None) -> Network:
+    """Qwen2-VL."""
+    v = c.nested("vision_config", _TOWER_2)
+    width, act = v.integer("embed_dim"), v.text("hidden_act")
+    wide = int(width * v.factor("mlp_ratio"))
+    parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
+    merger = PatchMerger(
+        LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp.0", "mlp.2")
+    )
+    return _seeing(c, PackedEye(v, parts, merger))
+
+
+def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
+    """Qwen2.5-VL."""
+    v = c.nested("vision_config", _TOWER_2_5)
+    width, act = v.integer("hidden_size"), v.text("hidden_act")
+    wide = v.integer("intermediate_size")
+    parts = Parts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
+    merger = PatchMerger(
+        RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp.0", "mlp.2")
+    )
+    return _seeing(c, WindowedEye(v, parts, merger, v.integers("fullatt_block_indexes")))
+
+
+def _seeing(c: Config, eye: PackedEye) -> Network:
+    as_tower(eye)
+    text = language_model(c, _TEXT_2, tied=tied_anywhere(c), flat=True)
+    return QwenVL(eye, text, own_cache=True, videos=True)
+
+
+def qwen3_vl(c: Config, architecture: str | None) -> Network:
+    """Qwen3-VL."""
+    return _deep(c, _TEXT_3)
+
+
+def qwen3_vl_moe(c: Config, architecture: str | None) -> Network:
+    """Qwen3-VL with experts."""
+    if c.nested("text_config", {}).flag("output_router_logits"):
+        raise ConfigError(
+            f"{c.where} has 'output_router_logits' in its 'text_config', with which Transformers cannot run this "
+            "family; set it to false."
+        )
+    return _deep(c, _TEXT_3_MOE)
+
+
+def qwen3_5(c: Config, architecture: str | None) -> Network:
+    """Qwen 3.5: Qwen3-VL's tower, of whose middle the decoder sees nothing."""
+    text = language_model(c, f"{c.text('model_type')}_text", tied=c.flag("tie_word_embeddings"))
+    return QwenVL(_eye(c, ()), text, own_cache=True, videos=True)
+
+
+def _deep(c: Config, kin: Family) -> Network:
+    depths = c.nested("vision_config", _TOWER_3).integers("deepstack_visual_indexes")
+    text = language_model(c, kin, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
+    return Deepstack(_eye(c, depths), text, own_cache=True, videos=True)
+
+
+def _eye(c: Config, depths: Sequence[int]) -> DeepstackEye:
+    """The tower, and the features of its blocks at `depths`."""
+    v = c.nested("vision_config", _TOWER_3)
+    width, act = v.integer("hidden_size"), v.text("hidden_act")
+    wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
+    names = ("linear_fc1", "linear_fc2")
+    parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=names, bias=True), bias=True)
+
+    def merger(norm_merged: bool) -> PatchMerger:
+        norm = LayerNorm(width * side**2 if norm_merged else width)
+        return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
+
+    eye = DeepstackEye(v, parts, merger, depths)
+    as_tower(eye)
+    return eye
+
+
+_TOWER_2: dict[str, object] = {
+    "depth": 32,
+    "embed_dim": 1280,
+    "hidden_size": 3584,
+    "hidden_act": "quick_gelu",
+    "mlp_ratio": 4,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+_TOWER_2_5: dict[str, object] = {
+    "depth": 32,
+    "hidden_size": 3584,
+    "hidden_act": "silu",
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "window_size": 112,
+    "out_hidden_size": 3584,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+_TOWER_3: dict[str, object] = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "hidden_act": "gelu_pytorch_tanh",
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "in_channels": 3,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 3584,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+
+_TEXT_2 = Family(
+    "qwen2_vl_text",
+    _qwen2,
+    {
+        "vocab_size": 152064,
+        "hidden_size": 8192,
+        "intermediate_size": 29568,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32768,
+        "sliding_window": 4096,
+        "use_sliding_window": False,
+        "max_window_layers": 80,
+    },
+)
+_TEXT_3 = Family(
+    "qwen3_vl_text",
+    _qwen3,
+    {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128000,
+    },
+)
+_TEXT_3_MOE = Family(
+    "qwen3_vl_moe_text",
+    _qwen3_moe,
+    {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128000,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 4,
+        "num_experts": 60,
+    },
+    {"num_local_experts": "num_experts"},
+)
+
+_ROWS = "measured rows, exact counts"
+FAMILIES = {
+    "qwen2_vl": Family(
+        "qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
+    ),
+    "qwen2_5_vl": Family(
+        "qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
+    ),
+    "qwen3_vl": Family(
+        "qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
+    ),
+    "qwen3_vl_moe": Family(
+        "qwen3_vl_moe",
+        qwen3_vl_moe,
+        {"tie_word_embeddings": False},
+        kinds="vision tower, decoder, experts",
+        verified=_ROWS,
+    ),
+    "qwen3_5": Family(
+        "qwen3_5", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention", verified=_ROWS
+    ),
+    "qwen3_5_moe": Family(
+        "qwen3_5_moe",
+        qwen3_5,
+        {"tie_word_embeddings": False},
+        kinds="vision tower, delta net, attention, experts",
+        verified=_ROWS,
+    ),
+}

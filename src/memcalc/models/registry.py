@@ -1,0 +1,205 @@
+"""The families: which file describes which `model_type`. Add a family by adding its row here and its recipe there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal
+
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
+from memcalc.errors import UnknownFamilyError, close_matches
+
+if TYPE_CHECKING:
+    from memcalc.config.reader import Config
+    from memcalc.nn.model import Network
+
+
+@frozen
+class Family:
+    """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
+
+    `build` gets the config and the head's class name (None: the family's usual one). `verified` says what stands
+    behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts; `supports`
+    what it is computed for. `blocks` decides how the model is run; `kinds` says, for people, what its blocks are where
+    they are not all attention and an MLP.
+    """
+
+    model_type: str
+    build: Callable[[Config, str | None], Network]
+    defaults: Mapping[str, object]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    blocks: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
+    attention: str = "eager, sdpa, flash"
+    verified: str = ""
+    supports: str = "training, inference, LoRA"
+    kinds: str = ""
+
+    def runs(self, attention: str) -> str:
+        """The implementation that is used where `attention` is asked for: that, or the first that the family has."""
+        have = self.attention.split(", ")
+        return attention if attention in have else have[0]
+
+    def attention_used(self, asked: str) -> str:
+        """The attention implementation that runs when `asked` is asked for: eager where the family does not have it."""
+        return asked if asked in self.attention.split(", ") else "eager"
+
+
+_FILES: dict[str, dict[str, tuple[str, ...]]] = {
+    "decoders": {
+        "llama": ("llama", "mistral", "qwen2", "qwen3"),
+        "llama_variants_1": (
+            "arcee",
+            "ernie4_5",
+            "exaone4",
+            "granite",
+            "helium",
+            "hunyuan_v1_dense",
+            "nanochat",
+            "seed_oss",
+            "smollm3",
+        ),
+        "gemma": ("gemma", "gemma2", "gemma3_text", "vaultgemma"),
+        "phi3": ("phi3",),
+        "olmo": ("olmo", "olmo2", "olmo3"),
+        "cohere": ("cohere", "cohere2"),
+        "glm": ("chatglm", "glm", "glm4"),
+        "llama_variants_2": ("apertus", "bitnet", "cwm", "hyperclovax", "jais2", "ministral", "ministral3"),
+        "remote_code": (
+            "baichuan",
+            "exaone",
+            "internlm",
+            "internlm2",
+            "internlm3",
+            "mimo",
+            "minicpm",
+            "qwen",
+            "xverse",
+        ),
+        "layernorm_decoders": ("nemotron", "stablelm", "starcoder2"),
+        "gpt2": ("gpt2", "gpt_bigcode"),
+        "gpt_neo": ("gpt_neo",),
+        "gptj": ("codegen", "gptj"),
+        "mpt": ("mpt",),
+        "xglm_biogpt": ("biogpt", "xglm"),
+        "gpt_neox_phi": ("gpt_neox", "persimmon", "phi", "phi-msft"),
+        "opt": ("opt",),
+        "bloom": ("bloom",),
+        "falcon": ("falcon", "RefinedWeb", "RefinedWebModel"),
+        "openelm": ("openelm",),
+    },
+    "moe": {
+        "mixtral_qwen_olmoe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
+        "deepseek_v32_glm5": ("deepseek_v32", "glm_moe_dsa"),
+        "minimax": ("minimax",),
+        "phimoe": ("phimoe",),
+        "ernie_hunyuan_minimax_m2": ("ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "flex_olmo"),
+        "deepseek": (
+            "deepseek_v2",
+            "deepseek_v3",
+            "dots1",
+            "exaone_moe",
+            "glm4_moe",
+            "glm4_moe_lite",
+            "kimi_k2",
+            "solar_open",
+        ),
+        "granite_moe": ("granitemoe", "granitemoehybrid"),
+        "llama4": ("llama4_text",),
+    },
+    "recurrent": {
+        "mamba": ("mamba", "mamba2", "falcon_mamba", "bamba"),
+        "falcon_h1": ("falcon_h1",),
+        "lfm2": ("lfm2", "lfm2_moe"),
+        "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        "jamba_nemotron_h": ("jamba", "nemotron_h"),
+        "zamba2": ("zamba2",),
+        "rwkv": ("rwkv",),
+        "recurrent_gemma": ("recurrent_gemma",),
+    },
+    "encoders": {
+        "xlnet": ("xlnet",),
+        "bert": ("bert", "roberta", "xlm-roberta", "camembert", "data2vec-text", "electra", "ernie"),
+        "rotary_bert": ("gte", "jina_embeddings_v3", "nomic_bert"),
+        "pre_norm_bert": ("roberta-prelayernorm", "xlm-roberta-xl"),
+        "esm": ("esm",),
+        "eurobert": ("eurobert",),
+        "distilbert_albert": ("distilbert", "albert"),
+        "mpnet": ("mpnet",),
+        "deberta": ("deberta-v2",),
+        "modernbert": ("modernbert",),
+    },
+    "encoder_decoders": {
+        "t5": ("t5", "mt5", "umt5"),
+        "t5gemma": ("t5gemma",),
+        "bart": ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
+    },
+    "vision": {
+        "segformer": ("segformer",),
+        "swin": ("swin",),
+        "resnet_regnet": ("regnet", "resnet"),
+        "convnext": ("convnext", "convnextv2"),
+        "vit": ("vit", "deit", "dinov2", "dinov2_with_registers", "vit_msn"),
+        "dinov3": ("dinov3_vit",),
+        "vit_mae": ("vit_mae",),
+        "videomae": ("videomae",),
+        "beit": ("beit",),
+        "clip_siglip": (
+            "clip",
+            "siglip",
+            "clip_text_model",
+            "siglip_text_model",
+            "clip_vision_model",
+            "siglip_vision_model",
+        ),
+        "pixtral": ("pixtral",),
+    },
+    "vision_language": {
+        "blip": ("blip",),
+        "llava": ("llava",),
+        "gemma3_paligemma": ("gemma3", "paligemma"),
+        "llava_next": ("llava_next", "llava_onevision"),
+        "mistral3": ("mistral3",),
+        "mllama": ("mllama",),
+        "internvl": ("internvl",),
+        "idefics3": ("idefics3", "smolvlm"),
+        "qwen_vl": ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"),
+        "llama4_vision": ("llama4",),
+        "kimi_k25": ("kimi_k25",),
+        "aria": ("aria", "aria_text"),
+    },
+    "audio": {
+        "whisper": ("whisper",),
+        "wav2vec2": ("hubert", "wav2vec2"),
+        "wav2vec2_bert": ("wav2vec2-bert",),
+        "wavlm": ("wavlm",),
+        "audio_spectrogram_transformer": ("audio-spectrogram-transformer",),
+    },
+}
+"""Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
+
+_FILE_OF = {
+    model_type: f"{kind}.{file}"
+    for kind, files in _FILES.items()
+    for file, model_types in files.items()
+    for model_type in model_types
+}
+
+
+def known() -> tuple[str, ...]:
+    """Every model_type that memcalc can answer for, sorted."""
+    return tuple(sorted(_FILE_OF))
+
+
+def family(model_type: str) -> Family:
+    """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
+    file = _FILE_OF.get(model_type)
+    if file is None:
+        near = close_matches(model_type, _FILE_OF) or ";"
+        raise UnknownFamilyError(
+            f"no family describes model_type {quoted(model_type)}{near} `memcalc families` lists the known ones, and "
+            "CONTRIBUTING.md says how to add one."
+        )
+    found: Family = import_module(f"memcalc.models.families.{file}").FAMILIES[model_type]
+    return found

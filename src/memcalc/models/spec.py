@@ -1,0 +1,129 @@
+"""ModelSpec: what is known of a model before anything is computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from memcalc.common.escaping import quoted
+from memcalc.common.records import frozen
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError, UsageError, close_matches
+from memcalc.models.stored_weights import StoredWeights
+
+
+@frozen(kw_only=True)
+class ModelSpec:
+    """A model as its config.json describes it.
+
+    `config` keeps config.json's own words; the family (`model_type`) knows what they mean and what a missing one is.
+    """
+
+    name: str
+    """What to call the model in reports."""
+    model_type: str
+    """The family, as config.json names it."""
+    architecture: str | None = None
+    """The class that config.json names first under `architectures`."""
+    config: Mapping[str, Any]
+    """The values of config.json."""
+    stored: StoredWeights | None = None
+    """Its weights as they are stored, where headers tell."""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of weights that are served beside the model's own (an adapter), by name."""
+
+    @property
+    def key(self) -> SpecKey:
+        """The spec as a key of a cache: equal for specs that describe the same model."""
+        return SpecKey(self)
+
+    def with_head(self, head: str | None = None, num_labels: int | None = None) -> ModelSpec:
+        """This model with the head of a task (a key of `HEADS`), with so many classes; None leaves each as it is.
+
+        Raises UsageError where there is no such task.
+        """
+        if head is not None and head not in HEADS:
+            near = close_matches(head, list(HEADS)) or f": choose from {', '.join(HEADS)}."
+            raise UsageError(f"--head cannot be {quoted(head)}{near}")
+        architecture = self.architecture if head is None else HEADS[head]
+        if num_labels is None:
+            return replace(self, architecture=architecture)
+        if "Classification" not in (architecture or ""):
+            raise UsageError(
+                "--num-labels counts the classes of a classification head, which this model does not have; name one "
+                "with --head, such as --head sequence-classification."
+            )
+        return replace(self, architecture=architecture, config={**self.config, "num_labels": num_labels})
+
+    @property
+    def positions(self) -> int | None:
+        """How many positions the config says that the model was made for; None where it does not say."""
+        from memcalc.models.registry import family
+
+        known = family(self.model_type)
+        limit = Config(self.config, known.defaults, known.aliases).get("max_position_embeddings")
+        return limit if isinstance(limit, int) else None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object], name: str = "model") -> ModelSpec:
+        """The spec of a config.json that was read into `config`.
+
+        Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
+        """
+        from memcalc.models.registry import family
+
+        model_type = config.get("model_type")
+        part = config.get("_class_name")
+        if model_type is None and isinstance(part, str):
+            raise ConfigError(
+                f"config.json describes {quoted(part)}, a part of a diffusion pipeline; give the pipeline's folder, "
+                "the one with model_index.json."
+            )
+        if model_type is not None and not isinstance(model_type, str):
+            raise ConfigError("config.json has no 'model_type' that is a string; correct it.")
+        if not model_type:
+            raise ConfigError(
+                'config.json has no \'model_type\', so the family is unknown; add it (such as "model_type": "llama").'
+            )
+        family(model_type)
+        architectures = config.get("architectures")
+        first = architectures[0] if isinstance(architectures, (list, tuple)) and architectures else None
+        return cls(
+            name=name,
+            model_type=model_type,
+            architecture=first if isinstance(first, str) else None,
+            config=dict(config),
+        )
+
+
+HEADS = {
+    "causal-lm": "ForCausalLM",
+    "masked-lm": "ForMaskedLM",
+    "seq2seq-lm": "ForConditionalGeneration",
+    "sequence-classification": "ForSequenceClassification",
+    "token-classification": "ForTokenClassification",
+    "question-answering": "ForQuestionAnswering",
+    "image-classification": "ForImageClassification",
+    "embedding": "Model",
+}
+"""Tasks, and how the class of Transformers ends whose head serves them."""
+
+
+class SpecKey:
+    """A spec that can be hashed, by what describes the model; its name does not."""
+
+    __slots__ = ("_text", "spec")
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._text = (
+            f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SpecKey) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)

@@ -1,0 +1,167 @@
+"""Eyes that read images of any size, their patches in one row: Qwen-VL's three generations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from math import isqrt
+
+from memcalc import ops
+from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.autograd.tensor import Tensor, contiguous_stride
+from memcalc.common.records import frozen
+from memcalc.common.sizes import Shape
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.models.common.vision_language import Sight, SizedEye
+from memcalc.nn.layers.linear import Embedding
+from memcalc.nn.layers.packed_vision import (
+    AxialRotary,
+    PackedAttention,
+    PackedBlock,
+    PackedPatchEmbedding,
+    PatchMerger,
+    window_lengths,
+)
+from memcalc.nn.model import IMAGES, Batch
+from memcalc.nn.module import Module
+from memcalc.nn.stack import Stack
+from memcalc.tables.dtypes import FP32, INT64
+
+MERGER_NAMES = ("norm", "linear_fc1", "linear_fc2")
+
+
+@frozen
+class Parts:
+    """What a tower of width `width` is made of: its norms and MLPs, and whether the patch embedding has a bias."""
+
+    width: int
+    norm: Callable[[int], Module]
+    mlp: Callable[[], Module]
+    bias: bool = False
+
+
+class PackedEye(SizedEye):
+    """Patches of all images in one row through blocks, and merged by squares into tokens (Qwen2-VL)."""
+
+    def __init__(self, v: Config, parts: Parts, merger: PatchMerger) -> None:
+        patch, self.side = v.integer("patch_size"), v.integer("spatial_merge_size")
+        super().__init__(v, patch * self.side)
+        width, heads = parts.width, v.integer("num_heads")
+        frames = v.integer("temporal_patch_size")
+        self.patch_embed = PackedPatchEmbedding(v.integer("in_channels"), width, frames, patch, bias=parts.bias)
+        self.pos_embed: Embedding | None = None
+        self.rotary_pos_emb = AxialRotary(width // heads)
+        self.blocks = Stack(
+            self.kinds(v.integer("depth")),
+            lambda _: PackedBlock(parts.norm(width), parts.norm(width), PackedAttention(width, heads), parts.mlp()),
+            name="vision block",
+        )
+        self.merger = merger
+
+    def kinds(self, depth: int) -> Sequence[Hashable]:
+        """The kinds of the blocks."""
+        return ["block"] * depth
+
+    def look(self, batch: Batch) -> Sight:
+        """What it makes of the images of a batch."""
+        tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
+        patches = images * self.tokens(batch.image_size) * self.side**2
+        pixels = tape.untracked((patches, self.patch_embed.pixels), tape.weights, OVERHEAD, IMAGES)
+        return self(pixels, images)  # type: ignore[no-any-return]
+
+    def forward(self, pixels: Tensor, images: int) -> Sight:
+        """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
+        places = pixels.tape.new((pixels.shape[0], 2), INT64)
+        hidden = self.patch_embed(pixels)
+        rotation = self.rotary_pos_emb(hidden, places)
+        lengths = [pixels.shape[0] // images] * images
+        for block in self.blocks:
+            hidden = block(hidden, lengths=lengths, rotation=rotation)
+        merged = self.merger(hidden)
+        return Sight(self.by_image(merged, images), (hidden,))
+
+    def by_image(self, merged: Tensor, images: int) -> list[Tensor]:
+        """Features image by image, views."""
+        return ops.split(merged, [merged.shape[0] // images] * images, 0)
+
+
+class WindowedEye(PackedEye):
+    """Most blocks attend within windows, into whose order patches are brought before the first (Qwen2.5-VL)."""
+
+    def __init__(self, v: Config, parts: Parts, merger: PatchMerger, full: Sequence[int]) -> None:
+        self.full = set(full)
+        self.window = v.integer("window_size") // v.integer("spatial_merge_size") // v.integer("patch_size")
+        if not self.window:
+            raise ConfigError(f"{v.where} has a 'window_size' that holds no merged patch; correct it, or 'patch_size'.")
+        super().__init__(v, parts, merger)
+
+    def kinds(self, depth: int) -> Sequence[Hashable]:
+        """Blocks that see the whole image, and those that see windows."""
+        return [block in self.full for block in range(depth)]
+
+    def forward(self, pixels: Tensor, images: int) -> Sight:
+        """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
+        square = self.side**2
+        count = pixels.shape[0] // images
+        places = pixels.tape.new((pixels.shape[0], 2), INT64)
+        side = isqrt(count // square)
+        windows = [cells * square for cells in window_lengths(side, side, self.window)] * images
+        order = _on_host(pixels.tape, (pixels.shape[0] // square,))
+        hidden = self.patch_embed(pixels)
+        hidden = self._ordered(hidden, order)
+        rotation = self.rotary_pos_emb(hidden, places)
+        rotation = tuple(self._ordered(table, order) for table in rotation)
+        for block in self.blocks:
+            lengths = [count] * images if block.traced.position in self.full else windows
+            hidden = block(hidden, lengths=lengths, rotation=rotation)
+        merged = self.merger(hidden)
+        merged = ops.take(merged, order)
+        return Sight(self.by_image(merged, images), (hidden,))
+
+    def _ordered(self, x: Tensor, order: Tensor) -> Tensor:
+        squares = ops.reshape(x, order.shape[0], self.side**2, -1)
+        return ops.reshape(ops.take(squares, order), x.shape[0], -1)
+
+
+class DeepstackEye(PackedEye):
+    """Learned positions, interpolated, and features from the middle of the tower for the decoder (Qwen3-VL)."""
+
+    def __init__(self, v: Config, parts: Parts, merger: Callable[[bool], PatchMerger], depths: Sequence[int]) -> None:
+        self.depths = tuple(depths)
+        super().__init__(v, parts, merger(False))
+        self.patch_embed.feeds = False  # Transformers does not know which module it is
+        self.pos_embed = Embedding(v.integer("num_position_embeddings"), parts.width)
+        self.deepstack_merger_list = [merger(True) for _ in self.depths]
+
+    def kinds(self, depth: int) -> Sequence[Hashable]:
+        """A block whose states are merged is one of its kind, and so is the next: the work between counts to it."""
+        return [block if {block, block - 1} & set(self.depths) else "block" for block in range(depth)]
+
+    def forward(self, pixels: Tensor, images: int) -> Sight:
+        """Rows of pixels [n, ...] to features, one tensor for each image, and those of the middle, among what is kept.
+
+        A position is the weighted sum of four learned ones.
+        """
+        tape, count = pixels.tape, pixels.shape[0]
+        indices, weights = tape.new((count, 4), INT64), tape.new((count, 4), FP32)
+        places = tape.new((count, 2), INT64)
+        hidden = self.patch_embed(pixels)
+        assert self.pos_embed is not None
+        learned = ops.sum_over(ops.multiply(self.pos_embed(indices), ops.unsqueeze(weights, -1)), 1)
+        hidden = ops.add(hidden, ops.to(learned, hidden.dtype))
+        rotation = self.rotary_pos_emb(hidden, places)
+        lengths = [count // images] * images
+        middle: list[Tensor] = []
+        for block in self.blocks:
+            hidden = block(hidden, lengths=lengths, rotation=rotation)
+            if block.traced.position in self.depths:
+                merger = self.deepstack_merger_list[self.depths.index(block.traced.position)]
+                middle.append(merger(hidden))
+        merged = self.merger(hidden)
+        features = self.by_image(merged, images)
+        return Sight(features, (hidden, [self.by_image(states, images) for states in middle]))
+
+
+def _on_host(tape: Tape, shape: Shape) -> Tensor:
+    """Indices in the host's memory, which a kernel copies to the GPU while it runs."""
+    return Tensor(shape, contiguous_stride(shape), INT64, tape.allocate(0))

@@ -1,0 +1,184 @@
+"""The mixer of Mamba 1 in plain PyTorch: a selective scan that goes token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
+from memcalc.nn.layers.causal_conv import CausalConv
+from memcalc.nn.layers.linear import Linear
+from memcalc.nn.layers.mamba2 import STATE
+from memcalc.nn.layers.masks import RECURRENT
+from memcalc.nn.layers.mlp import activation
+from memcalc.nn.layers.ssd_scan import SCAN_NOTE, masked
+from memcalc.nn.layers.token_loop import token_steps
+from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.tables.dtypes import FP32
+
+
+class WeightlessNorm(Module):
+    """Falcon Mamba's norm inside the mixer: in fp32, with a buffer of ones that nothing reads."""
+
+    scope = "norms"
+
+    def __init__(self, width: int) -> None:
+        self.weight = Buffer(width, dtype=None, group="norms")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        return ops.to(_divided(ops.to(x, FP32)), x.dtype)
+
+
+def _divided(x: Tensor) -> Tensor:
+    return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x)))))
+
+
+def selective_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Inputs x and steps dt [b, i, s], a [i, n], b and c [b, n, s]: output [b, i, s] and last state [b, i, n]."""
+    batch, inner, length = x.shape
+    dtype = x.dtype
+    dt = ops.add(dt, ops.unsqueeze(ops.to(bias, dt.dtype), -1))
+    dt = ops.softplus(dt)
+    b = ops.transpose(b, 1, 2)
+    c = ops.transpose(c, 1, 2)
+    decay = ops.exp(ops.multiply(ops.unsqueeze(ops.unsqueeze(a, 0), 2), ops.unsqueeze(dt, -1)))
+    weight = ops.multiply(ops.unsqueeze(dt, -1), ops.to(ops.unsqueeze(b, 1), FP32))
+    added = ops.multiply(weight, ops.to(ops.unsqueeze(x, -1), FP32))
+    state = x.tape.new((batch, inner, a.shape[-1]), dtype)
+    outs: list[Tensor] = []
+    for count in token_steps(x.tape, length):
+        state = ops.add(ops.multiply(ops.select(decay, 2), state), ops.select(added, 2))
+        out = ops.matmul(ops.to(state, dtype), ops.unsqueeze(ops.select(c, 1), -1))
+        out = ops.select(out, 2)
+        outs.extend([out, *[out.detach()] * (count - 1)])
+    out = ops.stack(outs, -1)
+    out = ops.add(out, ops.multiply(x, ops.unsqueeze(ops.unsqueeze(d, 0), -1)))
+    out = ops.multiply(out, ops.silu(gate))
+    return out, state
+
+
+def state_update(
+    state: Tensor, x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor, bias: Tensor
+) -> Tensor:
+    """One token: `state` [b, i, n] moves on in place; x, dt and gate [b, i], b and c [b, n]."""
+    dtype = x.dtype
+    dt = ops.add(dt, ops.to(bias, dt.dtype))
+    dt = ops.softplus(dt)
+    decay = ops.exp(ops.multiply(ops.unsqueeze(ops.to(dt, FP32), -1), ops.to(a, FP32)))
+    weight = ops.multiply(ops.unsqueeze(ops.to(dt, FP32), -1), ops.unsqueeze(ops.to(b, FP32), 1))
+    added = ops.multiply(weight, ops.unsqueeze(ops.to(x, FP32), -1))
+    moved = ops.add(ops.multiply(ops.to(state, FP32), decay), added)
+    written = ops.to(moved, state.dtype)
+    del written
+    out = ops.squeeze(ops.matmul(ops.to(moved, c.dtype), ops.unsqueeze(c, -1)), -1)
+    out = ops.add(out, ops.multiply(x, d))
+    out = ops.multiply(out, ops.silu(gate))
+    return ops.to(out, dtype)
+
+
+class MambaMixer(Module):
+    """Mamba 1: one projection to inputs and gate, a causal convolution, the scan over steps of rank `rank`, output.
+
+    `norm` makes norms over steps, b and c (Jamba, Falcon Mamba). `fused_first`: in training, fp32 copies of two vectors
+    are made for a fused kernel that is not installed.
+    """
+
+    scope = "state-space mixer"
+    window = RECURRENT
+    note = SCAN_NOTE
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        state: int,
+        rank: int,
+        kernel: int,
+        act: str,
+        *,
+        conv_bias: bool = True,
+        bias: bool = False,
+        norms: Callable[[], list[Module]] | None = None,
+        fused_first: bool = True,
+    ) -> None:
+        self.widths = [rank, state, state]
+        self.fused_first = fused_first
+        self.A_log = Parameter(inner, state, group="state-space mixer")
+        self.D = Parameter(inner, group="state-space mixer")
+        self.conv1d = CausalConv(inner, kernel, activation(act), bias=conv_bias)
+        self.in_proj = Linear(hidden, 2 * inner, bias=bias, group="state-space mixer")
+        self.x_proj = Linear(inner, sum(self.widths), group="state-space mixer")
+        self.dt_proj = Linear(rank, inner, bias=True, group="state-space mixer")
+        self.out_proj = Linear(inner, hidden, bias=bias, group="state-space mixer")
+        self.norms = None if norms is None else norms()
+
+    def _step_weight(self) -> Tensor:
+        """The weight of `dt_proj` itself [inner, rank]."""
+        weight: Tensor = self.dt_proj.weight
+        if weight.shape != (self.A_log.shape[0], self.widths[0]):
+            raise UsageError(
+                "Transformers multiplies with the weight of Mamba's dt_proj itself, which this quantization packs; "
+                "leave it out."
+            )
+        return weight
+
+    def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
+        """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
+        cache, dtype, length = hidden.tape.cache, hidden.dtype, hidden.shape[1]
+        seen = cache is not None and cache.has_state(self, STATE)
+        hidden = masked(hidden, mask)
+        projected = ops.transpose(self.in_proj(hidden), 1, 2)
+        a = ops.negative(ops.exp(ops.to(self.A_log, FP32)))
+        dt_bias = self.dt_proj.bias
+        assert dt_bias is not None
+        if self.fused_first and cache is None:
+            unused = ops.to(self.D, FP32), ops.to(dt_bias, FP32)
+            del unused
+        mixed, gate = ops.chunk(projected, 2, 1)
+        mixed = self.conv1d.remembered(mixed, self)
+        mixed = self.conv1d(mixed, self, length)
+        mixed = masked(ops.transpose(mixed, 1, 2), mask)
+        steps, b, c = ops.split(self.x_proj(mixed), self.widths, -1)
+        if self.norms is not None:
+            steps = self.norms[0](steps)
+            b = self.norms[1](b)
+            c = self.norms[2](c)
+        steps = ops.weight_times(self._step_weight(), ops.transpose(steps, 1, 2))
+        bias = ops.to(dt_bias, FP32)
+        shape = (hidden.shape[0], *self.A_log.shape)
+        if cache is not None and seen and length == 1:
+            state = cache.state(self, shape, dtype, hidden, STATE)
+            out = ops.unsqueeze(
+                state_update(
+                    state,
+                    ops.select(ops.transpose(mixed, 1, 2), 2),
+                    ops.select(steps, 2),
+                    a,
+                    ops.select(b, 1),
+                    ops.select(c, 1),
+                    self.D,
+                    ops.select(gate, 2),
+                    bias,
+                ),
+                -1,
+            )
+        else:
+            out, last = selective_scan(
+                ops.transpose(mixed, 1, 2),
+                steps,
+                a,
+                ops.transpose(b, 1, 2),
+                ops.transpose(c, 1, 2),
+                ops.to(self.D, FP32),
+                gate,
+                bias,
+            )
+            if cache is not None:
+                cache.state(self, shape, last.dtype, last, STATE)
+            else:
+                del last
+        return self.out_proj(ops.to(ops.transpose(out, 1, 2), dtype)), None

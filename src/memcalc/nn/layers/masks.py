@@ -1,0 +1,104 @@
+"""Attention masks: when Transformers makes one, and of which shape and dtype."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memcalc import ops
+from memcalc.autograd.tape import OVERHEAD
+from memcalc.autograd.tensor import Tensor
+from memcalc.tables.dtypes import BOOL, INT64
+
+RECURRENT: Final = -1
+"""In place of a sliding window: a layer that attends to nothing and has states of its own."""
+
+OWN_ONES_NOTE: Final = (
+    "the mask of ones that this model makes for itself counts, as PyTorch's trackers see it; on a GPU Transformers "
+    "reads its values and skips it where no sequence is padded, which takes a little less"
+)
+"""For models that make a padding mask where they get none: whether it hides anything depends on its values."""
+
+SAME: Final = -2
+"""In place of another window: the same."""
+
+
+def padding_input(ids: Tensor) -> Tensor:
+    """The mask [b, s] that says which of `ids` are padding: an input of the step, counted once something aliases it.
+
+    Where the trainer made the mask itself, it is that one.
+    """
+    if ids.tape.padding is not None:
+        return ids.tape.padding
+    return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
+
+
+def causal_mask(
+    hidden: Tensor,
+    padding: bool,
+    window: int | None = None,
+    *,
+    past: int | None = None,
+    always: bool = False,
+    cached: int | None = SAME,
+    chunked: bool = False,
+) -> Tensor | None:
+    """The causal mask for `hidden` [b, s, h] over all tokens seen so far, in layers with a sliding `window` or without.
+
+    Eager attention always adds a float one, in the dtype of the embeddings. SDPA takes a boolean one, and skips it
+    where the kernel's own causal flag does: no sequence is padded, and every window is longer than the sequence. Flash
+    attention takes none. With `always`, nothing is skipped. A window of zero is one that no layer has, but for which
+    the model makes a mask of all tokens. `cached` is the window of the layer whose cache says how many tokens there
+    are: the first one's, where no layer has this mask's. A `chunked` window, whose chunks begin after the padding, has
+    a mask for every sequence.
+    """
+    tape = hidden.tape
+    length = hidden.shape[1]
+    tape.causal = True
+    kept = window if cached == SAME else cached
+    if past is None:
+        past = 0 if tape.cache is None else tape.cache.length
+    static = tape.cache is not None and tape.cache.whole is not None
+    seen = past + length
+    if tape.cache is not None and static:
+        seen = tape.cache.room(kept or None, length, past)
+    elif kept and tape.cache is not None:
+        seen = min(past, kept - 1) + length
+    alone = length == 1 and not static
+    skip = not always and (window is None or seen < window) and (alone or seen == length)
+    return _mask(hidden, padding, length, seen, skip=skip, every=chunked)
+
+
+def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:
+    """The padding mask [b, s] as recurrent layers take it: as it is, and for more than one token only."""
+    if not padding or ids.shape[1] == 1:
+        return None
+    return ops.narrow(padding_input(ids), 1, ids.shape[1])
+
+
+def bidirectional_mask(
+    hidden: Tensor, padding: bool, seen: int | None = None, *, window: int | None = None
+) -> Tensor | None:
+    """The mask of an encoder over `hidden` [b, s, h], or of cross-attention over `seen` encoder states.
+
+    There is none at all unless sequences are padded, or longer than a `window` that tokens see on either side.
+    """
+    length, tape = hidden.shape[1], hidden.tape
+    if not padding and (window is None or length < window):
+        return None
+    if window is not None and tape.attention != "flash":
+        with tape.scoped("attention mask"):
+            distance = tape.new((1, 1, length, length), INT64)
+            absolute = tape.new((1, 1, length, length), INT64)
+            del distance, absolute
+    return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
+
+
+def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, every: bool = False) -> Tensor | None:
+    tape = hidden.tape
+    batch = hidden.shape[0]
+    with tape.scoped("attention mask"):
+        if tape.attention == "eager":
+            return tape.new((batch, 1, length, seen), hidden.dtype)
+        if tape.attention == "sdpa" and (padding or not skip):
+            return tape.new((batch if padding or every else 1, 1, length, seen), BOOL)
+    return None

@@ -1,0 +1,212 @@
+"""Modules: weights with names and shapes, in the order in which `torch.nn.Module.parameters()` gives them.
+
+A module is built from numbers alone; `Module.bind` puts its weights on a tape. Blocks that repeat are held by a
+`Stack`, which builds and traces one block per distinct kind and lets it answer for all of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+from memcalc.autograd.graph import AccumulateGrad, require_gradient
+from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
+from memcalc.autograd.tensor import Tensor, contiguous_stride
+from memcalc.common.sizes import Shape
+from memcalc.tables.dtypes import FP32, DType
+
+
+class Parameter(Tensor):
+    """A weight: a shape until it is bound to a tape, then a leaf of the graph.
+
+    `dtype` is None until bound, unless the module fixes it. `copies` is how many weights of the model it stands for.
+    """
+
+    __slots__ = ("copies", "fixed_dtype", "group", "trainable")
+
+    def __init__(self, *shape: int, dtype: DType | None = None, group: str = "other") -> None:
+        self.shape: Shape = shape
+        self.stride = contiguous_stride(shape)
+        self.fixed_dtype = dtype
+        self.trainable = True
+        self.copies = 1
+        self.group = group
+        self.node = None
+        self.slot = 0
+        self.is_view = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether backward brought a gradient: a weight that the loss does not use is never updated."""
+        return isinstance(self.node, AccumulateGrad) and self.node.reached
+
+    @property
+    def count(self) -> int:
+        """How many weights this stands for: its elements, unless they are packed."""
+        return self.numel
+
+
+CONSTANTS = "quantization constants"
+"""Group of the buffers that belong to quantized weights."""
+
+
+class Buffer(Parameter):
+    """A tensor that belongs to the model but is no parameter (inverse frequencies of a rotary embedding).
+
+    It is in fp32 unless `dtype` says otherwise; None is the dtype of the weights.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, *shape: int, dtype: DType | None = FP32, group: str = "other") -> None:
+        super().__init__(*shape, dtype=dtype, group=group)
+
+
+class Module:
+    """A part of a model. Attributes that are parameters, buffers or modules are found by walking them in order."""
+
+    copies: int = 1
+    """How many modules of the model this one stands for."""
+    scope: str | None = None
+    """The part of the box that the memory of this module is shown under; None leaves the caller's."""
+    checkpoints: bool = True
+    """Whether this module can be checkpointed, where it is a block of a stack."""
+    not_checkpointed: str = "Transformers cannot checkpoint activations in this family"
+    """Why not, where it cannot."""
+    left_out: bool = False
+    """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    by_keyword: bool = False
+    """Whether this block takes its input by keyword: checkpointing holds it then, but does not save it."""
+    feeds: bool = False
+    """Whether Transformers takes this for the input embedding of a tower."""
+    output_needs_gradient: bool = False
+    """Whether what comes out is made to need a gradient though no weight does (`enable_input_require_grads`)."""
+    note: str = ""
+    """What an estimate in which this module runs rests on, where that needs saying."""
+
+    def __getattr__(self, name: str) -> Any:
+        """A weight that an adapter replaces while this module runs is made when it is first asked for."""
+        waiting = self.__dict__.get("_adapted", {})
+        if name not in waiting:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        made = waiting.pop(name)()
+        self.__dict__[name] = made
+        return made
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward`. The arguments live until it returns, as in torch."""
+        scope = self.scope
+        if scope is None and not self.output_needs_gradient:
+            return self.forward(x, *args, **kwargs)
+        tape = x.tape
+        before, tape.scope = tape.scope, scope or tape.scope
+        try:
+            if self.output_needs_gradient:
+                return require_gradient(self.forward(x, *args, **kwargs))
+            return self.forward(x, *args, **kwargs)
+        finally:
+            tape.scope = before
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module does to its input."""
+        raise NotImplementedError
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Direct submodules with their names, in order of registration."""
+        for name, value in self.__dict__.items():
+            if not isinstance(value, (Module, list)):
+                continue
+            if isinstance(value, Module):
+                yield name, value
+            else:
+                for index, item in enumerate(value):
+                    if isinstance(item, Module):
+                        yield f"{name}.{index}", item
+
+    def modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all below it, with dotted names, parents first."""
+        waiting = [(prefix, self)]
+        while waiting:  # not by recursion, in which every module would pass through all above it
+            prefix, module = waiting.pop()
+            yield prefix, module
+            below = [
+                (f"{prefix}.{name}" if prefix and name else prefix or name, child) for name, child in module.children()
+            ]
+            waiting += reversed(below)
+
+    def own(self) -> Iterator[tuple[str, Parameter]]:
+        """Parameters and buffers that hang on this module itself."""
+        for name, value in vars(self).items():
+            if isinstance(value, Parameter):
+                yield name, value
+
+    def tensors(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters and buffers with dotted names; a tied weight comes once, under its first name."""
+        seen: set[int] = set()
+        for prefix, module in self.modules():
+            for name, value in module.own():
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    yield (f"{prefix}.{name}" if prefix else name), value
+
+    def parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters, in torch's order."""
+        return ((name, value) for name, value in self.tensors() if not isinstance(value, Buffer))
+
+    def in_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
+        """The parameters as torch walks them, each with how many of it this place stands for.
+
+        `seen` holds the identities of those that came already; a tied weight comes once.
+        """
+        for _, value in self.own():
+            if id(value) not in seen and not isinstance(value, Buffer):
+                seen.add(id(value))
+                yield value, 1
+        for _, child in self.children():
+            yield from child.in_order(seen)
+
+    def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> tuple[tuple[str, Parameter], ...]:
+        """Put every weight on `tape` in `dtype`; returns them, as `tensors` does.
+
+        With `accumulated`, gradients of earlier micro-batches exist.
+        """
+        tape.weights = dtype
+        tensors = tuple(self.tensors())
+        for _, parameter in tensors:
+            is_buffer = isinstance(parameter, Buffer)
+            parameter.dtype = parameter.fixed_dtype or dtype
+            parameter.storage = tape.untracked(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
+            if is_buffer:
+                tape.buffers.append((parameter.storage.allocation, parameter.copies))
+            elif parameter.trainable and tape.grad_enabled:
+                held = tape.untracked(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
+                parameter.node = AccumulateGrad(tape, parameter.group, held)
+        return tensors
+
+
+def tie(module: Module, to: Module) -> None:
+    """Let `module` use the weights of `to`, which is built alike."""
+    for (_, mine), (_, theirs) in zip(module.modules(), to.modules(), strict=True):
+        vars(mine).update(theirs.own())
+
+
+class TrainedCopy(Module):
+    """A frozen module that stays in memory unused, and the trained copy that runs in its place."""
+
+    def __init__(self, original: Module) -> None:
+        self.original_module = original
+        self.trained = deepcopy(original)
+        self.copies = original.copies
+        for _, parameter in self.trained.parameters():
+            parameter.trainable = True
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the copy."""
+        return self.trained(x, *args, **kwargs)
+
+    @property
+    def weight(self) -> Parameter:
+        """The copy's weight, for those who look at it directly."""
+        weight: Parameter = self.trained.weight
+        return weight

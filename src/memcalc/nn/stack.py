@@ -1,0 +1,157 @@
+"""Stacks of repeated blocks, of which the first and one of each kind are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from memcalc.autograd.checkpointing import checkpointed, reentrant
+from memcalc.autograd.tape import TracedBlock
+from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
+from memcalc.nn.module import Module, Parameter
+
+
+class Block:
+    """A traced block of a stack, called as the module is. With checkpointing on, it keeps only its inputs."""
+
+    def __init__(self, module: Module, traced: TracedBlock) -> None:
+        self.module = module
+        self.traced = traced
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the block inside its own span of the tape."""
+        tape = x.tape
+        tape.traced_blocks += 1
+        if tape.hidden is not None:
+            tape.hidden.append((x, self.traced.copies))
+        tape.enter(tape.phase, self.traced)
+        if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
+            if not self.module.checkpoints:
+                raise UsageError(f"{self.module.not_checkpointed}; use none.")
+            run = reentrant if tape.reentrant else checkpointed
+            if self.module.by_keyword:
+                out = run(tape, self._named, *args, x=x, **kwargs)
+            else:
+                out = run(tape, self.module, x, *args, **kwargs)
+        else:
+            out = self.module(x, *args, **kwargs)
+        for tensor in out if isinstance(out, tuple) else (out,):
+            if isinstance(tensor, Tensor):
+                tensor.storage.allocation.handed_over = True
+        tape.enter(tape.phase, None)
+        return out
+
+    def _named(self, *args: Any, x: Tensor, **kwargs: Any) -> Any:
+        return self.module(x, *args, **kwargs)
+
+
+class Stack(Module):
+    """Blocks that repeat. Builds and traces the first block, one of every kind after it, and the last where asked.
+
+    `kinds[i]` tells blocks apart: blocks of equal kind have equal shapes and do the same. The first is traced by
+    itself because the model still holds its input; `last_differs` is for stacks whose blocks share a tensor that
+    needs a gradient (encoder states, a position bias): the last block is the first to send one. With `shared`, all
+    blocks of a kind are one module, whose weights exist once (ALBERT).
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[Hashable],
+        build: Callable[[int], Module],
+        *,
+        name: str = "block",
+        last_differs: bool = False,
+        shared: bool = False,
+    ) -> None:
+        self.shared = shared
+        self.name = name
+        self.depth = len(kinds)
+        self._kinds = tuple(kinds)
+        self._build = build
+        self._last_differs = last_differs or shared
+        self.blocks: list[Module] = []
+        self._traced: list[TracedBlock] = []
+        self._arrange(self._kinds)
+
+    def _arrange(self, kinds: Sequence[Hashable]) -> None:
+        self.blocks, self._traced = [], []
+        for position, answers_for in _representatives(kinds, self._last_differs):
+            block = self._build(position)
+            self.blocks.append(block)
+            self._traced.append(TracedBlock(self.name, self.depth, kinds[position], position, answers_for))
+            if self.shared:
+                continue
+            if len(answers_for) > 1:
+                _stand_for(block, len(answers_for))
+
+    def rename(self, name: str) -> None:
+        """Go by another name: stacks that run one after another are told apart by it."""
+        self.name = name
+        for traced in self._traced:
+            traced.stack = name
+
+    def split(self, marks: Sequence[Hashable]) -> None:
+        """Build the blocks anew, and tell those of one kind apart by their marks, one a position."""
+        if len(set(marks)) > 1:
+            self._kinds = tuple(zip(self._kinds, marks, strict=True))
+            self._arrange(self._kinds)
+
+    @property
+    def positions(self) -> list[tuple[int, Module]]:
+        """Every position of the stack with the block that answers for it."""
+        pairs = zip(self.blocks, self._traced, strict=True)
+        return sorted(
+            ((position, block) for block, traced in pairs for position in traced.positions), key=lambda pair: pair[0]
+        )
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """The traced blocks, named by their positions as torch names them."""
+        for block, traced in zip(self.blocks, self._traced, strict=True):
+            yield str(traced.position), block
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(Block, self.blocks, self._traced)
+
+    def in_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
+        """The parameters of all blocks in the order of their positions.
+
+        A run of equal blocks comes twice, the second time for all but the first: so every neighbour that a weight has
+        is there, and the counts are right.
+        """
+        if self.shared:
+            yield from super().in_order(seen)
+            return
+        before = set(seen)
+        alone = {id(block) for block, traced in zip(self.blocks, self._traced, strict=True) if traced.copies == 1}
+        for _, run in groupby(self.positions, key=lambda pair: id(pair[1])):
+            blocks = list(run)
+            mine = set(seen if id(blocks[0][1]) in alone else before)  # a block may share weights with another
+            walked = list(blocks[0][1].in_order(mine))
+            yield from walked
+            if len(blocks) > 1:
+                yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
+            seen |= mine
+
+
+def _stand_for(block: Module, copies: int) -> None:
+    """Let a block and all of its weights answer for so many of the model."""
+    for _, module in block.modules():
+        module.copies = copies
+        for _, parameter in module.own():
+            parameter.copies = copies
+
+
+def _representatives(kinds: Sequence[Hashable], last_differs: bool) -> list[tuple[int, list[int]]]:
+    """Which positions to trace, in order, each with the positions that it answers for."""
+    if not kinds:
+        return []
+    groups: dict[Hashable, list[int]] = {}
+    last = len(kinds) - 1
+    for position in range(1, last if last_differs else last + 1):
+        groups.setdefault(kinds[position], []).append(position)
+    chosen = [(0, [0]), *((positions[0], positions) for positions in groups.values())]
+    if last_differs and last > 0:
+        chosen.append((last, [last]))
+    return sorted(chosen, key=lambda item: item[0])

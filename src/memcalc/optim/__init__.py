@@ -1,0 +1,1 @@
+"""What an optimizer step allocates, written as its source is: pure functions of weight shapes."""

@@ -1,0 +1,138 @@
+"""Weights as an optimizer sees them, and the scratch memory of its step.
+
+The step of an optimizer is written as its source is, on pieces of memory that live as long as something refers to
+them: a name keeps its piece until it is bound to the next one, so that what one weight leaves behind is alive while
+the next is updated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from math import prod
+
+from memcalc.common.records import frozen
+from memcalc.common.sizes import Shape, rounded
+
+_OUTER = frozenset({"embedding", "LM head", "head"})
+
+
+@frozen
+class Weight:
+    """A trained weight: shape, bytes per element, how many of it there are, and its group in the model.
+
+    `rank` is that of a projected gradient (GaLore).
+    """
+
+    shape: Shape
+    itemsize: int
+    copies: int = 1
+    group: str = "other"
+    rank: int = 128
+
+    @property
+    def count(self) -> int:
+        """Elements of one such weight."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one such weight, or of a tensor like it."""
+        return self.sized()
+
+    @property
+    def is_hidden_matrix(self) -> bool:
+        """Whether it is a matrix of a hidden layer: no vector, no embedding, no head."""
+        return len(self.shape) == 2 and self.group not in _OUTER
+
+    def sized(self, itemsize: int | None = None) -> int:
+        """Bytes of a tensor of its shape with elements of `itemsize` bytes."""
+        return rounded(self.count * (itemsize or self.itemsize))
+
+    def rows(self, itemsize: int | None = None) -> int:
+        """Bytes of one statistic per row of its matrices."""
+        return rounded(prod(self.shape[:-1]) * (itemsize or self.itemsize))
+
+    def columns(self, itemsize: int | None = None) -> int:
+        """Bytes of one statistic per column of its matrices."""
+        return rounded(prod(self.shape[:-2]) * self.shape[-1] * (itemsize or self.itemsize))
+
+
+SCALAR = 512
+"""Bytes that the allocator takes for a tensor of one element."""
+
+States = Callable[[Weight], Mapping[str, int]]
+Temporaries = Callable[[Sequence[Weight]], int]
+
+
+class Piece:
+    """Scratch memory, freed when nothing refers to it."""
+
+    __slots__ = ("nbytes", "scratch")
+
+    def __init__(self, scratch: Scratch, nbytes: int) -> None:
+        self.scratch = scratch
+        self.nbytes = nbytes
+        scratch.live += nbytes
+        scratch.peak = max(scratch.peak, scratch.live)
+
+    def __del__(self) -> None:
+        self.scratch.live -= self.nbytes
+
+
+class Scratch:
+    """What one optimizer step has allocated besides weights, gradients and states."""
+
+    __slots__ = ("live", "peak")
+
+    def __init__(self) -> None:
+        self.live = 0
+        self.peak = 0
+
+    def new(self, nbytes: int) -> Piece:
+        """A piece of `nbytes` bytes."""
+        return Piece(self, nbytes)
+
+    def like(self, weight: Weight, itemsize: int | None = None) -> Piece:
+        """A piece as large as `weight`, with elements of `itemsize` bytes where given."""
+        return Piece(self, weight.sized(itemsize))
+
+    def scalar(self) -> Piece:
+        """One element."""
+        return Piece(self, SCALAR)
+
+    def likes(self, weights: Sequence[Weight]) -> list[Piece]:
+        """A list with a piece like every weight (foreach)."""
+        return self.each(weights, Weight.sized)
+
+    def each(self, weights: Sequence[Weight], size: Callable[[Weight], int]) -> list[Piece]:
+        """A list with a piece of `size` bytes for every weight."""
+        return [self.new(size(weight) * weight.copies) for weight in weights]
+
+
+def peak_of(step: Callable[[Scratch, Sequence[Weight]], object]) -> Temporaries:
+    """The most that `step` has alive at once, as a function of the weights in the order of their updates."""
+
+    @wraps(step)
+    def temporaries(weights: Sequence[Weight]) -> int:
+        scratch = Scratch()
+        step(scratch, weights)
+        return scratch.peak
+
+    return temporaries
+
+
+def nothing(weights: Sequence[Weight]) -> int:
+    """A step in place: no scratch memory."""
+    return 0
+
+
+def by_dtype(weights: Sequence[Weight]) -> list[list[Weight]]:
+    """The weights in the groups that foreach works on, one after another.
+
+    PyTorch sorts them into a hash table of the C++ library, which lists first what was put in last.
+    """
+    groups: dict[int, list[Weight]] = {}
+    for weight in weights:
+        groups.setdefault(weight.itemsize, []).append(weight)
+    return list(reversed(groups.values()))

@@ -1,0 +1,1 @@
+"""The only place that divides: what one of several GPUs holds."""

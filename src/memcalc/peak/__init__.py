@@ -1,0 +1,1 @@
+"""Where the peak is computed: the sweep over allocations, and extrapolation to blocks that were not traced."""

@@ -1,0 +1,1 @@
+"""The JSON contract, the assumptions, unused options, host memory."""

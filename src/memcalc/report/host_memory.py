@@ -1,0 +1,33 @@
+"""What a training job keeps in host memory, beside the GPU: a line for each thing, with its size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.setup.setup import TrainingSetup
+from memcalc.training.step import Step
+from memcalc.units import format_bytes
+
+
+def in_host_memory(step: Step) -> Iterator[str]:
+    """Weights while they are loaded, paged optimizer states, and what was saved for backward and offloaded."""
+    setup = step.setup
+    if not isinstance(setup, TrainingSetup):
+        return
+    if setup.quantization == "none":
+        weights = sum(p.numel * p.copies * p.dtype.itemsize for _, p in step.parameters)
+        yield (
+            f"host memory: {format_bytes(weights)} in each process while it loads the weights, unless they go straight "
+            "to the GPU"
+        )
+    if paged := paged_bytes(step):
+        yield f"host memory: {format_bytes(paged)} of {setup.optimizer} states, which are paged in for each step"
+    if step.tape.host_bytes:
+        yield f"host memory: {format_bytes(step.tape.host_bytes)} that backward needs (--activation-offload)"
+
+
+def paged_bytes(step: Step) -> int:
+    """Bytes of the optimizer's states that live in host memory."""
+    if step.optimizer is None:
+        return 0
+    return sum(sum(step.optimizer.host(weight).values()) * weight.copies for weight in step.trained)

@@ -1,0 +1,47 @@
+"""Options that were given and change nothing for the model at hand: a line each, so that none is taken in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memcalc.config.quantization import find_quantization
+from memcalc.models.registry import family
+from memcalc.setup.setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from memcalc.models.spec import ModelSpec
+    from memcalc.setup.setup import InferenceSetup
+    from memcalc.training.step import Step
+
+
+def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+    """Lines for the options of `setup` that the model has no use for."""
+    given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
+    if not step.network.reads_text:
+        reads = step.network.reads
+        yield f"the model reads {reads} alone, one for each of --batch: --seq-len changes nothing"
+        if "images" in given:
+            yield f"--images counts images of a sequence, and this model reads {reads} alone: --batch says how many"
+        if setup.image_size is not None and not step.network.any_size:
+            yield "--image-size changes nothing: the model has a position for every patch of the config's image size"
+    if blind:
+        yield from (
+            f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
+            for name in ("images", "image_size")
+            if name in given and getattr(setup, name) is not None
+        )
+    if not step.network.source_is_text and setup.seq_len is not None:
+        if not step.training:
+            yield "--seq-len changes nothing: the source is no text, and generation begins with one token"
+        elif setup.target_len is not None:
+            yield "--seq-len changes nothing: the source is no text, and --target-len says how long the target is"
+    if isinstance(setup, TrainingSetup) and setup.hold_outputs and setup.loss in ("cut", "fused-linear"):
+        yield f"--hold-outputs changes nothing: --loss {setup.loss} makes no logits that a loop could hold"
+    if "kbit_prepare" in given and setup.quantization == "none" and find_quantization(spec.config) is None:
+        yield "--kbit-prepare and --no-kbit-prepare change nothing: the model is not quantized"
+    if setup.target_len is not None:
+        if not step.training:
+            yield "--target-len changes nothing: generation begins with one token of the target (--new-tokens)"
+        elif family(spec.model_type).blocks != "encoder-decoder":
+            yield f"--target-len changes nothing: {spec.model_type} is no encoder-decoder"

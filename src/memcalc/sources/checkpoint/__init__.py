@@ -1,0 +1,1 @@
+"""safetensors headers: tensors, roles, packings, shard index, bytes when loaded."""

@@ -1,0 +1,211 @@
+"""Config against headers: where they disagree, one line each, and which of them was used.
+
+The config gives the shapes that the model is built with; the headers give what is stored. Names differ between the two
+(prefixes, fused experts), so parts are compared, not names: each layer, the embedding, the head, the vision tower.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+from memcalc.common.records import frozen
+from memcalc.config.dtypes import declared_dtypes
+from memcalc.sources.checkpoint.checkpoint import Checkpoint, safetensors_dtype
+from memcalc.units import format_bytes, format_count
+
+# Parts of a model by what their tensors are called; the first that matches is taken.
+_PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (part, re.compile(pattern))
+    for part, pattern in (
+        ("multi-token prediction", r"(^|\.)(mtp|mtp_block|nextn|eh_proj|enorm|hnorm|shared_head)(\.|_|$)"),
+        ("multimodal projector", r"(multi_modal_projector|mm_projector|mlp1\.|connector|merger|embed_vision|aligner)"),
+        ("vision tower", r"(^|\.)(vision\w*|visual|vit|image_\w+|vpm)\."),
+        ("audio tower", r"(^|\.)(audio\w*|speech\w*|whisper)\."),
+        (
+            "embedding",
+            r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|token_embd|embed_in|embeddings?|shared)\.weight$",
+        ),
+        ("head", r"(lm_head|embed_out|output_projection|^output)\.(weight|bias)$|lm_head"),
+    )
+)
+_LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:layers|layer|h|blocks|block|blk)\.(\d+)\.")
+
+
+# Tensors by name: their shapes, or only how many elements they have.
+Shapes = Mapping[str, int | tuple[int, ...]]
+
+
+@frozen
+class Dtypes:
+    """Three dtypes that are easily taken for one another, as safetensors spells them."""
+
+    stored: str | None
+    declared: str | None
+    loaded: str
+
+    def line(self) -> str:
+        return f"dtypes: stored {self.stored or 'unknown'}, declared {self.declared or 'none'}, loaded {self.loaded}"
+
+
+def declared_dtype(config: Mapping[str, Any]) -> str | None:
+    """What the config declares, as safetensors spells it; "auto", null and unknown words declare nothing."""
+    return next((spelled for word in declared_dtypes(config) if (spelled := safetensors_dtype(word))), None)
+
+
+def dtypes(checkpoint: Checkpoint | None, config: Mapping[str, Any] | None, asked: str | None = None) -> Dtypes:
+    """The three dtypes. A run loads what was asked for, else what is declared, else what is stored, else F32.
+
+    That is what Transformers 5 does; Transformers 4 without a `torch_dtype` argument loads F32.
+    """
+    stored = checkpoint.stored_dtype if checkpoint else None
+    declared = declared_dtype(config or {})
+    wanted = safetensors_dtype(asked) if asked else None
+    return Dtypes(stored, declared, wanted or declared or stored or "F32")
+
+
+def reconcile(
+    checkpoint: Checkpoint,
+    *,
+    parameters: int | None = None,
+    expected: Shapes | None = None,
+    tied: bool | None = None,
+    layers: int | None = None,
+) -> tuple[str, ...]:
+    """The lines for the report, empty when config and headers agree.
+
+    Args:
+        checkpoint: what the headers say.
+        parameters: unique parameters of the model that the config builds.
+        expected: its tensors where known, name to shape or to number of elements; a tied head is not listed.
+        tied: whether the config ties the head to the embedding.
+        layers: how many layers the config has, to tell multi-token-prediction layers behind them.
+    """
+    stored = _by_part(((t.weight, t.parameters) for t in checkpoint.tensors if t.parameters), layers)
+    built = _by_part(((name, _elements(shape)) for name, shape in (expected or {}).items()), layers)
+    lines = list(_declared(checkpoint))
+    twice = 0
+    if tied:
+        table = _tied_table(checkpoint, layers)
+        twice = table if stored["embedding"] else 0
+        _merge_head(stored, "the rest" if stored["embedding"] else "embedding", table, twice)
+        _merge_head(built, "the rest", 0, 0)
+    if twice:
+        lines.append(f"the head is tied, but stored twice: {_count(twice)} counted once")
+    total = checkpoint.parameters - twice
+    if built:
+        parameters = sum(built.values())
+    if built and total != parameters and _comparable(stored, built):
+        lines.extend(_part_lines(stored, built))
+    elif parameters is not None:
+        lines.extend(_total_lines(stored, total, parameters, tied))
+    return tuple(lines)
+
+
+def _tied_table(checkpoint: Checkpoint, layers: int | None) -> int:
+    """Parameters of the head's tensor that is the embedding's table, 0 where none is: alike in size, or the largest."""
+    sizes = {"head": [0], "embedding": [0]}
+    for tensor in checkpoint.tensors:
+        part = part_of(tensor.weight, layers)
+        if part in sizes and tensor.parameters:
+            sizes[part].append(tensor.parameters)
+    if len(sizes["embedding"]) == 1:
+        return max(sizes["head"])
+    return max((size for size in sizes["head"] if size in sizes["embedding"]), default=0)
+
+
+def _merge_head(parts: Counter[str], table_to: str, table: int, twice: int) -> None:
+    """A tied head is no part: its table is the embedding's, and what else it has belongs to the rest."""
+    head = parts.pop("head", 0)
+    parts[table_to] += table - twice
+    parts["the rest"] += head - table
+    for part in ("embedding", "the rest"):
+        if not parts[part]:
+            del parts[part]
+
+
+def _comparable(stored: Counter[str], built: Counter[str]) -> bool:
+    """Whether both call their layers alike, so that the parts can be told apart."""
+    layers = {part for part in built if "layer " in part}
+    return layers <= stored.keys()
+
+
+def _elements(shape: int | tuple[int, ...]) -> int:
+    return shape if isinstance(shape, int) else prod(shape)
+
+
+def _part_lines(stored: Counter[str], built: Counter[str]) -> Iterable[str]:
+    """Extra, missing and differing parts; layers that differ alike share a line."""
+    layers: dict[int, list[str]] = {}
+    for part in sorted({*stored, *built}):
+        has, needs = stored[part], built[part]
+        if has == needs:
+            continue
+        if part.startswith("layer ") and has and needs:
+            layers.setdefault(has - needs, []).append(part)
+        elif not needs:
+            yield f"the files hold {part}, {_count(has)}, which the config does not build; not counted"
+        elif not has:
+            yield f"the files hold no {part}, {_count(needs)}; counted from the config"
+        else:
+            yield f"{part}: the files hold {_count(has)}, the config builds {_count(needs)}; the config is used"
+    for difference, parts in layers.items():
+        more = "more" if difference > 0 else "fewer"
+        where = parts[0] if len(parts) == 1 else f"each of {len(parts)} layers"
+        yield f"{where}: the files hold {_count(abs(difference))} {more} than the config builds; the config is used"
+
+
+def _total_lines(stored: Counter[str], total: int, parameters: int, tied: bool | None) -> Iterable[str]:
+    """Without the config's tensors, only its total: name the parts that explain the difference, if they do."""
+    difference = total - parameters
+    if not difference:
+        return
+    extras = {
+        part: stored[part] for part in ("multi-token prediction", "multimodal projector", "vision tower", "audio tower")
+    }
+    explained = [part for part, count in extras.items() if count and count == difference]
+    if explained:
+        yield f"the files hold {explained[0]}, {_count(difference)}, which the config does not build; not counted"
+    elif difference < 0 and not stored["head"] and not tied and stored["embedding"] == -difference:
+        yield f"the files hold no head, {_count(-difference)}; counted from the config"
+    else:
+        share = abs(difference) / max(parameters, 1)
+        said = f"the files hold {_count(total)}, the config builds {_count(parameters)}"
+        yield said + (f" ({share:.0%} apart: is it the right config?)" if share > 0.2 else "") + "; the config is used"
+
+
+def _declared(checkpoint: Checkpoint) -> Iterable[str]:
+    """Totals that the index states about itself; off by more than a thousandth, they are worth a line."""
+    declared = checkpoint.declared
+    for stated, found, show in (
+        (declared.total_bytes, checkpoint.stored_bytes, format_bytes),
+        (declared.total_parameters, checkpoint.parameters, _count),
+    ):
+        if stated is not None and abs(stated - found) * 1000 > max(found, 1):
+            yield f"the index declares {show(stated)}, the headers add up to {show(found)}; the headers are used"
+
+
+def part_of(name: str, layers: int | None = None) -> str:
+    """The part that a tensor belongs to: "layer 12", "embedding", "head", "vision tower" ... or "the rest"."""
+    for part, pattern in _PARTS:
+        if pattern.search(name):
+            return part
+    layer = _LAYER.search(name)
+    if layer:
+        if layers is not None and int(layer[2]) >= layers:
+            return "multi-token prediction"
+        return f"{layer[1]} layer {layer[2]}" if layer[1] else f"layer {layer[2]}"
+    return "the rest"
+
+
+def _by_part(tensors: Iterable[tuple[str, int]], layers: int | None) -> Counter[str]:
+    totals: Counter[str] = Counter()
+    for name, count in tensors:
+        totals[part_of(name, layers)] += count
+    return totals
+
+
+def _count(count: int) -> str:
+    short = format_count(count)
+    return f"{count:,} parameters" + (f" ({short})" if count >= 10**6 else "")

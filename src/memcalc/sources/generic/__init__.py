@@ -1,0 +1,1 @@
+"""`--generic`: a Llama-like config read off names and shapes."""

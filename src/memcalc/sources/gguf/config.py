@@ -1,0 +1,120 @@
+"""What a GGUF header says about the architecture, in the words of a config.json."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from memcalc.errors import CheckpointError
+from memcalc.sources.display_names import shown
+from memcalc.sources.gguf.header import GgufHeader
+
+# llama.cpp's architecture names and the Transformers model types that they were converted from.
+# Source: llama.cpp's convert_hf_to_gguf.py. Names that are spelled alike in both need no row.
+MODEL_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "qwen2moe": "qwen2_moe",
+        "qwen3moe": "qwen3_moe",
+        "qwen2vl": "qwen2_vl",
+        "qwen3next": "qwen3_next",
+        "gemma3": "gemma3_text",
+        "gemma3n": "gemma3n_text",
+        "phi2": "phi",
+        "phimoe": "phimoe",
+        "gptneox": "gpt_neox",
+        "gptj": "gptj",
+        "command-r": "cohere",
+        "cohere2": "cohere2",
+        "granitemoe": "granitemoe",
+        "gpt-oss": "gpt_oss",
+        "glm4moe": "glm4_moe",
+        "chatglm": "chatglm",
+        "deepseek2": "deepseek_v3",
+        "starcoder": "gpt_bigcode",
+        "llama4": "llama4_text",
+        "ernie4_5": "ernie4_5",
+        "ernie4_5-moe": "ernie4_5_moe",
+        "exaone4": "exaone4",
+        "falcon-h1": "falcon_h1",
+        "nemotron_h": "nemotron_h",
+        "hunyuan-moe": "hunyuan_v1_moe",
+        "lfm2moe": "lfm2_moe",
+    }
+)
+
+# Keys behind the architecture's name, and the config's own. Source: ggml's docs/gguf.md, "LLM".
+_KEYS: tuple[tuple[str, str], ...] = (
+    ("block_count", "num_hidden_layers"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("attention.key_length", "head_dim"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.sliding_window", "sliding_window"),
+    ("expert_count", "num_experts"),
+    ("expert_used_count", "num_experts_per_tok"),
+    ("expert_feed_forward_length", "moe_intermediate_size"),
+    ("expert_shared_count", "n_shared_experts"),
+    ("attention.q_lora_rank", "q_lora_rank"),
+    ("attention.kv_lora_rank", "kv_lora_rank"),
+    ("leading_dense_block_count", "first_k_dense_replace"),
+    ("nextn_predict_layers", "num_nextn_predict_layers"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("rope.freq_base", "rope_theta"),
+)
+
+# The name of the number of experts differs by family. Source: the configuration classes of Transformers.
+_EXPERTS = MappingProxyType(
+    {
+        "mixtral": "num_local_experts",
+        "gpt_oss": "num_local_experts",
+        "deepseek_v3": "n_routed_experts",
+        "glm4_moe": "n_routed_experts",
+        "granitemoe": "num_local_experts",
+        "phimoe": "num_local_experts",
+    }
+)
+
+
+def config_from_gguf(header: GgufHeader, name: str) -> dict[str, Any]:
+    """A config.json's object for the model in `header`; lists stay lists where layers differ.
+
+    Raises:
+        CheckpointError: the file names no architecture (an adapter, a projector, or only a tokenizer).
+    """
+    architecture = header.architecture
+    if not architecture or header.metadata.get("general.type", "model") != "model":
+        kind = shown(header.metadata.get("general.type", "no architecture"))
+        raise CheckpointError(f"{shown(name)} is not a language model ({kind}): give the model's own GGUF file.")
+    found: dict[str, Any] = {"model_type": MODEL_TYPES.get(architecture, architecture)}
+    for key, ours in _KEYS:
+        value = _single(header.metadata.get(f"{architecture}.{key}"))
+        if value is not None:
+            found[ours] = value
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if architecture == "llama" and found.get("num_experts"):
+        found["model_type"] = "mixtral"
+    if found.get("num_experts"):
+        found[_EXPERTS.get(found["model_type"], "num_experts")] = found["num_experts"]
+    _vocabulary(found, header, shapes)
+    if "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes:
+        found["attention_bias"] = True
+    return found
+
+
+def _single(value: Any) -> Any:
+    """A list of equal numbers, one a layer, is one number; a skipped array is unknown."""
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        return value[0]
+    return None if isinstance(value, tuple) or value == [] else value
+
+
+def _vocabulary(found: dict[str, Any], header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Rows of the embedding, else the tokenizer's words; a missing output matrix means that it is tied."""
+    embedding = shapes.get("token_embd.weight")
+    words = header.metadata.get("tokenizer.ggml.tokens")
+    if embedding:
+        found["vocab_size"] = embedding[0]
+        found["tie_word_embeddings"] = "output.weight" not in shapes
+    elif isinstance(words, list | tuple) and words:
+        found["vocab_size"] = words[0] if isinstance(words, tuple) else len(words)

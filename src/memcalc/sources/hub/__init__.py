@@ -1,0 +1,1 @@
+"""The Hugging Face Hub over HTTP, cached and bounded."""

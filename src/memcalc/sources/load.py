@@ -1,0 +1,90 @@
+"""The one door to models outside: a path on disk or a name on the Hub becomes a LoadedModel."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from memcalc.errors import HubError, MemcalcError, UsageError
+from memcalc.sources.disk import load_path
+from memcalc.sources.display_names import shown
+from memcalc.sources.loaded_model import LoadedModel
+
+Kind = Literal["file", "hub"]
+
+
+def load(
+    name_or_path: str,
+    *,
+    kind: Kind,
+    revision: str | None = None,
+    token: str | None = None,
+    timeout: float = 10.0,
+    weights: str | None = None,
+    base: str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> LoadedModel:
+    """Read what a model is made of; its weights are never read, and nothing of it is run.
+
+    Args:
+        name_or_path: a path for "file", an id or page address for "hub".
+        kind: where to look.
+        revision, token, timeout: for the Hub; `timeout` in seconds.
+        weights: one weight file or GGUF type, where a repository has several.
+        base: an adapter's base model, in place of the one that it names.
+        progress: is called with a line of text when the Hub takes longer than a second.
+
+    Raises:
+        MemcalcError: one sentence for the user.
+    """
+    model = _read(name_or_path, kind, revision, token, timeout, weights, progress)
+    if model.adapter is None:
+        return model
+    return replace(model, base=_base(model, kind, base, token, timeout, progress))
+
+
+def _read(
+    name: str,
+    kind: Kind,
+    revision: str | None,
+    token: str | None,
+    timeout: float,
+    weights: str | None,
+    progress: Callable[[str], None] | None,
+) -> LoadedModel:
+    if not name.strip():
+        raise UsageError("The model's name is empty: give a path, or a name of the Hub such as ORG/NAME.")
+    if kind == "file":
+        return load_path(Path(name), weights)
+    from memcalc.sources.hub.load import load_hub  # brings huggingface_hub, which `from-file` must not pay for
+
+    return load_hub(name, revision=revision, token=token, timeout=timeout, wanted=weights, progress=progress)
+
+
+def _base(
+    model: LoadedModel,
+    kind: Kind,
+    given: str | None,
+    token: str | None,
+    timeout: float,
+    progress: Callable[[str], None] | None,
+) -> LoadedModel | None:
+    """The model that an adapter needs.
+
+    A local adapter may name a folder; the Hub is asked only when the user gives the base. An adapter from the Hub names
+    a model there: a path in its config is somebody else's disk, and is not looked at.
+    """
+    name = given or (model.adapter.base_model if model.adapter else None)
+    local = name is not None and Path(name).exists() and (given is not None or kind == "file")
+    if name is None or (kind == "file" and given is None and not local):
+        return None
+    try:
+        found = _read(name, "file" if local else "hub", None, token, timeout, None, progress)
+    except MemcalcError as problem:
+        raise HubError(
+            f"{shown(model.name)} is an adapter for {shown(name)}, which cannot be read ({str(problem).rstrip('.')}); "
+            "give the base model with --base, or its size with --params."
+        ) from None
+    if found.adapter is not None:
+        raise HubError(f"{shown(model.name)} is an adapter for {shown(name)}, itself an adapter; give --base.")
+    return found

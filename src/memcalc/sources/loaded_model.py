@@ -1,0 +1,81 @@
+"""What a name or a path turned out to be: config, headers, and everything worth telling about them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from memcalc.common.records import frozen
+from memcalc.errors import ConfigError
+from memcalc.sources.adapter import Adapter
+from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
+from memcalc.sources.display_names import shown
+
+
+@frozen
+class Traffic:
+    """What an answer from the Hub cost: requests (redirects included) and bytes of their bodies."""
+
+    requests: int = 0
+    bytes_fetched: int = 0
+
+
+@frozen
+class Component:
+    """One module of a pipeline that model_index.json names and that has weights."""
+
+    name: str
+    library: str
+    class_name: str
+    config: Mapping[str, Any] | None
+    checkpoint: Checkpoint | None
+    notes: tuple[str, ...] = ()
+
+
+@frozen
+class LoadedModel:
+    """Everything that was read under `name`; `origin` is "file", "hub" or "cache".
+
+    `checkpoint` is None when there are no weights that memcalc reads (none, or only pickles); the answer then rests on
+    `config`. An adapter has its `base` beside it where that could be read. `components` is empty but for pipelines.
+    """
+
+    name: str
+    origin: str
+    config: Mapping[str, Any] | None
+    checkpoint: Checkpoint | None
+    adapter: Adapter | None = None
+    base: "LoadedModel | None" = None
+    components: tuple[Component, ...] = ()
+    ignored: tuple[IgnoredFile, ...] = ()
+    revision: str | None = None
+    traffic: Traffic = Traffic()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def custom_code(self) -> bool:
+        """Whether the config asks for code of the repository (`auto_map`), which memcalc never runs."""
+        return bool((self.config or {}).get("auto_map"))
+
+    def require_config(self) -> Mapping[str, Any]:
+        """The config that gives the shapes: the model's own, or that of an adapter's base.
+
+        Raises:
+            ConfigError: there is none, with what to do instead.
+        """
+        if self.config is not None:
+            return self.config
+        if self.base is not None:
+            return self.base.require_config()
+        if self.adapter is not None:
+            base = shown(self.adapter.base_model or "a model it does not name")
+            size = "" if self.adapter.parameters is None else f" of {self.adapter.parameters:,} parameters"
+            raise ConfigError(
+                f"{shown(self.name)} is only an adapter{size} for {base}: "
+                "give that model with --base, or its size with --params."
+            )
+        if self.components:
+            raise ConfigError(
+                f"{shown(self.name)} is a pipeline of several models: inspect shows each component's weights."
+            )
+        raise ConfigError(
+            f"{shown(self.name)} has no config.json: try --generic, which reads the shapes from the weights' names."
+        )

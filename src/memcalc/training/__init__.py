@@ -1,0 +1,1 @@
+"""One optimizer step: prepare the model, run it, and what steps in backward."""

@@ -1,0 +1,53 @@
+"""Learning a teacher's distribution over the next token of completions, over the whole vocabulary.
+
+Source: DistillationTrainer of TRL 1.12 without its fused loss, with its default divergence (beta 1: the reverse KL).
+"""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
+from memcalc.tables.dtypes import FP32
+from memcalc.training.objectives.log_probabilities import where
+from memcalc.training.objectives.rollout import LOSS, Actors
+
+
+def distillation(actors: Actors) -> Tensor:
+    """The loss of completions. Both models compute the logits of all tokens, and both stand until the loss is there."""
+    rows, completion = actors.sequences, actors.completion
+    prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
+    prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
+    count = ops.scale(ops.like(actors.given(), FP32))
+    ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
+    actors.tape.padding = padding
+    outputs = actors.run(ids)
+    with actors.tape.no_grad():
+        teacher = actors.ask(ids).kept[0]
+    actors.tape.padding = None
+    _check_vocabulary(outputs.kept[0], teacher)
+    with actors.tape.scoped(LOSS):
+        student = ops.narrow(outputs.kept[0], 1, completion)
+        teacher = ops.narrow(teacher, 1, completion)
+        divergence = _reverse_kl(student, teacher)
+        divergence = where(divergence, mask, rows * completion)
+        total = ops.sum_over(ops.reshape(divergence, -1), 0)
+        return ops.divide(total, count)
+
+
+def _check_vocabulary(student: Tensor, teacher: Tensor) -> None:
+    own, other = student.shape[-1], teacher.shape[-1]
+    if own != other:
+        raise UsageError(
+            f"the teacher has logits of {other} tokens and the student of {own}, so they cannot be compared; choose a "
+            "teacher with the same vocabulary."
+        )
+
+
+def _reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
+    """KL of logits [b, c, V] divided by the temperature, element by element: p · (log p - log q)."""
+    student = ops.scale(student)
+    teacher = ops.scale(teacher)
+    log_p, log_q = ops.log_softmax(student), ops.log_softmax(teacher)
+    difference = ops.subtract(log_p, log_q)
+    return ops.multiply(ops.exp(log_p), difference)

@@ -1,0 +1,84 @@
+"""Learning from pairs, a chosen and a rejected completion: DPO, and the reward model of Bradley and Terry.
+
+A micro-batch of b pairs is 2b sequences, the chosen ones first. Dropout is off (`disable_dropout`).
+Source: trl/trainer/{dpo,reward}_trainer.py of TRL 1.12, with its defaults (the sigmoid loss).
+"""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
+from memcalc.tables.dtypes import FP32, INT64
+from memcalc.training.objectives.log_probabilities import entropy, selected, where
+from memcalc.training.objectives.rollout import LOSS, Actors
+
+
+def dpo(actors: Actors) -> Tensor:
+    """The loss of pairs. The logits of both models stand until all is logged."""
+    pairs, length = actors.setup.batch, actors.length
+    ids, mask = actors.given(2 * pairs, length), actors.given(2 * pairs, length)
+    known = [actors.given(pairs, dtype=FP32) for _ in range(2)] if actors.companion is None else None
+    outputs = actors.run(ids)
+    with actors.tape.scoped(LOSS):
+        shifted_logits = ops.contiguous(ops.narrow(outputs.kept[0], 1, length - 1))
+        labels = ops.contiguous(ops.narrow(ids, 1, length - 1))
+        shifted_mask = ops.contiguous(ops.narrow(mask, 1, length - 1))
+        per_token = _of_completions(selected(shifted_logits, labels), shifted_mask)
+        sums = ops.sum_over(per_token, 1)
+        chosen, rejected = ops.chunk(sums, 2, 0)
+    if known is not None:
+        return _compared(actors, shifted_logits, shifted_mask, [chosen, rejected], known)
+    with actors.tape.no_grad():
+        reference = actors.ask(ids)
+    with actors.tape.scoped(LOSS):
+        reference_logits = ops.contiguous(ops.narrow(reference.kept[0], 1, length - 1))
+        reference_per_token = _of_completions(selected(reference_logits, labels), shifted_mask)
+        reference_sums = ops.sum_over(reference_per_token, 1)
+        known = ops.chunk(reference_sums, 2, 0)
+    return _compared(actors, shifted_logits, shifted_mask, [chosen, rejected], known)
+
+
+def _of_completions(per_token: Tensor, mask: Tensor) -> Tensor:
+    """Log-probabilities [b, s] with zeros, put in place, outside of completions."""
+    return ops.masked_fill_(per_token, ops.compare(mask))
+
+
+def _compared(actors: Actors, logits: Tensor, mask: Tensor, own: list[Tensor], known: list[Tensor]) -> Tensor:
+    """The loss of log-probabilities [b] of chosen and rejected completions, and the statistics that are logged."""
+    with actors.tape.scoped(LOSS):
+        _chosen, _rejected = (ops.subtract(mine, theirs) for mine, theirs in zip(own, known, strict=True))
+        _difference = ops.subtract(_chosen, _rejected)
+        _each = ops.negative(ops.log_sigmoid(ops.scale(_difference)))
+        loss = ops.shift(ops.scale(ops.mean(_each, 0, keepdim=False)))
+        _logged = _statistics(actors, logits.detach(), mask)
+    return loss
+
+
+def _statistics(actors: Actors, logits: Tensor, mask: Tensor) -> list[Tensor]:
+    """Entropy, mean logits and predictions of the completions."""
+    count = actors.setup.batch * actors.completion
+    entropies = entropy(logits)
+    kept = [entropies, ops.mean(where(entropies, mask, 2 * count), 0, keepdim=False)]
+    halves = ops.chunk(logits, 2, 0)
+    for half, own in zip(halves, ops.chunk(mask, 2, 0), strict=True):
+        means = ops.mean(where(half, own, count), -1, keepdim=False)
+        kept.append(ops.sum_over(means, 0))
+        del means
+        kept.append(ops.sum_over(ops.reshape(own, -1), 0))
+    kept.append(logits.tape.new(halves[0].shape[:-1], INT64))  # the most probable tokens
+    return kept
+
+
+def reward(actors: Actors) -> Tensor:
+    """The loss of rewards [2b, 1]: how much more the chosen ones get."""
+    ids = actors.given(2 * actors.setup.batch, actors.length)
+    outputs = actors.run(ids)
+    if outputs.kept[0].shape[1:] != (1,):
+        raise UsageError(
+            "--objective reward needs a head of one score for a sequence, which this family has none of as memcalc "
+            "knows it; name its language model, or another one."
+        )
+    with actors.tape.scoped("head and loss"):
+        chosen, rejected = ops.chunk(ops.squeeze(outputs.kept[0], -1), 2, 0)
+        return ops.mean(ops.negative(ops.log_sigmoid(ops.subtract(chosen, rejected))), 0, keepdim=False)

@@ -1,0 +1,62 @@
+"""PPO: a policy and a value model, trained together on completions that were generated before.
+
+Source: PPOTrainer of TRL (trl.experimental.ppo), one micro-batch of its update. Rollouts, rewards and the entropy that
+it logs after the step are left out.
+"""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.tables.dtypes import BOOL, FP32, INT64
+from memcalc.training.objectives.log_probabilities import selected
+from memcalc.training.objectives.rollout import LOSS, Actors
+
+
+def ppo(actors: Actors) -> Tensor:
+    """The loss of completions with advantages, returns and values. Both models see all tokens, and the trainer's
+    variables, hidden states among them, stand until the optimizer has stepped.
+    """
+    rows, completion = actors.sequences, actors.completion
+    ids, answer = actors.given(rows, actors.length), actors.given(rows, completion)
+    masks = [actors.given(rows, completion, dtype=BOOL, name="masks") for _ in range(2)]
+    old = actors.given(rows, completion, dtype=actors.logits_dtype, name="log-probabilities")
+    returns, before, advantages = (
+        actors.given(rows, completion, dtype=FP32, name="returns, values, advantages") for _ in range(3)
+    )
+    outputs, values = actors.run_both(ids)
+    with actors.tape.scoped(LOSS):
+        whole, logits = ops.scale_slice_(outputs.kept[0], 1, completion)
+        chosen = ops.masked_fill(selected(logits, answer), masks[0])
+        own = ops.masked_fill(ops.squeeze(ops.narrow(values, 1, completion), -1), masks[1])
+        of_values = _of_values(actors, own, before, returns, masks[1])
+        of_policy = _of_policy(actors, chosen, old, advantages, masks[0])
+        loss = ops.add(of_policy, ops.scale(of_values))
+    actors.held += [(tensor, 1) for tensor in (whole, values, chosen, own, of_values, of_policy, loss)]
+    return loss
+
+
+def _of_values(actors: Actors, own: Tensor, before: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """Half the squared distance of values [b, c] from returns, clipped."""
+    clipped = ops.clamp_between(own, ops.shift(before), ops.shift(before))
+    one = ops.power(ops.subtract(own, returns))
+    two = ops.power(ops.subtract(clipped, returns))
+    largest = ops.larger(one, two)
+    actors.held += [(tensor, 1) for tensor in (clipped, one, two, largest)]
+    return ops.scale(_masked_mean(largest, ops.compare(mask)))
+
+
+def _of_policy(actors: Actors, chosen: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """The clipped loss of log-probabilities [b, c]."""
+    difference = ops.subtract(chosen, old)
+    ratio = ops.exp(difference)
+    one = ops.multiply(ops.negative(advantages), ratio)
+    two = ops.multiply(ops.negative(advantages), ops.clamp(ratio))
+    largest = ops.larger(one, two)
+    actors.held += [(tensor, 1) for tensor in (difference, ratio, one, two, largest)]
+    return _masked_mean(largest, ops.compare(mask))
+
+
+def _masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    total = ops.sum_over(ops.reshape(ops.multiply(x, mask), -1), 0)
+    return ops.divide(total, ops.sum_over(ops.reshape(mask, -1), 0, dtype=INT64))

@@ -1,0 +1,108 @@
+"""The models that an objective runs, and the tensors that the step is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memcalc import ops
+from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.autograd.tensor import Tensor
+from memcalc.models.common.heads import SequenceClassifier
+from memcalc.nn.model import Batch, Network, Outputs
+from memcalc.setup.setup import TrainingSetup, sequences
+from memcalc.tables.dtypes import FP32, INT64, DType
+from memcalc.training.objectives.frozen_models import Companion
+
+LOSS = "LM head and loss"
+"""The part of the box that logits and what is made of them belong to."""
+
+
+@dataclass(slots=True)
+class Actors:
+    """The trained model, and the one beside it that is only asked (a reference, a teacher), if there is one.
+
+    `length` is that of prompt and completion together, in tokens.
+    """
+
+    tape: Tape
+    policy: Network
+    companion: Companion | None
+    setup: TrainingSetup
+    autocast: DType | None
+    length: int
+    value: SequenceClassifier | None = None
+    """The value model that is trained beside the policy."""
+    held: list[tuple[Tensor, int]] = field(default_factory=list)
+    """What outlasts the step, with its copies."""
+
+    @property
+    def completion(self) -> int:
+        """Tokens of a completion: no token stands before the first, so that one is never learnt from."""
+        return min(self.setup.completion_len or self.length, self.length - 1)
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the micro-batch."""
+        return sequences(self.setup)
+
+    @property
+    def logits_dtype(self) -> DType:
+        """The dtype of the logits, as accelerate gives them out."""
+        return self.tape.weights
+
+    def given(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
+        """An input of the step."""
+        return self.tape.untracked(shape, dtype, OVERHEAD, name)
+
+    def run(self, ids: Tensor, keep: int | None = None) -> Outputs:
+        """What the trained model says to ids [b, s]: logits of all tokens, or of the last `keep`, come first."""
+        return self._run(self.policy, ids, keep)
+
+    def ask(self, ids: Tensor, keep: int | None = None) -> Outputs:
+        """What the model beside it says. The caller switches gradients off."""
+        assert self.companion is not None
+        training, self.tape.training = self.tape.training, self.companion.trains
+        try:
+            with self.tape.attending(self.companion.attention):
+                return self._run(self.companion.network, ids, keep)
+        finally:
+            self.tape.training = training
+
+    def run_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
+        """What the policy says to ids [b, s], whose hidden states are `held`, and a value for each token [b, s, 1].
+
+        The value model runs first; its hidden states stand until the policy is through.
+        """
+        self._mark_padding(ids)
+        with self.tape.autocasting(self.autocast):
+            outputs, values = self._forward_both(ids)
+        _narrow = outputs.kept  # stands until all is in fp32
+        outputs.widen()
+        return outputs, ops.to(values, FP32) if self.tape.weights is FP32 else values
+
+    def _forward_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
+        assert self.value is not None
+        padded = self.setup.padding_mask
+        try:
+            _of_values: list[tuple[Tensor, int]] = []
+            self.tape.hidden = _of_values
+            states = self.value.model(ids, padded)
+            values = self.value.score(states)
+            self.tape.hidden = self.held
+            return self.policy(Batch(ids, None, padded)), values
+        finally:
+            self.tape.hidden = None
+
+    def _run(self, network: Network, ids: Tensor, keep: int | None) -> Outputs:
+        setup = self.setup
+        self._mark_padding(ids)
+        batch = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images, setup.image_size, keep)
+        with self.tape.autocasting(self.autocast):
+            outputs = network(batch)
+        outputs.widen()
+        return outputs
+
+    def _mark_padding(self, ids: Tensor) -> None:
+        """Give the models one padding mask, an input of the step, unless the trainer made one."""
+        if self.setup.padding_mask and self.tape.padding is None:
+            self.tape.padding = self.given(*ids.shape, name="padding mask")

@@ -1,0 +1,82 @@
+"""An objective's step from the models that it needs to its loss, and what it adds to the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from memcalc.autograd.tape import Tape
+from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.precisions import PRECISIONS
+from memcalc.training.objectives import OBJECTIVES, Actors, frozen_models
+from memcalc.training.objectives.assumptions import notes
+from memcalc.training.step import Aims, build
+
+
+def pursuer(spec: ModelSpec, setup: TrainingSetup) -> ModelSpec:
+    """The spec of the model that is trained: a reward model has a head of its own."""
+    return _scoring(spec) if setup.objective == "reward" else spec
+
+
+def _scoring(spec: ModelSpec) -> ModelSpec:
+    """The spec with a head of one score for a sequence, as reward and value models are loaded."""
+    scored = spec.with_head("sequence-classification", 1)
+    padding = 0 if scored.config.get("pad_token_id") is None else scored.config["pad_token_id"]
+    return replace(scored, config={**scored.config, "pad_token_id": padding})
+
+
+def trained(network: Network, spec: ModelSpec, setup: TrainingSetup) -> Module:
+    """All that is trained around `network`: PPO has a value model beside the policy."""
+    if setup.objective != "ppo":
+        return network
+    value = _scoring(spec)
+    return frozen_models.PolicyAndValue(network, frozen_models.value_model(build(value), value, setup))
+
+
+def pursue(
+    tape: Tape, trained: Module, spec: ModelSpec, setup: TrainingSetup, length: int, teacher: ModelSpec | None
+) -> tuple[Tensor, tuple[Tensor, ...], Aims]:
+    """The loss of the objective, what the trainer holds through backward, and what the objective adds to the step.
+
+    Raises UsageError where the model or the teacher does not suit it.
+    """
+    recipe = PRECISIONS[setup.precision]
+    value = trained.value_model if isinstance(trained, frozen_models.PolicyAndValue) else None
+    policy = trained.policy if isinstance(trained, frozen_models.PolicyAndValue) else trained
+    assert isinstance(policy, Network)
+    frozen_models.check_head(policy, setup)
+    beside = _beside(tape, spec, setup, teacher)
+    tape.drops = setup.objective not in ("dpo", "reward")
+    actors = Actors(tape, policy, beside, setup, recipe.autocast, length, value)
+    loss = OBJECTIVES[setup.objective](actors)
+    weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
+    if value is not None:
+        weights["reward model"] = frozen_models.size(value)
+    used: dict[str, Any] = {"reference": setup.reference_used, "sequences": actors.sequences}
+    if teacher is not None:
+        used["teacher"] = teacher.name
+    outlasting = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in actors.held}
+    aims = Aims(weights, sum(outlasting.values()), used, tuple(notes(setup, actors.completion, length)))
+    return loss, tuple(x for x, _ in actors.held), aims
+
+
+def _beside(
+    tape: Tape, spec: ModelSpec, setup: TrainingSetup, teacher: ModelSpec | None
+) -> frozen_models.Companion | None:
+    """The reference model or the teacher."""
+    dtype = PRECISIONS[setup.precision].weights
+    if setup.objective != "distillation":
+        return frozen_models.reference(spec, build(spec), setup, tape, dtype)
+    if teacher is None:
+        raise UsageError(
+            "--objective distillation learns from a teacher: name it with --teacher, a path, a model of the Hub or a "
+            "size (in the library, estimate's `teacher`)."
+        )
+    attention = family(teacher.model_type).attention_used(setup.attention)
+    return frozen_models.teacher(build(teacher), tape, dtype, attention)

@@ -1,0 +1,152 @@
+"""What the setup does to a built model before it is trained: what is frozen, and what is added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.config.quantization import find_quantization, quantized_once, skipped_modules
+from memcalc.errors import UsageError
+from memcalc.models.common.causal_lm import CausalLM
+from memcalc.models.common.lm_losses import LanguageLoss
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.layers.mixture_of_experts import Experts
+from memcalc.nn.model import Network
+from memcalc.nn.module import Buffer
+from memcalc.nn.module_paths import input_embeddings, sites
+from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize
+from memcalc.nn.stack import Stack
+from memcalc.peft.freezing import freeze, train_only
+from memcalc.peft.injection import Lora, add_lora
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import ALIASES, FP32
+from memcalc.tables.precisions import PRECISIONS
+from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
+from memcalc.training.liger import use_liger
+
+
+def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
+    """Freeze and extend `network`, unbound, as `setup` asks; returns what should be said under Assumptions."""
+    if setup.checkpoint_every > 1:
+        _checkpoint_every(network, setup.checkpoint_every)
+    reads_ids = network.reads_text and network.main_input == "input_ids"
+    if setup.activation_checkpointing == "full" and (reads_ids or setup.lora_rank is not None):
+        for embedding in input_embeddings(sites(network)):  # Transformers does it, and PEFT: frozen blocks pass on then
+            embedding.output_needs_gradient = True
+    _shape_loss(network, setup)
+    notes = load(network, spec, setup)
+    train_only(network, setup.train)
+    if setup.lora_rank is not None:
+        setup = _with_new_head(network, setup, notes)
+        notes += add_lora(network, spec.model_type, _lora(setup))
+    if setup.freeze is not None:
+        freeze(network, setup.freeze)
+    return notes
+
+
+def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
+    """Give `network`, unbound, the kernels and the quantized weights that it is loaded with; returns notes."""
+    if setup.kernels == "liger":
+        use_liger(network, spec.model_type)
+    form, notes = _base_format(spec, setup)
+    if form is not None:
+        _quantize(network, form, spec, setup)
+        notes += _training_notes(network, form, setup)
+    return notes
+
+
+def _shape_loss(network: Network, setup: TrainingSetup) -> None:
+    """Let the language model compute its loss as the setup says."""
+    loss = LanguageLoss(setup.loss, setup.loss_chunks, setup.logits_to_keep, setup.label_smoothing > 0, setup.z_loss)
+    if loss == LanguageLoss(chunks=setup.loss_chunks):
+        return
+    models = [module for _, module in network.modules() if isinstance(module, CausalLM)]
+    if not models:
+        raise UsageError(
+            "--loss, --logits-to-keep, --label-smoothing and --z-loss shape the loss of a decoder with a "
+            "language-model head, which this model is not; leave them out."
+        )
+    models[0].loss = loss
+
+
+def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[str]]:
+    """What the base is quantized to: as the setup says, else as the repository is, where adapters are trained."""
+    stated = quantized_once(spec.config, setup.quantization)
+    if setup.quantization != "none":
+        return FORMATS[setup.quantization], []
+    if stated is None:
+        return None, []
+    form = stated_format(stated)
+    if form is None or setup.lora_rank is None or "quantization" in setup.model_fields_set:
+        return None, [f"the repository's weights ({stated}) are dequantized when they are loaded"]
+    if setup.dora and not form.kernel.startswith("bnb"):
+        raise UsageError(
+            f"PEFT has no DoRA on a base like this repository's ({stated}); leave out --dora, or take the model "
+            "that it was made from."
+        )
+    return form, [f"base weights quantized as {stated.where} of the config says: {stated}"]
+
+
+def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: TrainingSetup) -> None:
+    recipe = PRECISIONS[setup.precision]
+    compute = recipe.autocast or recipe.weights
+    stated = find_quantization(spec.config)
+    quantize(network, form, compute, () if stated is None else skipped_modules(stated))
+    keeps = ("gptq",)
+    for _, parameter in network.tensors():
+        if isinstance(parameter, (Buffer, Packed)) or parameter.fixed_dtype is not None:
+            continue
+        if setup.kbit_prepare and form.kernel not in keeps:
+            parameter.fixed_dtype = FP32
+        elif recipe.autocast is not None:
+            parameter.fixed_dtype = recipe.autocast
+
+
+def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) -> Iterator[str]:
+    """What is assumed of a quantized base."""
+    wide = "fp32" if setup.kbit_prepare and form.kernel != "gptq" else "16 bits"
+    yield f"quantized base: head, embeddings, norms and biases stay in {wide} (--kbit-prepare)"
+    if form.kernel == "bnb-4bit":
+        yield "bitsandbytes dequantizes a layer's weight in forward (from 8 tokens on) and again in backward"
+    elif form.kernel == "bnb-8bit":
+        yield "LLM.int8 meets no outlier columns; it holds each layer's input through backward, checkpointed or not"
+    elif form.kernel == "gptq":
+        yield "gptqmodel's PyTorch kernel, the one that trains: autograd keeps each dequantized weight until it is used"
+    elif form.kernel == "dequantize":
+        yield f"{form.name} weights are dequantized in forward and again in backward, as no training kernel is known"
+    if any(isinstance(module, Experts) and not isinstance(module, QuantizedExperts) for _, module in network.modules()):
+        yield f"experts stay wide: Transformers' {form.name} quantizes linear layers only"
+
+
+def _checkpoint_every(network: Network, step: int) -> None:
+    """Checkpoint the first of every `step` blocks only, counted through all stacks."""
+    before = 0
+    for _, module in network.modules():
+        if isinstance(module, Stack):
+            chosen = [(before + position) % step == 0 for position in range(module.depth)]
+            module.split(chosen)
+            for position, block in module.positions:
+                block.left_out = not chosen[position]
+            before += module.depth
+
+
+def _with_new_head(network: Network, setup: TrainingSetup, notes: list[str]) -> TrainingSetup:
+    """A reward model's head is new, so PEFT (task type SEQ_CLS) trains it in full beside the adapters."""
+    leaves = {site.leaf for site in sites(network)} & {"score", "classifier"}
+    if setup.objective != "reward" or setup.modules_to_save is not None or not leaves:
+        return setup
+    head = min(leaves)
+    notes.append(f"the new head is trained in full beside the adapters (--modules-to-save {head})")
+    return setup.model_copy(update={"modules_to_save": head})
+
+
+def _lora(setup: TrainingSetup) -> Lora:
+    assert setup.lora_rank is not None
+    return Lora(
+        setup.lora_rank,
+        setup.lora_targets,
+        ALIASES[setup.lora_dtype],
+        setup.lora_dropout,
+        setup.lora_bias,
+        setup.dora,
+        setup.modules_to_save,
+    )

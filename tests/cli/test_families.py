@@ -1,0 +1,41 @@
+"""What `memcalc families` says of every family is so."""
+
+import json
+from typing import Any
+
+import pytest
+from support.cli_runs import run
+from support.measured_rows import FOLDER
+
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
+from memcalc.models.registry import family, known
+from memcalc.tables.lora_targets import REFUSED
+
+CONFIGS: dict[str, dict[str, Any]] = {}
+for _path in sorted(FOLDER.glob("*.jsonl")):
+    for _line in _path.read_text().splitlines():
+        _config = json.loads(_line)["case"]["config"]
+        CONFIGS.setdefault(_config["model_type"], _config)
+
+
+@pytest.mark.parametrize("model_type", sorted(CONFIGS))
+def test_every_measured_family_trains_generates_and_is_adapted(model_type: str) -> None:
+    spec = ModelSpec.from_config(CONFIGS[model_type])
+    targets = "in_proj" if model_type in REFUSED else "all-linear"  # PEFT refuses the mixers' output projections
+    whole = estimate(spec, TrainingSetup())
+    adapted = estimate(spec, TrainingSetup(lora_rank=1, lora_targets=targets))
+    assert whole.saved_for_backward_bytes
+    assert 0 < adapted.model.parameters.trainable < whole.model.parameters.trainable
+    assert estimate(spec, InferenceSetup()).peak.allocated_bytes < whole.peak.allocated_bytes
+
+
+def test_the_table_has_a_line_for_every_family() -> None:
+    heads, *lines = run("families").stdout.splitlines()
+    assert heads.split("  ")[0] == "model_type"
+    assert [line.split()[0] for line in lines] == list(known())
+    assert any(line.startswith("llama ") and "q_proj, v_proj" in line for line in lines)
+
+
+@pytest.mark.parametrize("model_type", known())
+def test_measured_rows_stand_behind_the_claim(model_type: str) -> None:
+    assert ("measured rows" in family(model_type).verified) <= (model_type in CONFIGS)

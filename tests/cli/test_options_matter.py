@@ -1,0 +1,238 @@
+"""No option is taken in silence: it changes the answer, is refused, or a line says why it changes nothing."""
+
+from typing import Any
+
+import pytest
+
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate, find_gpu
+from memcalc.errors import UsageError
+from memcalc.render import styles
+from memcalc.render.box import render
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "vocab_size": 4000,
+}
+LORA = {"lora_rank": 8}
+FULL = {"activation_checkpointing": "full"}
+
+TRAINING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"batch": 5}),
+    ({}, {"seq_len": 300}),
+    ({}, {"attention": "eager"}),
+    ({}, {"padding_mask": True}),
+    ({}, {"precision": "bf16"}),
+    ({}, FULL),
+    (FULL, {"checkpoint_every": 2}),
+    (FULL, {"checkpoint_every": 3}),
+    (FULL, {"checkpoint_reentrant": True}),
+    ({}, {"activation_checkpointing": "selective"}),
+    ({}, {"activation_offload": True}),
+    ({}, {"optimizer": "sgd"}),
+    ({}, {"optimizer_impl": "for-loop"}),
+    ({}, {"optimizer_in_backward": True}),
+    ({}, {"grad_accum": 2}),
+    ({}, {"hold_outputs": True}),
+    ({}, LORA),
+    (LORA, {"lora_targets": "all-linear"}),
+    (LORA, {"lora_dtype": "bf16"}),
+    (LORA, {"lora_dropout": 0.1}),
+    (LORA, {"lora_bias": "adapter"}),
+    (LORA, {"dora": True}),
+    (LORA, {"modules_to_save": "lm_head"}),
+    (LORA, {"quantization": "nf4"}),
+    (LORA | {"quantization": "nf4"}, {"kbit_prepare": False}),
+    ({}, {"train": "head"}),
+    ({}, {"freeze": "embedding"}),
+    ({}, {"loss": "chunked"}),
+    ({}, {"logits_to_keep": 3}),
+    ({}, {"kernels": "liger"}),
+    ({}, {"loss": "fused-linear"}),
+    ({}, {"loss": "cut"}),
+    ({"loss": "chunked"}, {"loss_chunks": 2}),
+    ({}, {"z_loss": True}),
+    ({}, {"label_smoothing": 0.1}),
+    ({}, {"objective": "dpo"}),
+    ({}, {"objective": "reward"}),
+    ({}, {"objective": "ppo"}),
+    ({"objective": "grpo"}, {"generations": 2}),
+    ({"objective": "dpo"}, {"reference": "precomputed"}),
+    ({"objective": "grpo"}, {"completion_len": 9}),
+    ({"objective": "dpo"} | LORA, {"reference": "copy"}),
+    ({"objective": "grpo"}, {"reference": "none"}),
+    ({"optimizer": "galore-adamw"}, {"galore_rank": 4}),
+    ({}, {"expert_imbalance": 2.0}),
+    ({}, {"cuda_context": "0"}),
+    ({}, {"cublas_workspace": "0"}),
+    ({}, {"allocator_reserve": 0.1}),
+]
+
+INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"batch": 5}),
+    ({}, {"seq_len": 300}),
+    ({}, {"attention": "eager"}),
+    ({}, {"padding_mask": True}),
+    ({}, {"dtype": "fp32"}),
+    ({}, {"engine": "vllm"}),
+    ({}, {"engine": "transformers-static"}),
+    ({}, {"kv_dtype": "fp8"}),
+    ({}, {"new_tokens": 9}),
+    ({}, {"num_beams": 2}),
+    ({}, {"logits": "all"}),
+    ({}, {"prefill_chunk": 16}),
+    ({}, {"tensor_parallel": 2}),
+    ({}, {"quantization": "nf4"}),
+    ({}, {"utilization": 0.5}),
+]
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"galore_rank": 4}, "--galore-rank .* --optimizer is adamw"),
+    ({"loss_chunks": 4}, "--loss-chunks .* is eager"),
+    ({"completion_len": 4}, "--completion-len .* --objective sft"),
+    ({"reference": "copy"}, "--reference .* --objective is sft"),
+    ({"objective": "dpo", "reference": "shared"}, "--reference shared .* add --lora-rank"),
+    ({"objective": "dpo", "reference": "none"}, "--objective dpo .* use --reference copy"),
+    ({"objective": "dpo", "generations": 2}, "--generations .* --objective is dpo"),
+    ({"objective": "dpo", "hold_outputs": True}, "--hold-outputs .* leave it out"),
+    ({"objective": "grpo", "loss": "chunked"}, "--objective sft, but it is grpo"),
+    ({"objective": "reward", "completion_len": 3}, "--completion-len .* reward"),
+    ({"objective": "dpo", "seq_len": 1}, "one token has none; raise --seq-len"),
+    ({"objective": "grpo", "completion_len": 300}, "--completion-len 300 exceeds"),
+    ({"kbit_prepare": False}, "--no-kbit-prepare .* no --lora-rank"),
+    ({"checkpoint_every": 2}, "--checkpoint-every"),
+    ({"checkpoint_reentrant": True}, "--checkpoint-reentrant"),
+]
+
+
+def answer(setup: TrainingSetup | InferenceSetup) -> tuple[object, ...]:
+    """Numbers and lines of a report."""
+    report = estimate(ModelSpec.from_config(LLAMA), setup)
+    numbers = report.components, report.phases, report.peak, report.kv_cache_bytes, report.saved_for_backward_bytes
+    return *numbers, tuple(line for line in report.assumptions if not line.startswith("defaults:"))
+
+
+@pytest.mark.parametrize(("base", "option"), TRAINING, ids=str)
+def test_a_training_option_shows(base: dict[str, Any], option: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 2, "seq_len": 64}
+    assert answer(TrainingSetup(**sizes, **base)) != answer(TrainingSetup(**(sizes | base | option)))
+
+
+@pytest.mark.parametrize(("base", "option"), INFERENCE, ids=str)
+def test_an_inference_option_shows(base: dict[str, Any], option: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"batch": 2, "seq_len": 64}
+    assert answer(InferenceSetup(**sizes, **base)) != answer(InferenceSetup(**(sizes | base | option)))
+
+
+@pytest.mark.parametrize(("option", "message"), REFUSED, ids=str)
+def test_an_option_that_says_nothing_is_refused(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        TrainingSetup(**option)
+
+
+VIT = {"model_type": "vit", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64}
+BLOOM = {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4}
+WHISPER = {"model_type": "whisper", "d_model": 96, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64}
+IDLE: list[tuple[dict[str, Any], TrainingSetup | InferenceSetup, str]] = [
+    (LLAMA, TrainingSetup(images=3), "--images changes nothing: llama reads no images"),
+    (LLAMA, InferenceSetup(image_size=8), "--image-size changes nothing: llama reads no images"),
+    (LLAMA, TrainingSetup(target_len=8), "--target-len changes nothing: llama is no encoder-decoder"),
+    (LLAMA, InferenceSetup(target_len=8), "--target-len changes nothing: generation begins with one token"),
+    (LLAMA, TrainingSetup(expert_imbalance=2.0), "an uneven spread over experts changes nothing"),
+    (LLAMA, TrainingSetup(lora_rank=2, kbit_prepare=False), "change nothing: the model is not quantized"),
+    (LLAMA, TrainingSetup(hold_outputs=True, loss="cut"), "--hold-outputs changes nothing: --loss cut makes no logits"),
+    (LLAMA, InferenceSetup(padding_mask=True, engine="vllm"), "--padding-mask is not used: vllm packs sequences"),
+    (BLOOM, TrainingSetup(attention="flash"), "--attention flash is not used: Transformers has eager for bloom"),
+    (WHISPER, TrainingSetup(seq_len=8, target_len=9), "--seq-len changes nothing: the source is no text"),
+    (WHISPER, InferenceSetup(seq_len=8), "--seq-len changes nothing: the source is no text"),
+    (VIT, TrainingSetup(seq_len=8), "--seq-len changes nothing"),
+    (VIT, TrainingSetup(images=3), "--batch says how many"),
+    (VIT, TrainingSetup(image_size=32), "--image-size changes nothing"),
+]
+
+
+@pytest.mark.parametrize(("config", "setup", "line"), IDLE)
+def test_an_option_without_use_is_said_to_be(
+    config: dict[str, Any], setup: TrainingSetup | InferenceSetup, line: str
+) -> None:
+    report = estimate(ModelSpec.from_config({**config, "vocab_size": 100}), setup)
+    assert any(line in said for said in report.assumptions)
+
+
+def test_a_source_of_sound_has_no_tokens() -> None:
+    """The one length of text is the target's, whichever option names it."""
+    spec = ModelSpec.from_config(WHISPER)
+    by_target, by_length = (estimate(spec, TrainingSetup(**{name: 9})) for name in ("target_len", "seq_len"))
+    assert by_target.peak == by_length.peak
+    assert (by_target.setup["seq_len"], by_target.setup["target_len"]) == (None, 9)
+    assert "batch 1 × 9 tokens" in styles.plain(render(by_target, 80))
+    assert not any("sequence length" in line for line in by_target.assumptions)
+
+
+def test_a_model_of_images_alone_serves_a_batch() -> None:
+    report = estimate(ModelSpec.from_config(VIT), InferenceSetup(batch=2), find_gpu("24GB"))
+    box = styles.plain(render(report, 80, "GiB", unicode=True))
+    assert "SERVES   a batch of " in box
+    assert "tokens" not in box
+    assert report.setup["seq_len"] is None
+
+
+@pytest.mark.parametrize("quantization", ["gptq-4", "awq-4", "fp8"])
+def test_experts_in_one_tensor_are_quantized(quantization: Any) -> None:
+    config = {
+        "model_type": "llama4_text",
+        "hidden_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "intermediate_size_mlp": 512,
+        "num_local_experts": 4,
+        "vocab_size": 500,
+        "head_dim": 64,
+    }
+    spec = ModelSpec.from_config(config)
+    wide = estimate(spec, InferenceSetup()).components.model_weights.peak_bytes
+    assert estimate(spec, InferenceSetup(quantization=quantization)).components.model_weights.peak_bytes < 0.7 * wide
+
+
+def test_quantizing_that_raises_the_peak_is_told() -> None:
+    options: dict[str, Any] = {"precision": "bf16", "lora_rank": 8, "quantization": "nf4"}
+    wide_vocabulary = ModelSpec.from_config({**LLAMA, "vocab_size": 100_000})
+    lines = estimate(wide_vocabulary, TrainingSetup(**options)).assumptions
+    assert any(line.startswith("quantizing raises the peak here") for line in lines)
+    large = ModelSpec.from_config({**LLAMA, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 12})
+    assert not any("raises the peak" in line for line in estimate(large, TrainingSetup(**options)).assumptions)
+
+
+def test_packed_experts_take_no_adapters() -> None:
+    config = {
+        "model_type": "qwen3_moe",
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 64,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "vocab_size": 500,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    }
+    with pytest.raises(UsageError, match=r"experts .* are quantized.*--lora-targets"):
+        estimate(ModelSpec.from_config(config), TrainingSetup(lora_rank=4, lora_targets="all-linear"))
+
+
+def test_every_nth_block_is_checkpointed() -> None:
+    def saved(**options: Any) -> int:
+        report = estimate(ModelSpec.from_config(LLAMA), TrainingSetup(batch=2, seq_len=64, **options))
+        assert report.saved_for_backward_bytes is not None
+        return report.saved_for_backward_bytes
+
+    none, one = saved(), saved(**FULL, checkpoint_every=6)
+    assert one < none
+    for step, chosen in ((2, 3), (3, 2), (4, 2)):
+        assert saved(**FULL, checkpoint_every=step) == none - (none - one) * chosen

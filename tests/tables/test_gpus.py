@@ -1,0 +1,102 @@
+"""The GPU and overhead tables: names find exactly one row, and never by part of a name."""
+
+import pytest
+
+from memcalc.errors import UsageError
+from memcalc.tables.gpus import GPUS, MIB, Gpu, find_gpu
+from memcalc.tables.overheads import CUDA_CONTEXT_INFERENCE, CUDA_CONTEXT_TRAINING, WORKSPACES, workspace_of
+
+
+def test_the_table_is_long_and_sane() -> None:
+    assert len(GPUS) >= 40
+    for gpu in GPUS:
+        assert 4 * 2**30 < gpu.total_bytes < 512 * 2**30, gpu
+        assert gpu.source, gpu
+        assert gpu.architecture, gpu
+
+
+def test_every_name_and_alias_finds_its_own_row() -> None:
+    for gpu in GPUS:
+        for name in (gpu.name, *gpu.aliases):
+            for spelling in (name, name.upper(), name.lower(), name.replace("-", " "), f"NVIDIA {name}"):
+                assert find_gpu(spelling) is gpu, spelling
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "capability"),
+    [
+        ("H100-80GB", 81559, (9, 0)),
+        ("NVIDIA H100 80GB HBM3", 81559, (9, 0)),
+        ("H100 NVL", 95830, (9, 0)),
+        ("A100-80GB", 81920, (8, 0)),
+        ("NVIDIA A100-SXM4-40GB", 40960, (8, 0)),
+        ("a6000", 49140, (8, 6)),
+        ("rtx 4090", 24564, (8, 9)),
+        ("4090", 24564, (8, 9)),
+        ("RTX_5090", 32607, (12, 0)),
+        ("T4", 15360, (7, 5)),
+        ("H200", 143771, (9, 0)),
+        ("b200", 183359, (10, 0)),
+        ("MI300X", 196592, None),
+    ],
+)
+def test_known_gpus(name: str, mib: int, capability: tuple[int, int] | None) -> None:
+    gpu = find_gpu(name)
+    assert gpu.total_bytes == mib * MIB
+    assert gpu.compute_capability == capability
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("A100", "did you mean 'A100-40GB' or 'A100-80GB'?"),
+        ("V100", "did you mean 'V100-16GB' or 'V100-32GB'?"),
+        ("H10", "No GPU is called 'H10'"),
+        ("H1000-80GB", "did you mean 'H100-80GB'"),
+        ("RTX 4900", "did you mean 'RTX-4090'"),
+        ("RTX4090", "did you mean 'RTX-4090'"),
+        ("-3GB", "is not a size"),
+        ("gaudi", "No GPU is called 'gaudi'"),
+        ("", "No GPU is called ''"),
+        ("[bold]\x1b[31m", "'[bold]\\x1b[31m'"),
+        ("24", "a size with a unit"),
+        ("24G", "a size with a unit"),
+        ("100MiB", "too small for a GPU"),
+        ("0GB", "too small for a GPU"),
+        ("99999999999GB", "larger than any memory"),
+        ("1.2.3GB", "not a size"),
+    ],
+)
+def test_what_is_no_gpu(text: str, says: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        find_gpu(text)
+    assert says in str(refusal.value)
+
+
+@pytest.mark.parametrize(("text", "nbytes"), [("24GB", 24 * 10**9), ("80 GiB", 80 * 2**30), ("1.5tb", 1500 * 10**9)])
+def test_a_size_is_a_gpu_without_a_name(text: str, nbytes: int) -> None:
+    assert find_gpu(text) == Gpu(text, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "nbytes"),
+    [
+        (None, "cuBLAS workspace", 8_519_680),
+        ("24GB", "cuBLAS workspace", 8_519_680),
+        ("RTX-4090", "cuBLAS workspace", 8_519_680),
+        ("A100-80GB", "cuBLAS workspace", 8_519_680),
+        ("H100-80GB", "cuBLAS workspace", 32 * MIB),
+        ("B200", "cuBLAS workspace", 32 * MIB),
+        ("RTX-5090", "cuBLAS workspace", 32 * MIB),
+        ("MI210", "hipBLAS workspace", 32 * MIB),
+        ("MI300X", "hipBLAS workspace", 128 * MIB),
+    ],
+)
+def test_workspace_by_generation(gpu: str | None, name: str, nbytes: int) -> None:
+    row = workspace_of(find_gpu(gpu) if gpu else None)
+    assert (row.name, row.nbytes) == (name, nbytes)
+
+
+def test_every_overhead_names_its_source() -> None:
+    assert all(row.source for row in (*WORKSPACES, CUDA_CONTEXT_TRAINING, CUDA_CONTEXT_INFERENCE))
+    assert CUDA_CONTEXT_TRAINING.nbytes - CUDA_CONTEXT_INFERENCE.nbytes == 8 * MIB

@@ -1,0 +1,127 @@
+"""Optimizers: bytes per parameter by each source's formula, small tensors, host memory, and the command's table."""
+
+import pytest
+from support.cli_runs import refused, run
+
+from memcalc import ModelSpec, TrainingSetup, estimate
+from memcalc.optim.weight import Weight
+from memcalc.tables.optimizers import OPTIMIZERS, ROWS, optimizer
+
+SIDE = 4096
+COUNT = SIDE * SIDE
+MATRIX, HALF = Weight((SIDE, SIDE), 4), Weight((SIDE, SIDE), 2)
+
+SCALE = 4 / 256
+"""An fp32 scale for each block of 256 elements of an 8-bit state (bitsandbytes)."""
+FACTORS = 2 * SIDE / COUNT
+"""A row and a column statistic, elements for each of a square matrix."""
+GALORE = (2 * 128 * SIDE) / COUNT
+"""Momentum and variance of a gradient projected to rank 128."""
+
+TABLE: list[tuple[str, float, float, float]] = [
+    # name, bytes a parameter of an fp32 matrix, of a 16-bit one, and of either in host memory
+    ("adamw", 4 + 4, 2 + 2, 0),
+    ("adam", 4 + 4, 2 + 2, 0),
+    ("sgd", 0, 0, 0),
+    ("sgd-momentum", 4, 2, 0),
+    ("adagrad", 4, 2, 0),
+    ("rmsprop", 4, 2, 0),
+    ("adafactor", 4 * FACTORS, 2 * FACTORS, 0),
+    ("adafactor-hf", 4 * FACTORS + 512 / COUNT, 4 * FACTORS + 512 / COUNT, 0),
+    ("muon", 4, 2, 0),
+    ("lion", 4, 2, 0),
+    ("adamw-8bit", 2 + 2 * SCALE, 2 + 2 * SCALE, 0),
+    ("lion-8bit", 1 + SCALE, 1 + SCALE, 0),
+    ("paged-adamw", 0, 0, 8),
+    ("paged-adamw-8bit", 2 * SCALE, 2 * SCALE, 2),
+    ("paged-lion", 0, 0, 4),
+    ("paged-lion-8bit", SCALE, SCALE, 1),
+    ("adamw-bf16", 2 + 2, 2 + 2, 0),
+    ("adamw-apex", 4 + 4, 4 + 4, 0),
+    # An fp32 projection is a slice of the whole factor, which stays; a 16-bit one is a copy of it.
+    ("galore-adamw", 4 * GALORE + 4, 2 * GALORE + 2 * 128 / SIDE, 0),
+    ("lomo", 0, 0, 0),
+    ("adalomo", 4 * FACTORS, 4 * FACTORS, 0),
+    ("schedule-free-adamw", 4 + 4, 2 + 2, 0),
+    ("schedule-free-sgd", 4, 2, 0),
+]
+
+MODEL = {
+    "model_type": "llama",
+    "hidden_size": 320,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "intermediate_size": 872,
+    "vocab_size": 70,
+}
+
+
+@pytest.mark.parametrize(("name", "wide", "half", "host"), TABLE, ids=[row[0] for row in TABLE])
+def test_bytes_per_parameter(name: str, wide: float, half: float, host: float) -> None:
+    row = OPTIMIZERS[name]
+    assert sum(row.states(MATRIX).values()) / COUNT == pytest.approx(wide, abs=1e-9)
+    assert sum(row.states(HALF).values()) / COUNT == pytest.approx(half, abs=1e-9)
+    assert sum(row.host(MATRIX).values()) / COUNT == host
+    assert row.source
+
+
+def test_every_optimizer_has_a_formula() -> None:
+    assert [row.name for row in ROWS] == [name for name, *_ in TABLE]
+
+
+def test_the_table_of_the_command() -> None:
+    lines = {line.split()[0]: line.split() for line in run("optimizers").stdout.splitlines()[1:]}
+    assert set(lines) == set(OPTIMIZERS)
+    shown = {name: (float(words[1]), float(words[2])) for name, words in lines.items()}
+    for name, wide, _, host in TABLE:
+        assert shown[name] == (pytest.approx(wide, rel=0.06), host)
+
+
+@pytest.mark.parametrize(("count", "nbytes"), [(4095, 2 * 16384), (4096, 2 * (4096 + 512))])
+def test_small_tensors_stay_in_32_bits(count: int, nbytes: int) -> None:
+    """bitsandbytes: under 4,096 elements; each piece is rounded up to 512 bytes."""
+    states = OPTIMIZERS["adamw-8bit"].states(Weight((count,), 4))
+    assert sum(states.values()) == nbytes
+
+
+def test_vectors_have_whole_statistics() -> None:
+    """Adafactor factors matrices only, Muon steps a vector, an embedding and a head as AdamW does."""
+    vector = Weight((4096,), 4)
+    assert sum(OPTIMIZERS["adafactor"].states(vector).values()) == 4 * 4096
+    assert sum(OPTIMIZERS["muon"].states(vector).values()) == 2 * 4 * 4096
+    assert sum(OPTIMIZERS["muon"].states(Weight((SIDE, SIDE), 4, group="embedding")).values()) == 2 * 4 * COUNT
+
+
+@pytest.mark.parametrize(("paged", "resident"), [("paged-adamw", 29_921_280), ("paged-lion", 14_960_640)])
+def test_paged_states_are_those_of_large_weights(paged: str, resident: int) -> None:
+    """What bitsandbytes' 32-bit states of 100,000 elements or more take (30 MB were measured on the GPU, unpaged)."""
+    report = estimate(ModelSpec.from_config(MODEL), TrainingSetup(precision="bf16", optimizer=paged, seq_len=24))
+    (line,) = (line for line in report.assumptions if "paged in" in line)
+    row = OPTIMIZERS[paged]
+    large = [(320, 320)] * 12 + [(872, 320)] * 6 + [(320, 872)] * 3
+    assert sum(sum(row.host(Weight(shape, 2)).values()) for shape in large) == resident
+    assert f"{resident / 2**20:.1f} MiB of {paged} states" in line
+    small = 7 * 320 + 2 * 70 * 320  # norms, embedding and head stay on the GPU
+    assert report.components.optimizer_states.peak_bytes == pytest.approx(8 * resident / 29_921_280 * small, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["adamw_torch_fused", "paged_adamw_32bit", "galore_adamw", "lion_8bit"])
+def test_trainer_s_names_are_known(name: str) -> None:
+    assert optimizer(name).name in OPTIMIZERS
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--optimizer adamw-8bit --optimizer-impl foreach", ("adamw-8bit has no foreach", "fused")),
+        ("--optimizer adamw-8bit --optimizer-impl for-loop", ("no for-loop", "fused")),
+        ("--optimizer adamw-8bit --galore-rank 64", ("--galore-rank", "adamw-8bit")),
+        ("--optimizer-in-backward --grad-accum 2", ("--optimizer-in-backward", "--grad-accum")),
+        ("--optimizer lomo --grad-accum 4", ("--optimizer lomo", "--grad-accum")),
+        ("--optimizer adamw-4bit", ("adamw-4bit", "adamw-8bit", "memcalc optimizers")),
+        ("--optimizer muon --optimizer-impl fused", ("muon has no fused", "for-loop")),
+    ],
+)
+def test_what_an_optimizer_has_not(options: str, words: tuple[str, ...]) -> None:
+    message = refused(2, "estimate", "--params", "1B", *options.split())
+    assert all(word in message for word in words), message
