@@ -117,8 +117,8 @@ def document(results: list[Compared]) -> str:
 
 _HEAD = """# Accuracy: memcalc against published measurements
 
-Written by `python benchmarks/accuracy.py` from the rows of `tests/data/published/`; run it again after a change that moves
-a number. `tests/test_accuracy.py` fails where this page is not what memcalc computes now.
+Written by `python benchmarks/accuracy.py` from the rows of `tests/data/published/`; run it again after a change that
+moves a number. `tests/test_accuracy.py` fails where this page is not what memcalc computes now.
 
 A row is a measurement that its project published with a complete configuration. Its options are what the source says,
 and nothing is adjusted to fit. *counter* says what was read: *allocated* is `torch.cuda.max_memory_allocated()`,
