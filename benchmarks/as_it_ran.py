@@ -1,8 +1,9 @@
 """What older libraries and LitGPT's own modules keep, where it is not what today's PyTorch and Transformers keep.
 
 memcalc describes today's libraries. A row of `tests/data/published/` that says what it `ran` is computed a second time
-with these parts in place of memcalc's own, on the same tape and by the same rules, so that the distance to the libraries
-of its time is told apart from memcalc's errors. Each part states a fact of a source; none has a number to choose.
+with these parts in place of memcalc's own, on the same tape and by the same rules, so that the distance to the
+libraries of its time is told apart from memcalc's errors. Each part states a fact of
+a source; none has a number to choose.
 """
 
 from collections.abc import Callable, Iterator
