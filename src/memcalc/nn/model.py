@@ -12,7 +12,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
-from memcalc.tables.dtypes import FP32, INT64
+from memcalc.tables.dtypes import FP32, INT64, DType
 
 IMAGES = "images"
 """Name of the inputs that images come in: generation holds on to them."""
@@ -81,6 +81,16 @@ class Outputs:
             self.loss = self.behind(self.widen())
         return self.loss
 
+    def convert(self, dtype: DType) -> None:
+        """Have loss and logits in `dtype`, as a wrapper of the model does with what it returns."""
+        self.replace(lambda output: ops.to(output, dtype))
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put what `change` makes of loss and logits in their place; they stand until all is made."""
+        before = self.loss, self.kept
+        self.loss = None if before[0] is None else change(before[0])
+        self.kept = tuple(change(x) if isinstance(x, Tensor) and x.dtype.floating else x for x in before[1])
+
     def widen(self) -> Tensor:
         """The logits, in fp32 where autocast made them narrower, which is how accelerate gives them out."""
         (logits, *rest), self.kept = self.kept, ()
@@ -128,6 +138,10 @@ class Network(Module):
 
     def __call__(self, batch: Batch) -> Outputs:  # type: ignore[override]
         """Run the model on `batch`."""
+        return self.forward(batch) if self.hooks is None else self.hooks(self, batch)
+
+    def call(self, batch: Batch) -> Outputs:  # type: ignore[override]
+        """Run the model without its hooks."""
         return self.forward(batch)
 
 
