@@ -41,7 +41,7 @@ class DistributedDataParallel(Engine):
         for parameter in self.trained:
             node = leaf(parameter)
             assert node is not None
-            node.arrived = partial(self._arrived, parameter)
+            node.post_accumulate_hook = partial(self._arrived, parameter)
 
     def run_root(self, network: Network, batch: Batch) -> Outputs:
         """What the model gives; to find unused parameters DDP passes it through a function that copies it."""

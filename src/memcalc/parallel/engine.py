@@ -143,4 +143,4 @@ def tensors_of(value: object) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         yield from tensors_of(list(value.values()))
     elif isinstance(value, Outputs):
-        yield from tensors_of((value.loss, value.kept))
+        yield from tensors_of((value.loss, value.returned))
