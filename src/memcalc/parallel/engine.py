@@ -117,7 +117,7 @@ def own_parameters(modules: Iterable[Module], taken: set[int]) -> list[Parameter
 
 def in_model_order(module: Module, seen: set[int]) -> Iterator[Parameter]:
     """Every parameter of the model in torch's order; that of a block that stands for others comes once for each."""
-    for _, parameter in module.own():
+    for _, parameter in module.direct_tensors():
         if id(parameter) not in seen and not isinstance(parameter, Buffer):
             seen.add(id(parameter))
             yield parameter

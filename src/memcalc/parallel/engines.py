@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memcalc.autograd.tape import Tape
 from memcalc.nn.model import Network
+from memcalc.nn.module import Module
 from memcalc.parallel.ddp import DistributedDataParallel
 from memcalc.parallel.engine import Engine, Job
 from memcalc.parallel.fsdp2 import FSDP2
 from memcalc.parallel.setup import Parallel, ParallelSetup
+from memcalc.tables.dtypes import FP32
 from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
 
 ENGINES: dict[Parallel, Callable[[Job], Engine]] = {"ddp": DistributedDataParallel, "fsdp2": FSDP2}
@@ -35,11 +38,16 @@ def prepare(network: Network, layout: ParallelSetup) -> None:
             stack.split_by_neighbours()
 
 
-def keeps_gradients(layout: ParallelSetup) -> bool:
-    """Whether gradients of earlier micro-batches stand in the leaves of the graph."""
-    return layout.engine in ("none", "ddp")
-
-
-def engine(job: Job) -> Engine:
-    """The engine of a job."""
-    return ENGINES.get(job.layout.engine, Engine)(job)
+def bind(
+    tape: Tape, trained: Module, network: Network, layout: ParallelSetup, precision_name: str, *, accumulates: bool
+) -> Engine:
+    """Put the weights of `trained`, in which `network` runs, on the tape, and the engine around them."""
+    recipe = precision(precision_name, layout)
+    in_leaves = accumulates and layout.engine in ("none", "ddp")
+    tensors = trained.bind(tape, recipe.weights, accumulated=in_leaves)
+    inside = PRECISIONS[precision_name].autocast or (recipe.weights if recipe.weights is not FP32 else None)
+    job = Job(network, tensors, layout, recipe.compute, accumulates, inside)
+    engine = ENGINES.get(layout.engine, Engine)(job)
+    engine.attach(tape)
+    tape.final_callbacks.append(engine.backward_over)
+    return engine

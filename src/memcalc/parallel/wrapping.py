@@ -81,5 +81,7 @@ def _holders(network: Network, parameters: tuple[Parameter, ...]) -> tuple[Modul
     """The modules that hold these parameters themselves."""
     wanted = {id(parameter) for parameter in parameters}
     return tuple(
-        module for _, module in network.modules() if any(id(parameter) in wanted for _, parameter in module.own())
+        module
+        for _, module in network.modules()
+        if any(id(parameter) in wanted for _, parameter in module.direct_tensors())
     )

@@ -21,12 +21,12 @@ from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
-from memcalc.parallel.engine import Engine, Job
+from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
-from memcalc.tables.dtypes import FP32, INT64
+from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
-from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
+from memcalc.tables.precisions import PrecisionRecipe
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
 
@@ -67,7 +67,7 @@ class Step:
     standing_cache: Mapping[str, int] = field(default_factory=dict)
     """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
     weights: Mapping[str, int] | None = None
-    """Bytes of the weights by what they are; None where they are those of the network."""
+    """Bytes of the weights by what they are; None: those of the network."""
     beside: Mapping[str, int] = field(default_factory=dict)
     """Bytes of further weights, by name."""
     outlasting: int = 0
@@ -97,11 +97,6 @@ class Step:
         """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
         assert isinstance(self.setup, TrainingSetup)
         return _implementation(self.setup)
-
-    @property
-    def clipping(self) -> int:
-        """Bytes of the norms that clipping the gradients makes."""
-        return 0 if self.engine is None else self.engine.clipping()
 
     @property
     def steps_in_backward(self) -> bool:
@@ -230,7 +225,7 @@ def _walk(
     tape.offloads_inputs = setup.activation_offload and tape.checkpointing
     tape.offloading = setup.activation_offload and not tape.checkpointing
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
-    engine = _engine(tape, trained, network, recipe, setup, layout)
+    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=setup.grad_accum > 1)
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
@@ -251,7 +246,7 @@ def _walk(
             "one."
         )
     backward(tape, loss)
-    if updater is not None:
+    if updater:
         updater.finish()
     tape.kept_by_graph.clear()
     del loss, held, inherited
@@ -267,29 +262,13 @@ def _walk(
         length,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
-        update_order=engine.updated(
-            [(p, _weight(p, n, setup)) for p, n in trained.parameters_in_update_order(set()) if p.reached]
-        ),
+        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
         beside=more.beside,
         outlasting=more.outlasting,
         used=more.used,
         notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
         engine=None if layout.alone else engine,
     )
-
-
-def _engine(
-    tape: Tape, trained: Module, network: Network, recipe: PrecisionRecipe, setup: TrainingSetup, layout: ParallelSetup
-) -> Engine:
-    """Put the trained weights on the tape, and the layout's engine around them."""
-    accumulates = setup.grad_accum > 1
-    whole = engines.keeps_gradients(layout)
-    tensors = trained.bind(tape, recipe.weights, accumulated=accumulates and whole)
-    inside = PRECISIONS[setup.precision].autocast or (recipe.weights if recipe.weights is not FP32 else None)
-    engine = engines.engine(Job(network, tensors, layout, recipe.compute, accumulates, inside))
-    engine.attach(tape)
-    tape.final_callbacks.append(engine.backward_over)
-    return engine
 
 
 def _own_loss(
