@@ -60,7 +60,12 @@ def estimate_components(
             parameters=Parameters(total=parameters, trainable=0, embedding=0, active=parameters),
         ),
         setup={"mode": "inference", **outside.resolved()},
-        assumptions=(*assumptions, *_offloaded(parts), *outside.assumptions(), *((gpu.note,) if gpu is not None and gpu.note else ())),
+        assumptions=(
+            *assumptions,
+            *_offloaded(parts),
+            *outside.assumptions(),
+            *((gpu.note,) if gpu is not None and gpu.note else ()),
+        ),
         components=Components(
             model_weights=_row(weights, total / max(parameters, 1)),
             optimizer_states=empty,

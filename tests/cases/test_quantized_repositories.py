@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from support.cli_runs import answer, assumes, refused
-from support.weights import write_json
 from support.shapes import decoder
+from support.weights import write_json
 
 GIB = 2**30
 
@@ -14,7 +14,9 @@ LLAMA3_8B = decoder(4096, 32, 32, 8, 14336, 128256, tie_word_embeddings=False)
 NVFP4 = {
     "quant_method": "modelopt",
     "quant_algo": "NVFP4",
-    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}},
+    "config_groups": {
+        "group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}
+    },
     "ignore": ["lm_head", *(f"model.layers.{layer}.self_attn*" for layer in range(32))],
 }
 GPT_OSS = {

@@ -72,7 +72,10 @@ def test_modules_with_bits_of_their_own() -> None:
     mixed = {
         "quant_method": "modelopt",
         "quant_algo": "MIXED_PRECISION",
-        "quantized_layers": {Q: {"quant_algo": "FP8"}, "model.layers.3.mlp*": {"quant_algo": "NVFP4", "group_size": 16}},
+        "quantized_layers": {
+            Q: {"quant_algo": "FP8"},
+            "model.layers.3.mlp*": {"quant_algo": "NVFP4", "group_size": 16},
+        },
     }
     assert bits(mixed, Q, UP, "model.layers.4.mlp.up_proj") == [8.0, 4.5, None]
     groups = {
@@ -142,7 +145,8 @@ def test_the_cache_that_a_repository_asks_for(settings: dict[str, Any], dtype: s
 def test_the_file_of_modelopt_beside_a_config() -> None:
     written = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     found = find_quantization(with_hf_quant({"model_type": "llama"}, written))
-    assert found is not None and found.method == "modelopt" and found.bits == 8
+    assert found is not None
+    assert (found.method, found.bits) == ("modelopt", 8)
     both = with_hf_quant({"quantization_config": MODELOPT}, written)
     assert both["quantization_config"] == MODELOPT | {"kv_cache_quant_algo": "FP8"}
     assert with_hf_quant({"model_type": "llama"}, None) == {"model_type": "llama"}

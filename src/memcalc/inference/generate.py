@@ -126,7 +126,9 @@ def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[s
         return setup.kv_dtype, []
     if engine.follows_scheme and stated.dtype in engine.formats:
         return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
-    return AUTO, [f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"]
+    return AUTO, [
+        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
+    ]
 
 
 def _said(setup: InferenceSetup, engine: Engine) -> list[str]:

@@ -1,7 +1,7 @@
 """What a process can have of a GPU's memory: the total that CUDA reports, which is less than the driver's figure.
 
-`torch.cuda.get_device_properties(0).total_memory` and the capacity in out-of-memory messages say it. On Linux the driver
-keeps 0.2 to 0.9 GiB for itself, by card and by version; on Windows a GeForce shows nearly all of its memory.
+`torch.cuda.get_device_properties(0).total_memory` and the capacity in out-of-memory messages say it. On Linux the
+driver keeps 0.2 to 0.9 GiB for itself, by card and by version; on Windows a GeForce shows nearly all of its memory.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ class Gpu:
     """A GPU to fit a job on.
 
     `total_bytes` is its memory in bytes, `usable_bytes` what CUDA reports of it, which is all that a process can have.
-    `note` says where that comes from, for the assumptions. `compute_capability` is NVIDIA's (major, minor) and None where it is unknown;
-    `architecture` is the vendor's name of the generation, or AMD's gfx target, and empty where it is unknown.
+    `note` says where that comes from, for the assumptions. `compute_capability` is NVIDIA's (major, minor) and None
+    where it is unknown; `architecture` is the vendor's name of the generation, or AMD's gfx target, and empty where it
+    is unknown.
     """
 
     name: str
@@ -61,7 +62,14 @@ class _Generation:
         usable, total = format_bytes(seen.mib * MIB, "GiB"), format_bytes(mib * MIB, "GiB")
         note = f"{name}: of its {total} CUDA reports {about}{usable}, and no process gets more ({seen.source})"
         return Gpu(
-            name, mib * MIB, aliases, self.capability, self.architecture, source, seen.mib * MIB, note if mib > seen.mib else ""
+            name,
+            mib * MIB,
+            aliases,
+            self.capability,
+            self.architecture,
+            source,
+            seen.mib * MIB,
+            note if mib > seen.mib else "",
         )
 
 

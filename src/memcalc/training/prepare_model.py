@@ -19,8 +19,8 @@ from memcalc.peft.freezing import freeze, train_only
 from memcalc.peft.injection import Lora, add_lora
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
-from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.frozen_bases import frozen_base
+from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.stated_formats import module_formats, stated_format
 from memcalc.tables.weight_formats import FORMATS, WeightFormat
 from memcalc.training.liger import use_liger
