@@ -6,7 +6,7 @@ from memcalc.units import format_bytes
 
 
 def command() -> None:
-    """List the GPUs that --gpu knows: memory as the driver reports it, and what CUDA reports, all that a process gets."""
+    """List the GPUs that --gpu knows: memory as the driver reports it, and what CUDA reports, which a process gets."""
     rows = [
         (
             gpu.name,
