@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from memcalc.breakdown.process_memory import Outside
+from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.records import frozen
 from memcalc.report.schema import (
     Component,
@@ -49,7 +49,7 @@ def estimate_components(
     """The weights of all components, resident together at every stage, as `pipe.to("cuda")` has them."""
     total = sum(part.nbytes for part in parts)
     parameters = sum(part.parameters for part in parts)
-    outside = Outside.of(0, setup, gpu, total)
+    process_memory = ProcessMemory.for_job(0, setup, gpu, total)
     weights = {part.name: part.nbytes for part in sorted(parts, key=lambda part: -part.nbytes)}
     empty = _row({}, None)
     resident = Phase(peak_bytes=total)
@@ -59,11 +59,11 @@ def estimate_components(
             family="diffusion pipeline",
             parameters=Parameters(total=parameters, trainable=0, embedding=0, active=parameters),
         ),
-        setup={"mode": "inference", **outside.resolved()},
+        setup={"mode": "inference", **process_memory.resolved()},
         assumptions=(
             *assumptions,
             *_offloaded(parts),
-            *outside.assumptions(),
+            *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
         components=Components(
@@ -72,16 +72,16 @@ def estimate_components(
             gradients=empty,
             activations=empty,
             temporary_tensors=empty,
-            other_overhead=_row(dict(outside.parts()), None),
+            other_overhead=_row(dict(process_memory.parts()), None),
         ),
         saved_for_backward_bytes=None,
         phases=PipelinePhases(encode=resident, denoise=resident, decode=resident),
         peak=Peak(
             phase="denoise",
             moment="all components resident, weights only",
-            allocated_bytes=outside.allocated,
-            reserved_bytes=outside.reserved,
-            process_bytes=outside.process,
+            allocated_bytes=process_memory.allocated,
+            reserved_bytes=process_memory.reserved,
+            process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None,
         gpu=None
@@ -90,8 +90,8 @@ def estimate_components(
             name=gpu.name,
             total_bytes=gpu.total_bytes,
             usable_bytes=gpu.usable_bytes,
-            fits=outside.process <= gpu.usable_bytes,
-            free_bytes=gpu.usable_bytes - outside.process,
+            fits=process_memory.process <= gpu.usable_bytes,
+            free_bytes=gpu.usable_bytes - process_memory.process,
         ),
     )
 

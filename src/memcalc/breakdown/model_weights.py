@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """Parameters by group and dtype, and buffers; the same in every phase."""
-    yield from step.beside.items()
+    yield from step.extra_weights.items()
     if step.weights is not None:
         yield from step.weights.items()
         return

@@ -17,6 +17,6 @@ def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     for allocation in step.tape.inputs:
         if allocation.aliased:
             yield allocation.name, allocation.nbytes
-    yield from step.standing_cache.items()
+    yield from step.preallocated_cache.items()
     if step.engine is not None:
         yield from step.engine.buffers(phase)

@@ -20,9 +20,9 @@ _DECODING = {"new_tokens": 1, "num_beams": 1, "kv_dtype": "auto", "prefill_chunk
 """Options that say how tokens are decoded or cached, with the values at which they say nothing."""
 
 
-def encodes(kin: Family, network: Network) -> bool:
+def encodes(row: Family, network: Network) -> bool:
     """Whether the model is an encoder without a causal head: Transformers gives such a model no cache."""
-    return kin.blocks == "encoder" and not getattr(network, "causal", False)
+    return row.blocks == "encoder" and not getattr(network, "causal", False)
 
 
 def check_encoder(model_type: str, setup: InferenceSetup) -> None:

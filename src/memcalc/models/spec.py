@@ -31,7 +31,7 @@ class ModelSpec:
     """The values of config.json."""
     stored: StoredWeights | None = None
     """Its weights as they are stored, where headers tell."""
-    beside: Mapping[str, int] = field(default_factory=dict)
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served beside the model's own (an adapter), by name."""
 
     @property

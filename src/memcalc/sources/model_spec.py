@@ -142,7 +142,7 @@ def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup,
         lines += more
     elif adapter.weights is not None:
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
-        spec = replace(spec, beside={f"{adapter.kind} adapter": nbytes})
+        spec = replace(spec, extra_weights={f"{adapter.kind} adapter": nbytes})
         lines.append("the adapter is kept beside the weights, not merged into them")
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))
 

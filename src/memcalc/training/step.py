@@ -27,17 +27,18 @@ from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PrecisionRecipe
-from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
+from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
 
 
 @frozen
-class Aims:
-    """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
+class ObjectiveExtras:
+    """Additions of an objective other than sft: extra model weights, bytes held until the optimizer steps, resolved
+    options, notes."""
 
-    beside: Mapping[str, int] = field(default_factory=dict)
-    outlasting: int = 0
-    used: Mapping[str, Any] = field(default_factory=dict)
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
+    held_until_step_bytes: int = 0
+    resolved_options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -60,22 +61,22 @@ class Step:
     trained: tuple[Weight, ...] = ()
     """The trained weights as the optimizer sees them: those that the loss reaches."""
     update_order: tuple[Weight, ...] = ()
-    """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
+    """The trained weights in the order of updates; a run of identical blocks comes twice (its first block, the rest)."""
     phases: tuple[str, ...] = ("forward", "backward", "step")
     cache_bytes: int = 0
     """Bytes of keys, values and states after prefill."""
-    standing_cache: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
+    preallocated_cache: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
-    beside: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of further weights, by name."""
-    outlasting: int = 0
-    """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
-    used: Mapping[str, Any] = field(default_factory=dict)
-    """Options that were chosen for the user, by name."""
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of other models' weights, by name (reference model, adapter)."""
+    held_until_step_bytes: int = 0
+    """Bytes that the trainer holds from forward until the optimizer has stepped."""
+    resolved_options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of options that were not given, by name."""
     notes: tuple[str, ...] = ()
-    """What was taken for granted when the model was adapted, for the Assumptions."""
+    """Assumptions made while the model was prepared."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""
 
@@ -87,7 +88,12 @@ class Step:
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
         length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
-        used = {"seq_len": length, "target_len": self.target_len, "attention": self.tape.attention, **self.used}
+        used = {
+            "seq_len": length,
+            "target_len": self.target_len,
+            "attention": self.tape.attention,
+            **self.resolved_options,
+        }
         if self.training:
             used["optimizer_impl"] = self.implementation
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
@@ -116,9 +122,9 @@ class Step:
 
 def build(spec: ModelSpec) -> Network:
     """The model of a spec, unbound. Raises ConfigError where the config lacks or contradicts itself."""
-    kin = family(spec.model_type)
-    config = Config(spec.config, kin.defaults, kin.aliases)
-    network = kin.build(config, spec.architecture)
+    row = family(spec.model_type)
+    config = Config(spec.config, row.defaults, row.aliases)
+    network = row.build(config, spec.architecture)
     config.check_unread(spec.model_type)
     return network
 
@@ -136,11 +142,11 @@ def _implementation(setup: TrainingSetup) -> str:
     return setup.optimizer_impl or default
 
 
-def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival | None:
+def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
     if not _steps_in_backward(setup):
         return None
     row = optimizer(setup.optimizer)
-    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[_implementation(setup)])
+    updater = (StepOnNextGradient if row.in_backward else StepOnGradient)(tape, row.step[_implementation(setup)])
     step_in_backward(network, updater)
     return updater
 
@@ -190,20 +196,20 @@ def _trace(
     if setup.objective != "sft":  # the default does not pay for importing what others need
         from memcalc.training.objectives import run
 
-        spec = run.pursuer(spec, setup)
+        spec = run.trained_spec(spec, setup)
     network = build(spec)
     engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
-    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
-    step = walk()
+    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher)
+    step = run_once()
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
-        step = walk()
+        step = run_once()
         step.tape.retained_bytes = record_retained(keeping)
     return step
 
 
-def _walk(
+def _run_micro_batch(
     spec: ModelSpec,
     network: Network,
     notes: Sequence[str],
@@ -235,9 +241,11 @@ def _walk(
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _own_loss(tape, network, recipe, setup, length), Aims()
+        (loss, held), more = _own_loss(tape, network, recipe, setup, length), ObjectiveExtras()
     else:
-        loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
+        loss, held, more = run.run_objective(
+            tape, trained, spec, setup, length, None if teacher is None else teacher.spec
+        )
     forward_end = tape.clock
     if loss is None:
         head = f" as {spec.architecture}" if spec.architecture else ""
@@ -263,10 +271,10 @@ def _walk(
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
-        beside=more.beside,
-        outlasting=more.outlasting,
-        used=more.used,
-        notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
+        extra_weights=more.extra_weights,
+        held_until_step_bytes=more.held_until_step_bytes,
+        resolved_options=more.resolved_options,
+        notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
 
@@ -282,7 +290,7 @@ def _own_loss(
     return loss, outputs.returned if setup.hold_outputs else ()
 
 
-def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
     """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
     if tape.selective:
         if not tape.recomputed_attentions:

@@ -18,9 +18,6 @@ from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
 from memcalc.tables.dtypes import FP32, INT32, INT64
 
-Backbone = Callable[[Tensor, bool], Tensor]
-"""Ids [b, s] and whether they are padded, to hidden states [b, s, h]."""
-
 
 class SequenceClassifier(Network):
     """A class per sequence: scores of every token [b, s, classes], of which the last one that is no padding counts.
@@ -165,14 +162,16 @@ def decoder(
     *,
     tied: bool,
     own_token_loss: bool = False,
-    bend: Sequence[Callable[[Tensor], Tensor]] = (),
-    cast: bool = False,
+    logit_transforms: Sequence[Callable[[Tensor], Tensor]] = (),
+    cast_to_head_dtype: bool = False,
     bias: bool = False,
 ) -> Network:
-    """The decoder `model` with the head that `architecture` names; a language-model head where it names none.
+    """The decoder `model` with the head that `architecture` names; a language-model head if it names none.
 
-    `own_token_loss` is for families whose token classification does not go through Transformers' shared head; `bend` is
-    what a language-model head does to its logits, `cast` whether it casts its input, `bias` whether it has one.
+    tied: the head shares the table of `embedding`.
+    own_token_loss: token classification has its own loss, not that of Transformers' GenericForTokenClassification.
+    logit_transforms, cast_to_head_dtype, bias: as of CausalLM.
+    Raises ConfigError for a head that is not described.
     """
     name = architecture or ""
     if name.endswith("ForSequenceClassification"):
@@ -183,9 +182,17 @@ def decoder(
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
         table, vocab = embedding if tied else None, embedding.weight.shape[0]
-        head = CausalLM(model, hidden, vocab, tied_to=table, bend=bend, cast=cast, bias=bias)
-        head.balanced = c.flag("output_router_logits") and "router_aux_loss_coef" in c.defaults
-        if head.balanced:
+        head = CausalLM(
+            model,
+            hidden,
+            vocab,
+            tied_to=table,
+            logit_transforms=logit_transforms,
+            cast_to_head_dtype=cast_to_head_dtype,
+            bias=bias,
+        )
+        head.router_aux_loss = c.flag("output_router_logits") and "router_aux_loss_coef" in c.defaults
+        if head.router_aux_loss:
             part_first_routed(vars(model)["layers"])
         return head
     if name.endswith("Model"):

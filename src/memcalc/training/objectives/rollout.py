@@ -11,29 +11,29 @@ from memcalc.models.common.heads import SequenceClassifier
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.setup.setup import TrainingSetup, sequences
 from memcalc.tables.dtypes import FP32, INT64, DType
-from memcalc.training.objectives.frozen_models import Companion
+from memcalc.training.objectives.frozen_models import FrozenModel
 
 LOSS = "LM head and loss"
-"""The part of the box that logits and what is made of them belong to."""
+"""The part of the box for logits and what is computed of them."""
 
 
 @dataclass(slots=True)
-class Actors:
-    """The trained model, and the one beside it that is only asked (a reference, a teacher), if there is one.
+class Rollout:
+    """The trained model and a frozen one (reference, teacher) if there is one, and how an objective runs them.
 
     `length` is that of prompt and completion together, in tokens.
     """
 
     tape: Tape
     policy: Network
-    companion: Companion | None
+    frozen: FrozenModel | None
     setup: TrainingSetup
     autocast: DType | None
     length: int
     value: SequenceClassifier | None = None
-    """The value model that is trained beside the policy."""
+    """The value model that PPO trains together with the policy."""
     held: list[tuple[Tensor, int]] = field(default_factory=list)
-    """What outlasts the step, with its copies."""
+    """Tensors that the trainer holds until the optimizer has stepped, each with its copies."""
 
     @property
     def completion(self) -> int:
@@ -50,26 +50,26 @@ class Actors:
         """The dtype of the logits, as accelerate gives them out."""
         return self.tape.weights
 
-    def given(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
+    def input_tensor(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
         """An input of the step."""
         return self.tape.external_tensor(shape, dtype, OVERHEAD, name)
 
     def run(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
-        """What the trained model says to ids [b, s]: logits of all tokens, or of the last `keep`, come first."""
+        """Outputs of the trained model for ids [b, s], logits of all tokens or the last `logits_to_keep` first."""
         return self._run(self.policy, ids, logits_to_keep)
 
-    def ask(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
-        """What the model beside it says. The caller switches gradients off."""
-        assert self.companion is not None
-        training, self.tape.training = self.tape.training, self.companion.trains
+    def run_frozen(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
+        """Outputs of the frozen model. The caller switches gradients off."""
+        assert self.frozen is not None
+        training, self.tape.training = self.tape.training, self.frozen.trains
         try:
-            with self.tape.attention_backend(self.companion.attention):
-                return self._run(self.companion.network, ids, logits_to_keep)
+            with self.tape.attention_backend(self.frozen.attention):
+                return self._run(self.frozen.network, ids, logits_to_keep)
         finally:
             self.tape.training = training
 
-    def run_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
-        """What the policy says to ids [b, s], whose hidden states are `held`, and a value for each token [b, s, 1].
+    def run_policy_and_value(self, ids: Tensor) -> tuple[Outputs, Tensor]:
+        """Outputs of the policy for ids [b, s], whose hidden states are `held`, and values [b, s, 1].
 
         The value model runs first; its hidden states stand until the policy is through.
         """
@@ -105,4 +105,4 @@ class Actors:
     def _mark_padding(self, ids: Tensor) -> None:
         """Give the models one padding mask, an input of the step, unless the trainer made one."""
         if self.setup.padding_mask and self.tape.padding is None:
-            self.tape.padding = self.given(*ids.shape, name="padding mask")
+            self.tape.padding = self.input_tensor(*ids.shape, name="padding mask")

@@ -58,7 +58,7 @@ class MeanOfTwo(Module):
         return ops.mul_scalar(ops.add(ops.select(states, 1), ops.select(states, 1)))
 
 
-class NormedScores(Module):
+class NormClassifier(Module):
     """dense(LayerNorm(x))."""
 
     scope = "head and loss"
@@ -92,7 +92,7 @@ def spectrogram(c: Config, architecture: str | None) -> Network:
         raise unknown_head(c, name, ("ASTForAudioClassification",))
 
     tower = VisionTower(SpectrogramEmbeddings(c, hidden), vit_blocks(c), after=LayerNorm(hidden), pool=MeanOfTwo())
-    return SpectrogramClassifier(c, tower, None, NormedScores(hidden, c.num_labels()))
+    return SpectrogramClassifier(c, tower, None, NormClassifier(hidden, c.num_labels()))
 
 
 FAMILIES = {

@@ -20,7 +20,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32
 
 
-class NeoAttention(Module):
+class GPTNeoAttention(Module):
     """Scores from fp32 copies of query and key, with the layer's own mask (local or global) and the model's."""
 
     scope = "attention"
@@ -68,14 +68,14 @@ class NeoAttention(Module):
         return ops.dropout(out, self.resid_dropout), weights
 
 
-class NeoBlock(Module):
+class GPTNeoBlock(Module):
     """LayerNorm, attention, add; LayerNorm, MLP, add."""
 
     scope = "residual stream"
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.ln_1 = LayerNorm(hidden)
-        self.attn = NeoAttention(c, hidden)
+        self.attn = GPTNeoAttention(c, hidden)
         self.ln_2 = LayerNorm(hidden)
         self.mlp = PlainMLP(
             hidden,
@@ -98,14 +98,14 @@ class NeoBlock(Module):
         return ops.add(residual, fed), weights
 
 
-class NeoModel(Module):
+class GPTNeoModel(Module):
     """Token and learned position embeddings, dropout, blocks, LayerNorm."""
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.wte = Embedding(c.integer("vocab_size"), hidden)
         self.wpe = PositionTable(c.integer("max_position_embeddings"), hidden)
         self.dropout = c.probability("embed_dropout")
-        self.h = Stack(_layers(c), lambda _: NeoBlock(c, hidden))
+        self.h = Stack(_layers(c), lambda _: GPTNeoBlock(c, hidden))
         self.ln_f = LayerNorm(hidden)
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
@@ -138,7 +138,7 @@ def _layers(c: Config) -> list[str]:
 def gpt_neo(c: Config, architecture: str | None) -> Network:
     """GPT-Neo 125M to 2.7B."""
     hidden = c.integer("hidden_size")
-    model = NeoModel(c, hidden)
+    model = GPTNeoModel(c, hidden)
     return heads.decoder(
         c, architecture, model, hidden, model.wte, tied=c.flag("tie_word_embeddings"), own_token_loss=True
     )

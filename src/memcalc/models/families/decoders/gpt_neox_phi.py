@@ -12,7 +12,7 @@ from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.registry import Family
 from memcalc.nn.layers.attention_backends import attend
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -34,15 +34,15 @@ class FusedHeads(Module):
     window = None
 
     def __init__(
-        self, c: Config, *, cut: Literal["chunks", "elements"], bias: bool = True, head_norm: bool = False
+        self, c: Config, *, cut: Literal["chunks", "elements"], bias: bool = True, qk_norm: bool = False
     ) -> None:
         hidden = c.integer("hidden_size")
         self.heads, _, self.head_dim = c.heads()
         self.cut = cut
         self.query_key_value = Linear(hidden, 3 * hidden, bias=bias, group="attention")
         self.dense = Linear(hidden, hidden, bias=bias, group="attention")
-        self.q_layernorm = LayerNorm(self.head_dim) if head_norm else None
-        self.k_layernorm = LayerNorm(self.head_dim) if head_norm else None
+        self.q_layernorm = LayerNorm(self.head_dim) if qk_norm else None
+        self.k_layernorm = LayerNorm(self.head_dim) if qk_norm else None
         self.dropout = c.probability("attention_dropout")
 
     def _chunks(self, fused: Tensor) -> list[Tensor]:
@@ -133,7 +133,7 @@ def gpt_neox(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: FusedHeads(c, cut="chunks", bias=c.flag("attention_bias", True)),
+        make_attention=lambda _: FusedHeads(c, cut="chunks", bias=c.flag("attention_bias", True)),
         mlp=lambda: _mlp(c, "dense_h_to_4h", "dense_4h_to_h"),
         norm=LayerNorm,
         block=partial(NeoXBlock, parallel=c.flag("use_parallel_residual", True), dropout=dropout),
@@ -144,17 +144,17 @@ def gpt_neox(c: Config, architecture: str | None) -> Network:
 
 def phi(c: Config, architecture: str | None) -> Network:
     """Phi 1, 1.5 and 2."""
-    norm = HeadNorm(lambda _heads, dim: LayerNorm(dim), "transposed", _NORMS) if c.flag("qk_layernorm") else None
+    norm = QKNorm(lambda _heads, dim: LayerNorm(dim), "after_transpose", _NORMS) if c.flag("qk_layernorm") else None
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": True, "out_bias": True, "out": "dense", "head_norm": norm, "rotate": rotary_held},
+        attention={"bias": True, "out_bias": True, "out": "dense", "qk_norm": norm, "rotate": rotary_held},
         mlp=lambda: _mlp(c, "fc1", "fc2"),
         norm=LayerNorm,
         block=partial(PhiBlock, dropout=c.probability("resid_pdrop")),
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
         dropout=c.probability("embd_pdrop"),
-        rebinds=True,
+        frees_inputs_embeds=True,
         head_bias=True,
     )
 
@@ -175,7 +175,7 @@ def persimmon(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: FusedHeads(c, cut="elements", head_norm=c.flag("qk_layernorm", True)),
+        make_attention=lambda _: FusedHeads(c, cut="elements", qk_norm=c.flag("qk_layernorm", True)),
         mlp=lambda: _mlp(c, "dense_h_to_4h", "dense_4h_to_h", dropout=c.probability("hidden_dropout")),
         norm=LayerNorm,
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),

@@ -144,7 +144,7 @@ def _family(name: str, *, fused: bool) -> Family:
         return dense_decoder(
             c,
             architecture,
-            attend=lambda _: PairwiseAttention(c, fused=fused),
+            make_attention=lambda _: PairwiseAttention(c, fused=fused),
             mlp=mlp,
             norm=LayerNorm,
             block=partial(PhiBlock, dropout=0.0),

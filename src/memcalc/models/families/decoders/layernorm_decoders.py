@@ -7,10 +7,10 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere
+from memcalc.models.common.decoder import dense_decoder, same_window
 from memcalc.models.registry import Family
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, ParallelBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm, LayerNormPerHead, ShiftedLayerNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation, rotary_held, rotary_then_rest
@@ -29,7 +29,7 @@ def starcoder2(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        windows=everywhere(c),
+        windows=same_window(c),
         attention={"bias": bias, "out_bias": bias, "out_dropout": dropout},
         mlp=lambda: _plain(c, bias=bias, dropout=dropout, names=("c_fc", "c_proj")),
         norm=LayerNorm,
@@ -56,12 +56,14 @@ class StableLmBlock(DecoderBlock):
 
 def stablelm(c: Config, architecture: str | None) -> Network:
     """StableLM: part of each head rotated; the larger ones have a norm per head, or attention and MLP side by side."""
-    norm = HeadNorm(LayerNormPerHead, "transposed", ("q_layernorm", "k_layernorm")) if c.flag("qk_layernorm") else None
+    norm = (
+        QKNorm(LayerNormPerHead, "after_transpose", ("q_layernorm", "k_layernorm")) if c.flag("qk_layernorm") else None
+    )
     block = ParallelBlock if c.flag("use_parallel_residual") else StableLmBlock
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": c.flag("use_qkv_bias"), "head_norm": norm, "rotate": rotary_held},
+        attention={"bias": c.flag("use_qkv_bias"), "qk_norm": norm, "rotate": rotary_held},
         norm=LayerNorm,
         block=partial(block, dropout=c.probability("hidden_dropout", 0.0)),
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.25)),

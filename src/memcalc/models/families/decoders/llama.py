@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere, gated_mlp, typed
+from memcalc.models.common.decoder import dense_decoder, gated_mlp, same_window, windows_from
 from memcalc.models.registry import Family
 from memcalc.nn.layers.grouped_query_attention import PER_HEAD
 from memcalc.nn.model import Network
@@ -14,7 +14,7 @@ def qwen_windows(c: Config) -> list[int | None]:
     depth = c.integer("num_hidden_layers")
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     first = c.integer("max_window_layers", 28, minimum=0)
-    return typed(c, [window is not None and layer >= first for layer in range(depth)], window)
+    return windows_from(c, [window is not None and layer >= first for layer in range(depth)], window)
 
 
 def llama(c: Config, architecture: str | None) -> Network:
@@ -26,7 +26,7 @@ def llama(c: Config, architecture: str | None) -> Network:
 
 def mistral(c: Config, architecture: str | None) -> Network:
     """Mistral 7B and its successors: Llama's layers, all with the sliding window where the config has one."""
-    return dense_decoder(c, architecture, windows=everywhere(c))
+    return dense_decoder(c, architecture, windows=same_window(c))
 
 
 def qwen2(c: Config, architecture: str | None) -> Network:
@@ -38,7 +38,7 @@ def qwen2(c: Config, architecture: str | None) -> Network:
 def qwen3(c: Config, architecture: str | None) -> Network:
     """Qwen 3: a norm over each head's query and key."""
     bias = c.flag("attention_bias")
-    attention = {"bias": bias, "out_bias": bias, "head_norm": PER_HEAD}
+    attention = {"bias": bias, "out_bias": bias, "qk_norm": PER_HEAD}
     windows = qwen_windows(c)
     return dense_decoder(c, architecture, windows=windows, masks=[None, *windows], attention=attention)
 

@@ -7,10 +7,10 @@ from functools import partial
 from memcalc import ops
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import SOFT_CAP, by_type, dense_decoder, gated_mlp, typed
+from memcalc.models.common.decoder import SOFT_CAP, dense_decoder, gated_mlp, windows_by_layer_type, windows_from
 from memcalc.models.registry import Family
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import PlainRMSNorm, RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding
@@ -26,9 +26,9 @@ def granite(c: Config, architecture: str | None) -> Network:
         architecture,
         attention={"bias": bias, "out_bias": bias},
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
-        block=partial(DecoderBlock, scaled=True),
-        scaled=True,
-        bend=(ops.mul_scalar,),
+        block=partial(DecoderBlock, residual_multiplier=True),
+        embedding_multiplier=True,
+        logit_transforms=(ops.mul_scalar,),
     )
 
 
@@ -39,15 +39,15 @@ def smollm3(c: Config, architecture: str | None) -> Network:
     given = c.items("no_rope_layers") or [int((i + 1) % every != 0) for i in range(depth)]
     if len(given) != depth:
         raise ConfigError(f"{c.where} has {len(given)} 'no_rope_layers' for 'num_hidden_layers' {depth}; correct one.")
-    turned = [bool(item) for item in given]
+    rope_layers = [bool(item) for item in given]
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
-    windows = typed(c, [window is not None and not rope for rope in turned], window)
+    windows = windows_from(c, [window is not None and not rope for rope in rope_layers], window)
     return dense_decoder(
         c,
         architecture,
         windows=windows,
         masks=[None, *windows],
-        turned=turned,
+        rope_layers=rope_layers,
         attention={"bias": bias, "out_bias": bias},
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
     )
@@ -79,14 +79,14 @@ def pattern_length(c: Config) -> int:
 def exaone4(c: Config, architecture: str | None) -> Network:
     """EXAONE 4: norms behind the sublayers and on query and key; with a window, only its layers are rotated."""
     slides = c.has("sliding_window")
-    windows = by_type(c, pattern_length(c) if slides else 1)
+    windows = windows_by_layer_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(
         c,
         architecture,
         windows=windows,
         masks=[None, *windows],
-        turned=[window is not None or not slides for window in windows],
-        attention={"head_norm": HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed")},
+        rope_layers=[window is not None or not slides for window in windows],
+        attention={"qk_norm": QKNorm(lambda _heads, dim: RMSNorm(dim), "after_transpose")},
         block=partial(DecoderBlock, names=POST_NORM),
     )
 
@@ -117,8 +117,8 @@ def seed_oss(c: Config, architecture: str | None) -> Network:
 def hunyuan_v1_dense(c: Config, architecture: str | None) -> Network:
     """Hunyuan (dense): norms on query and key behind the rotation."""
     bias = c.flag("attention_bias")
-    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "rotated", ("query_layernorm", "key_layernorm"))
-    return dense_decoder(c, architecture, attention={"bias": bias, "out_bias": bias, "head_norm": norm})
+    norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_rotary", ("query_layernorm", "key_layernorm"))
+    return dense_decoder(c, architecture, attention={"bias": bias, "out_bias": bias, "qk_norm": norm})
 
 
 def arcee(c: Config, architecture: str | None) -> Network:
@@ -135,15 +135,15 @@ def arcee(c: Config, architecture: str | None) -> Network:
 def nanochat(c: Config, architecture: str | None) -> Network:
     """nanochat: norms without weights everywhere, also on the embeddings and behind the rotation; capped logits."""
     bias, hidden, width = c.flag("attention_bias"), c.integer("hidden_size"), c.integer("intermediate_size")
-    norm = HeadNorm(lambda _heads, _dim: PlainRMSNorm(), "rotated")
+    norm = QKNorm(lambda _heads, _dim: PlainRMSNorm(), "after_rotary")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "head_norm": norm},
+        attention={"bias": bias, "out_bias": bias, "qk_norm": norm},
         mlp=lambda: PlainMLP(hidden, width, c.text("hidden_act"), names=("fc1", "fc2")),
         norm=lambda _width: PlainRMSNorm(),
-        norm_first=True,
-        bend=SOFT_CAP if c.has("final_logit_softcapping") else (),
+        norm_embeddings=True,
+        logit_transforms=SOFT_CAP if c.has("final_logit_softcapping") else (),
     )
 
 

@@ -7,10 +7,10 @@ from functools import partial
 from memcalc import ops
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import dense_decoder, everywhere, gated_mlp, typed
+from memcalc.models.common.decoder import dense_decoder, gated_mlp, same_window, windows_from
 from memcalc.models.registry import Family
 from memcalc.nn.layers.decoder_blocks import PRE_NORM, DecoderBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
 from memcalc.nn.layers.rotary import scaled_by_position
@@ -20,11 +20,11 @@ from memcalc.nn.model import Network
 def apertus(c: Config, architecture: str | None) -> Network:
     """Apertus: xIELU without gate, norms on query and key."""
     bias, hidden, width = c.flag("attention_bias"), c.integer("hidden_size"), c.integer("intermediate_size")
-    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed")
+    norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_transpose")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "head_norm": norm},
+        attention={"bias": bias, "out_bias": bias, "qk_norm": norm},
         mlp=lambda: PlainMLP(hidden, width, c.text("hidden_act")),
         block=partial(DecoderBlock, names=("attention_layernorm", None, "feedforward_layernorm", None)),
     )
@@ -32,8 +32,8 @@ def apertus(c: Config, architecture: str | None) -> Network:
 
 def ministral(c: Config, architecture: str | None) -> Network:
     """Ministral 8B: the sliding window by layer."""
-    windows = typed(c, [c.has("sliding_window")] * c.integer("num_hidden_layers"), c.optional("sliding_window"))
-    return dense_decoder(c, architecture, windows=windows, masks=[None, *everywhere(c)])
+    windows = windows_from(c, [c.has("sliding_window")] * c.integer("num_hidden_layers"), c.optional("sliding_window"))
+    return dense_decoder(c, architecture, windows=windows, masks=[None, *same_window(c)])
 
 
 def ministral3(c: Config, architecture: str | None) -> Network:
@@ -41,13 +41,13 @@ def ministral3(c: Config, architecture: str | None) -> Network:
     for section in ("rope_parameters", "rope_scaling"):
         if c.section(section) and c.section(section).get("llama_4_scaling_beta") is None:
             raise ConfigError(f"{c.where} has no 'llama_4_scaling_beta' in {section!r}, which ministral3 needs.")
-    return dense_decoder(c, architecture, windows=everywhere(c), attention={"bend_query": scaled_by_position})
+    return dense_decoder(c, architecture, windows=same_window(c), attention={"query_scaling": scaled_by_position})
 
 
 def cwm(c: Config, architecture: str | None) -> Network:
     """Code World Model: every fourth layer, the first among them, attends to everything."""
     window = c.optional("sliding_window")
-    windows = typed(c, [layer % 4 != 0 for layer in range(c.integer("num_hidden_layers"))], window)
+    windows = windows_from(c, [layer % 4 != 0 for layer in range(c.integer("num_hidden_layers"))], window)
     return dense_decoder(
         c, architecture, windows=windows, masks=[None, window], mlp=gated_mlp(c, bias=c.flag("mlp_bias"))
     )
@@ -85,9 +85,11 @@ def hyperclovax(c: Config, architecture: str | None) -> Network:
         architecture,
         attention={"bias": bias, "out_bias": bias},
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
-        block=partial(DecoderBlock, names=around if c.flag("use_post_norm", True) else PRE_NORM, scaled=True),
-        scaled=True,
-        bend=(ops.mul_scalar,),
+        block=partial(
+            DecoderBlock, names=around if c.flag("use_post_norm", True) else PRE_NORM, residual_multiplier=True
+        ),
+        embedding_multiplier=True,
+        logit_transforms=(ops.mul_scalar,),
     )
 
 

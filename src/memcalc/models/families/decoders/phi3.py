@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere
+from memcalc.models.common.decoder import dense_decoder, same_window
 from memcalc.models.registry import Family
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mlp import FusedGatedMLP
@@ -18,7 +18,7 @@ def phi3(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        windows=everywhere(c),
+        windows=same_window(c),
         attention={"fused": True, "rotate": rotary_head_of_each},
         mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
         block=partial(DecoderBlock, dropout=c.probability("resid_pdrop", 0.0)),

@@ -17,7 +17,13 @@ def minicpm(c: Config, architecture: str | None) -> Network:
     """MiniCPM: Llama with numbers that multiply the embeddings and what is added to the residual stream."""
     if c.has("num_experts"):
         raise ConfigError(f"{c.where} has 'num_experts', and memcalc knows no experts of minicpm; take a dense one.")
-    return dense_decoder(c, architecture, mlp=gated_mlp(c), block=partial(DecoderBlock, scaled=True), scaled=True)
+    return dense_decoder(
+        c,
+        architecture,
+        mlp=gated_mlp(c),
+        block=partial(DecoderBlock, residual_multiplier=True),
+        embedding_multiplier=True,
+    )
 
 
 def qwen(c: Config, architecture: str | None) -> Network:

@@ -9,7 +9,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common import heads
 from memcalc.models.registry import Family
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.bart import BlockStyle, DecoderBlock, StateAttention
+from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock
 from memcalc.nn.layers.linear import Embedding, PositionTable
 from memcalc.nn.layers.masks import OWN_ONES_NOTE, causal_mask, padding_input
 from memcalc.nn.layers.norms import LayerNorm
@@ -20,7 +20,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP16, FP32
 
 
-class FlatAttention(StateAttention):
+class FlatAttention(BartAttention):
     """Attention over batch and heads as one dimension, with scores kept above the least number there is."""
 
     def forward(  # type: ignore[override]
@@ -113,7 +113,7 @@ class BioGptModel(Module):
         self.dropout = style.dropout
 
         def block(_: int) -> Module:
-            attention = StateAttention(hidden, heads_, c.probability("attention_probs_dropout_prob"))
+            attention = BartAttention(hidden, heads_, c.probability("attention_probs_dropout_prob"))
             return DecoderBlock(style, attention, None, c.integer("intermediate_size"))
 
         self.layers = Stack(["block"] * c.integer("num_hidden_layers"), block)

@@ -6,10 +6,17 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.encoder import Classification, Encoder, EncoderLM, EncoderModel, EncoderParts, encoder
+from memcalc.models.common.encoder import (
+    ClassificationHeadSpec,
+    Encoder,
+    EncoderLM,
+    EncoderModel,
+    EncoderRecipe,
+    encoder,
+)
 from memcalc.models.registry import Family
 from memcalc.nn.layers.bert import EncoderEmbeddings, Pooler, SelfAttention
-from memcalc.nn.layers.encoder_heads import Dropout, DroppedLinear, VocabularyHead
+from memcalc.nn.layers.encoder_heads import Dropout, DropoutLinear, VocabularyHead
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -50,8 +57,8 @@ def distilbert(c: Config, architecture: str | None) -> Network:
         stack = Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: DistilBlock(c, hidden))
         return EncoderModel(EncoderEmbeddings(c, hidden, typed=False), Encoder(stack))
 
-    def classifier() -> Classification:
-        return Classification(
+    def classifier() -> ClassificationHeadSpec:
+        return ClassificationHeadSpec(
             Linear(hidden, c.num_labels(), bias=True, group="head"),
             (Pooler(hidden, "relu"), Dropout(c.probability("seq_classif_dropout"))),
         )
@@ -59,7 +66,7 @@ def distilbert(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=lambda model: _vocabulary(c, model, own_bias=False),
             classifier=classifier,
@@ -132,11 +139,11 @@ def albert(c: Config, architecture: str | None) -> Network:
         )
 
     def head() -> Module:
-        return DroppedLinear(hidden, c.num_labels(), c.probability("classifier_dropout_prob"))
+        return DropoutLinear(hidden, c.num_labels(), c.probability("classifier_dropout_prob"))
 
-    def classifier() -> Classification:
+    def classifier() -> ClassificationHeadSpec:
         scores = Linear(hidden, c.num_labels(), bias=True, group="head")
-        return Classification(scores, (Dropout(c.probability("classifier_dropout_prob")),), pooled=True)
+        return ClassificationHeadSpec(scores, (Dropout(c.probability("classifier_dropout_prob")),), pooled=True)
 
     def pretraining() -> Network:
         model = body(True)
@@ -145,7 +152,7 @@ def albert(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=lambda model: _vocabulary(c, model),
             classifier=classifier,

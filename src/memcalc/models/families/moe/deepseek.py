@@ -7,10 +7,10 @@ from functools import partial
 
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import by_type, dense_decoder, gated_mlp
+from memcalc.models.common.decoder import dense_decoder, gated_mlp, windows_by_layer_type
 from memcalc.models.families.decoders.llama_variants_1 import pattern_length
 from memcalc.models.registry import Family
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.latent_attention import LatentAttention, Rotate, rotate_interleaved
 from memcalc.nn.layers.mixture_of_experts import Experts, SharedAndRoutedExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
@@ -87,7 +87,7 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: latent_attention(c, rotary_complex),
+        make_attention=lambda _: latent_attention(c, rotary_complex),
         mlp=layered(c, mixture, bias=bias),
         rotary=ComplexRotaryEmbedding(c.integer("qk_rope_head_dim")),
     )
@@ -99,7 +99,7 @@ def deepseek_v3(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: latent_attention(c, rotate),
+        make_attention=lambda _: latent_attention(c, rotate),
         mlp=layered(c, shared_and_routed),
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
     )
@@ -110,7 +110,7 @@ def glm4_moe(c: Config, architecture: str | None) -> Network:
     attention = {
         "bias": c.flag("attention_bias"),
         "rotate": rotary_of_part,
-        "head_norm": HeadNorm(lambda _, dim: RMSNorm(dim), "later") if c.flag("use_qk_norm") else False,
+        "qk_norm": QKNorm(lambda _, dim: RMSNorm(dim), "after_projections") if c.flag("use_qk_norm") else False,
     }
     rotary = RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5))
     return dense_decoder(c, architecture, mlp=layered(c, shared_and_routed), attention=attention, rotary=rotary)
@@ -122,7 +122,7 @@ def dots1(c: Config, architecture: str | None) -> Network:
     first = c.integer("max_window_layers", minimum=0)
     types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
     return dense_decoder(c, architecture, windows=windows, mlp=layered(c, shared_and_routed), attention=attention)
 
 
@@ -135,13 +135,13 @@ def solar_open(c: Config, architecture: str | None) -> Network:
 def exaone_moe(c: Config, architecture: str | None) -> Network:
     """K-EXAONE: DeepSeek's experts behind EXAONE 4's attention, with norms before the sublayers."""
     slides = c.has("sliding_window")
-    windows = by_type(c, pattern_length(c) if slides else 1)
+    windows = windows_by_layer_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(
         c,
         architecture,
         windows=windows,
-        turned=[window is not None or not slides for window in windows],
-        attention={"head_norm": HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed")},
+        rope_layers=[window is not None or not slides for window in windows],
+        attention={"qk_norm": QKNorm(lambda _heads, dim: RMSNorm(dim), "after_transpose")},
         mlp=layered(c, shared_and_routed),
     )
 

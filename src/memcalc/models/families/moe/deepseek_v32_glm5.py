@@ -93,13 +93,13 @@ def glm_moe_dsa(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        turned=own,
-        attend=lambda layer: _attention(c, rotate_interleaved, indexed=own[layer], alone=False),
+        rope_layers=own,
+        make_attention=lambda layer: _attention(c, rotate_interleaved, indexed=own[layer], alone=False),
         mlp=layered(c, shared_and_routed),
         block=IndexedBlock,
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
-        masked=True,
-        carries=True,
+        always_masks=True,
+        layers_return_state=True,
     )
 
 
@@ -108,10 +108,10 @@ def deepseek_v32(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: _attention(c, apply_rotary, indexed=True, alone=True),
+        make_attention=lambda _: _attention(c, apply_rotary, indexed=True, alone=True),
         mlp=layered(c, shared_and_routed),
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
-        masked=True,
+        always_masks=True,
     )
 
 

@@ -9,13 +9,13 @@ from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.registry import Family
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_cast_back, rotary_of_part
 from memcalc.nn.layers.rotary_interleaved import rotary_pairs_upcast
-from memcalc.nn.layers.routers import CorrectedRouter, TopKRouter
+from memcalc.nn.layers.routers import BiasCorrectedRouter, TopKRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
@@ -35,7 +35,7 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = _experts(c, "moe_intermediate_size", "moe_num_experts", "moe_k")
-        router = CorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
+        router = BiasCorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
         width = c.integer("moe_intermediate_size") * shared
         beside = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
         return MixtureOfExperts(router, experts, beside)
@@ -59,8 +59,8 @@ def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
         shared = GatedMLP(hidden, c.integer("intermediate_size"), c.text("hidden_act"))
         return MixtureOfExperts(TopKRouter(hidden, experts.count, experts.per_token, fp32=True), experts, shared)
 
-    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "rotated", ("query_layernorm", "key_layernorm"))
-    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "head_norm": norm})
+    norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_rotary", ("query_layernorm", "key_layernorm"))
+    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "qk_norm": norm})
 
 
 def minimax_m2(c: Config, architecture: str | None) -> Network:
@@ -72,11 +72,11 @@ def minimax_m2(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
-        router = CorrectedRouter(c.integer("hidden_size"), experts.count, experts.per_token, softmax=False)
+        router = BiasCorrectedRouter(c.integer("hidden_size"), experts.count, experts.per_token, softmax=False)
         return MixtureOfExperts(router, experts, jitters=int(noisy))
 
-    norm = HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection")
-    attention: dict[str, Any] = {"head_norm": norm, "rotate": rotary_of_part}
+    norm = QKNorm(lambda heads, dim: RMSNorm(heads * dim), "projection")
+    attention: dict[str, Any] = {"qk_norm": norm, "rotate": rotary_of_part}
     return dense_decoder(c, architecture, mlp=mixture, attention=attention, rotary=RotaryEmbedding(rotated))
 
 
@@ -94,7 +94,7 @@ def flex_olmo(c: Config, architecture: str | None) -> Network:
         "bias": bias,
         "out_bias": bias,
         "rotate": rotary_cast_back,
-        "head_norm": HeadNorm(lambda heads, dim: norm(heads * dim), "projection"),
+        "qk_norm": QKNorm(lambda heads, dim: norm(heads * dim), "projection"),
     }
     return dense_decoder(
         c,

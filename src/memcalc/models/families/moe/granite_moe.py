@@ -11,9 +11,9 @@ from memcalc.models.registry import Family
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mamba2 import mixer_of
 from memcalc.nn.layers.masks import RECURRENT
-from memcalc.nn.layers.mixture_of_experts import Experts, ExpertsBesideMLP, MixtureOfExperts, swiglu
+from memcalc.nn.layers.mixture_of_experts import Experts, ExpertsAndMLP, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import FusedGatedMLP, activation
-from memcalc.nn.layers.routers import TopKFirstRouter
+from memcalc.nn.layers.routers import TopKThenSoftmaxRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
@@ -22,7 +22,7 @@ def _mixture(c: Config) -> MixtureOfExperts:
     hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
     count, per_token = c.integer("num_local_experts"), c.within("num_experts_per_tok", "num_local_experts")
     experts = Experts(hidden, width, count, per_token, swiglu(activation(c.text("hidden_act"))))
-    return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, fp32=True), experts)
+    return MixtureOfExperts(TopKThenSoftmaxRouter(hidden, count, per_token, fp32=True), experts)
 
 
 def granitemoe(c: Config, architecture: str | None) -> Network:
@@ -33,9 +33,9 @@ def granitemoe(c: Config, architecture: str | None) -> Network:
         architecture,
         mlp=partial(_mixture, c),
         attention={"bias": bias, "out_bias": bias},
-        block=partial(DecoderBlock, scaled=True, order="self_attn norms mlp"),
-        bend=[ops.mul_scalar],
-        scaled=True,
+        block=partial(DecoderBlock, residual_multiplier=True, order="self_attn norms mlp"),
+        logit_transforms=[ops.mul_scalar],
+        embedding_multiplier=True,
     )
 
 
@@ -49,21 +49,21 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
 
     def feed_forward() -> Module:
         shared = FusedGatedMLP(hidden, width, c.text("hidden_act"), ("input_linear", "output_linear"))
-        return ExpertsBesideMLP(_mixture(c), shared) if c.integer("num_local_experts", minimum=0) else shared
+        return ExpertsAndMLP(_mixture(c), shared) if c.integer("num_local_experts", minimum=0) else shared
 
     return dense_decoder(
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
-        turned=[rotated] * depth,
-        attend=lambda layer: mixer_of(c) if recurrent[layer] else None,
+        rope_layers=[rotated] * depth,
+        make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=feed_forward,
         attention={"bias": bias, "out_bias": bias},
         rotary=None if rotated else False,
-        block=partial(DecoderBlock, scaled=True, order="norms mlp self_attn"),
-        bend=[ops.mul_scalar],
-        scaled=True,
-        positions="held",
+        block=partial(DecoderBlock, residual_multiplier=True, order="norms mlp self_attn"),
+        logit_transforms=[ops.mul_scalar],
+        embedding_multiplier=True,
+        position_ids="kept",
     )
 
 

@@ -212,19 +212,21 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
     interval, step = c.integer("no_rope_layer_interval"), c.integer("interleave_moe_layer_step")
     rotated = [bool(flag) for flag in c.items("no_rope_layers") or [(i + 1) % interval for i in range(depth)]]
     chunk = c.optional("attention_chunk_size")
-    types = c.layer_types(["chunked_attention" if turned and chunk else "full_attention" for turned in rotated])
+    types = c.layer_types(
+        ["chunked_attention" if rope_layers and chunk else "full_attention" for rope_layers in rotated]
+    )
     windows = [chunk if kind == "chunked_attention" else None for kind in types]
     mixed = c.items("moe_layers")
     with_experts = set(range(step - 1, depth, step) if mixed is None else mixed)
 
     def attend(layer: int) -> Module:
-        turned = rotated[layer]
+        rope_layers = rotated[layer]
         return Llama4Attention(
             hidden,
             *c.heads(),
-            rotated=turned,
-            normed=turned and c.flag("use_qk_norm"),
-            tuned=not turned and c.flag("attn_temperature_tuning"),
+            rotated=rope_layers,
+            normed=rope_layers and c.flag("use_qk_norm"),
+            tuned=not rope_layers and c.flag("attn_temperature_tuning"),
             window=windows[layer],
             bias=c.flag("attention_bias"),
             dropout=c.probability("attention_dropout"),
@@ -241,8 +243,8 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=windows,
-        turned=rotated,
-        attend=attend,
+        rope_layers=rotated,
+        make_attention=attend,
         norm=OutputScaledNorm,
         block=Llama4Block,
         mlp=[mixture if layer in with_experts else mlp for layer in range(depth)],

@@ -139,11 +139,11 @@ def minimax(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=[RECURRENT if kind else window for kind in recurrent],
-        attend=attend,
-        attention={"cached_whole": True},  # the cache goes by `layer_types`, which know no window
+        make_attention=attend,
+        attention={"caches_full_length": True},  # the cache goes by `layer_types`, which know no window
         mlp=mixtral_mixture(c),
         block=ScaledPostNormBlock,
-        uncounted=recurrent[0],
+        counts_no_past=recurrent[0],
     )
 
 

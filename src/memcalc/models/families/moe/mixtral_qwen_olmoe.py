@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import by_type, dense_decoder, everywhere, gated_mlp
+from memcalc.models.common.decoder import dense_decoder, gated_mlp, same_window, windows_by_layer_type
 from memcalc.models.registry import Family
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_halves
-from memcalc.nn.layers.routers import TopKFirstRouter, TopKRouter
+from memcalc.nn.layers.routers import TopKRouter, TopKThenSoftmaxRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
@@ -39,7 +39,7 @@ def mixtral_mixture(c: Config) -> Callable[[], Module]:
 
 def mixtral(c: Config, architecture: str | None) -> Network:
     """Mixtral."""
-    return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixtral_mixture(c))
+    return dense_decoder(c, architecture, windows=same_window(c), mlp=mixtral_mixture(c))
 
 
 def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:
@@ -65,7 +65,7 @@ def qwen3_moe(c: Config, architecture: str | None) -> Network:
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
-    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
     mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
     return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
 
@@ -110,8 +110,8 @@ def olmoe(c: Config, architecture: str | None) -> Network:
     attention = {
         "bias": bias,
         "out_bias": bias,
-        "clipped": c.has("clip_qkv"),
-        "head_norm": HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
+        "clip_qkv": c.has("clip_qkv"),
+        "qk_norm": QKNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
     }
     return dense_decoder(c, architecture, mlp=mixture, attention=attention)
 
@@ -123,10 +123,12 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = Experts(hidden, width, count, per_token, clamped_swiglu, bias=True, transposed=True)
-        return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, bias=True), experts, weights_too=True)
+        return MixtureOfExperts(
+            TopKThenSoftmaxRouter(hidden, count, per_token, bias=True), experts, returns_weights=True
+        )
 
     bias = c.flag("attention_bias")
-    windows, window = by_type(c, 2), c.optional("sliding_window")
+    windows, window = windows_by_layer_type(c, 2), c.optional("sliding_window")
     return dense_decoder(
         c,
         architecture,

@@ -120,10 +120,15 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
             conv_bias=c.flag("mamba_conv_bias"),
             bias=c.flag("mamba_proj_bias"),
             out_bias=c.flag("projectors_bias"),
-            scaled=True,
+            mup_multiplier=True,
         )
         attention = GroupedQueryAttention(
-            hidden, *c.heads(), bias=bias, out_bias=bias, key_scaled=True, dropout=c.probability("attention_dropout")
+            hidden,
+            *c.heads(),
+            bias=bias,
+            out_bias=bias,
+            key_multiplier=True,
+            dropout=c.probability("attention_dropout"),
         )
         mlp = ScaledMLP(hidden, c.integer("intermediate_size"), act, bias=c.flag("mlp_bias"))
         return FalconH1Block(mlp, mixer, attention, hidden)
@@ -135,10 +140,12 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
         RMSNorm(hidden),
         RotaryEmbedding(c.head_dim()),
         [None, RECURRENT],
-        scaled=True,
-        all_masks=True,
+        embedding_multiplier=True,
+        passes_all_masks=True,
     )
-    return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"), bend=[ops.mul_scalar])
+    return decoder(
+        c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"), logit_transforms=[ops.mul_scalar]
+    )
 
 
 FAMILIES = {

@@ -62,8 +62,8 @@ def jamba(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
-        turned=[False] * depth,
-        attend=mixer,
+        rope_layers=[False] * depth,
+        make_attention=mixer,
         mlp=[mixture if kind else mlp for kind in with_experts],
         rotary=False,
     )
@@ -153,7 +153,7 @@ def nemotron_h(c: Config, architecture: str | None) -> Network:
 
     embedding = Embedding(c.integer("vocab_size"), hidden)
     model = DecoderModel(embedding, Stack(types, block), norm(), None, [None, RECURRENT])
-    return decoder(c, architecture, model, hidden, embedding, tied=False, bend=[in_fp32])
+    return decoder(c, architecture, model, hidden, embedding, tied=False, logit_transforms=[in_fp32])
 
 
 _ROWS = "measured rows, exact counts"

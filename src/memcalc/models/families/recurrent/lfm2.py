@@ -53,8 +53,8 @@ def _network(c: Config, architecture: str | None, types: list[str], mlp: list[Ca
         architecture,
         windows=[RECURRENT if kind else None for kind in convolved],
         mlp=mlp,
-        attend=lambda layer: ShortConv(hidden, width, bias=bias) if convolved[layer] else None,
-        attention={"head_norm": True, "dropout": 0.0},
+        make_attention=lambda layer: ShortConv(hidden, width, bias=bias) if convolved[layer] else None,
+        attention={"qk_norm": True, "dropout": 0.0},
     )
 
 

@@ -105,9 +105,11 @@ def _recurrent(c: Config, architecture: str | None, mixer: Callable[[], Module])
     embedding = Embedding(c.integer("vocab_size"), hidden)
     depth = c.integer("num_hidden_layers")
     layers = Stack(["mixer"] * depth, lambda _: MixerBlock(mixer(), RMSNorm(hidden), fp32=fp32))
-    model = DecoderModel(embedding, layers, RMSNorm(hidden), None, [RECURRENT], positions="none")
+    model = DecoderModel(embedding, layers, RMSNorm(hidden), None, [RECURRENT], position_ids="none")
     tied = c.flag("tie_word_embeddings")
-    network = decoder(c, architecture, model, hidden, embedding, tied=tied, bend=[in_fp32], cast=True)
+    network = decoder(
+        c, architecture, model, hidden, embedding, tied=tied, logit_transforms=[in_fp32], cast_to_head_dtype=True
+    )
     network.accepts_past_key_values = False
     return network
 
@@ -121,14 +123,14 @@ def bamba(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
-        attend=lambda layer: mixer_of(c) if recurrent[layer] else None,
+        make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
         attention={"bias": bias, "out_bias": bias, "rotate": rotary_of_part},
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
-        block=partial(DecoderBlock, order="mlp norms self_attn", weights_too=True),
+        block=partial(DecoderBlock, order="mlp norms self_attn", returns_weights=True),
     )
     if isinstance(network, CausalLM):
-        network.bounded = c.number("z_loss_coefficient", 0.0) > 0
+        network.z_loss = c.number("z_loss_coefficient", 0.0) > 0
     return network
 
 

@@ -73,7 +73,7 @@ def _network(
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
         mlp=mlp,
-        attend=attend,
+        make_attention=attend,
         norm=GemmaRMSNorm,
         rotary=rotary(c.rotary_dim(c.head_dim(), 0.25)),
     )

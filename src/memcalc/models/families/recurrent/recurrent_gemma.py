@@ -160,7 +160,7 @@ def recurrent_gemma(c: Config, architecture: str | None) -> Network:
     embedding = Embedding(c.integer("vocab_size"), hidden)
     model = RecurrentGemmaModel(embedding, Stack(kinds, build), GemmaRMSNorm(hidden), window)
     tied = c.flag("tie_word_embeddings")
-    return decoder(c, architecture, model, hidden, embedding, tied=tied, bend=[_soft_cap])
+    return decoder(c, architecture, model, hidden, embedding, tied=tied, logit_transforms=[_soft_cap])
 
 
 FAMILIES = {

@@ -41,7 +41,7 @@ class BeitEmbeddings(Module):
         return ops.dropout(embeddings, self.dropout)
 
 
-class RelativePlaces(Module):
+class RelativePositionBias(Module):
     """A bias on the scores [1, heads, n, n] for the relative place of two patches.
 
     `index` says which row of the table two patches take; one table of them is made for all and kept.
@@ -90,7 +90,7 @@ class BeitBlock(Module):
         self.layernorm_after = LayerNorm(hidden)
         width = c.integer("intermediate_size")
         self.mlp = PlainMLP(hidden, width, c.text("hidden_act"), names=("fc1", "fc2"), bias=True)
-        self.relative_position_bias = None if index is None else RelativePlaces(c, index)
+        self.relative_position_bias = None if index is None else RelativePositionBias(c, index)
         self.dropout, self.path_dropout = c.probability("hidden_dropout_prob"), dropped
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -136,7 +136,7 @@ class BeitTower(VisionTower):
             pool=BeitPooler(c, hidden),
         )
         self.relative_position_index = index
-        self.shared_position_bias = RelativePlaces(c, index) if shared and index is not None else None
+        self.shared_position_bias = RelativePositionBias(c, index) if shared and index is not None else None
 
     def forward(self, pixels: Tensor) -> Seen:
         """Pixels [b, c, height, width] to hidden states."""

@@ -26,7 +26,7 @@ from memcalc.nn.module import Parameter
 from memcalc.tables.dtypes import FP32, INT64
 
 
-class Contrastive(Network):
+class ClipModel(Network):
     """Both towers: texts and images of a batch, matched by their cosines.
 
     `projected` is the width of projections behind the towers (CLIP); `sigmoid` says that each pair is judged by itself
@@ -136,7 +136,7 @@ def clip(c: Config, architecture: str | None) -> Network:
         scores = Linear(width, c.num_labels(), bias=True, group="head")
         return ImageClassifier(c, clip_vision(vision), _mean_of_patches, scores, pixels=vision)
     if name.endswith("CLIPModel"):
-        return Contrastive(c, TextTower(text, causal=True), clip_vision(vision), (text, vision), sigmoid=False)
+        return ClipModel(c, TextTower(text, causal=True), clip_vision(vision), (text, vision), sigmoid=False)
     raise unknown_head(c, name, ("CLIPModel", "CLIPForImageClassification"))
 
 
@@ -154,7 +154,7 @@ def siglip(c: Config, architecture: str | None) -> Network:
                 f"{vision.where} has 'vision_use_head' false, so SiglipModel has no vector of an image to compare; "
                 "correct it, or name SiglipForImageClassification."
             )
-        return Contrastive(c, TextTower(text, causal=False), siglip_vision(vision), (text, vision), sigmoid=True)
+        return ClipModel(c, TextTower(text, causal=False), siglip_vision(vision), (text, vision), sigmoid=True)
     raise unknown_head(c, name, ("SiglipModel", "SiglipForImageClassification"))
 
 

@@ -44,7 +44,7 @@ class PrefixedPatches(Module):
         return ops.cat([*tokens, patches], 1)
 
 
-class PlaceRotation(Module):
+class PatchRotaryEmbedding(Module):
     """cos and sin [n, d] of the places of the patches, in the dtype of the pixels.
 
     The centres of the patches are made once and kept. Training moves them by random numbers that the config asks for.
@@ -129,7 +129,7 @@ def dinov3(c: Config, architecture: str | None) -> Network:
             PrefixedPatches(c, hidden),
             Stack(["layer"] * c.integer("num_hidden_layers"), block),
             after=LayerNorm(hidden),
-            rotary=PlaceRotation(c, hidden // c.integer("num_attention_heads")),
+            rotary=PatchRotaryEmbedding(c, hidden // c.integer("num_attention_heads")),
         ),
     )
 

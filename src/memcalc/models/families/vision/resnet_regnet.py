@@ -100,7 +100,7 @@ class ConvTower(VisionTower):
         return hidden
 
 
-class FlatScores(Module):
+class PooledClassifier(Module):
     """Classes of a pooled image [b, c, 1, 1]."""
 
     scope = "head and loss"
@@ -117,7 +117,7 @@ def _classifier(c: Config, architecture: str | None, tower: ConvTower) -> Networ
     name = architecture or "ForImageClassification"
     if not name.endswith("ForImageClassification"):
         raise unknown_head(c, name, ("ForImageClassification",))
-    return ImageClassifier(c, tower, None, FlatScores(tower.width, c.num_labels()), resizable_input=True)
+    return ImageClassifier(c, tower, None, PooledClassifier(tower.width, c.num_labels()), resizable_input=True)
 
 
 def resnet(c: Config, architecture: str | None) -> Network:

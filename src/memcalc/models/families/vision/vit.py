@@ -136,7 +136,7 @@ def msn(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 
-class Teacher(Network):
+class DeiTWithTeacher(Network):
     """DeiT with two heads, the mean of whose scores it answers with. Transformers gives it no loss."""
 
     reads_text = False
@@ -159,7 +159,7 @@ def deit(c: Config, architecture: str | None) -> Network:
     """DeiT with a distillation token."""
     name, hidden = architecture or "DeiTForImageClassification", c.integer("hidden_size")
     if name.endswith("ForImageClassificationWithTeacher"):
-        return Teacher(c, hidden)
+        return DeiTWithTeacher(c, hidden)
     if name.endswith("ForImageClassification"):
         return ImageClassifier(c, _vit_tower(c, distilled=True), _first, _scores(c, hidden))
     if name.endswith("Model"):

@@ -86,7 +86,7 @@ class MaskedEncoder(Module):
         return self.layernorm(hidden), mask, restore
 
 
-class PaintingDecoder(Module):
+class MaeDecoder(Module):
     """A mask token for each patch that was not seen, all patches in their order, blocks, and the pixels of each."""
 
     def __init__(self, c: Config, hidden: int, count: int) -> None:
@@ -131,7 +131,7 @@ class MaskedAutoencoder(Network):
         if rows != columns:
             raise ConfigError(f"{c.where} gives 'image_size' as {c.sides('image_size')}; ViT-MAE takes square images.")
         self.vit = MaskedEncoder(c, hidden, rows * columns)
-        self.decoder = PaintingDecoder(c, hidden, rows * columns)
+        self.decoder = MaeDecoder(c, hidden, rows * columns)
         self.config, self.side, self.patch = c, rows, c.integer("patch_size")
 
     def forward(self, batch: Batch) -> Outputs:

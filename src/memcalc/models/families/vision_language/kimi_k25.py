@@ -9,7 +9,12 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Sight, SizedEye, VisionLanguage, language_model
+from memcalc.models.common.vision_language import (
+    DynamicResolutionEncoder,
+    ImageFeatures,
+    VisionLanguage,
+    language_model,
+)
 from memcalc.models.registry import Family
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
@@ -25,7 +30,7 @@ NEIGHBOURS = 16
 """Learned positions that one is interpolated from (bicubic)."""
 
 
-class PlacedPatches(Module):
+class PatchesWithPositions(Module):
     """Each patch times a matrix, plus the position interpolated for it, plus that of its frame."""
 
     scope = "embedding"
@@ -33,7 +38,7 @@ class PlacedPatches(Module):
     def __init__(self, v: Config, hidden: int) -> None:
         self.proj = PatchEmbedding(3, hidden, v.integer("patch_size"), flat=False)
         self.proj.is_input_embedding = False  # Transformers does not know which module it is
-        self.pos_emb = Positions(v, hidden)
+        self.pos_emb = LearnedPositionGrid(v, hidden)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Patches [n, 3, side, side] to [n, h]."""
@@ -42,7 +47,7 @@ class PlacedPatches(Module):
         return hidden  # type: ignore[no-any-return]  # noqa: RET504
 
 
-class Positions(Module):
+class LearnedPositionGrid(Module):
     """A square of learned positions, and a table of frames."""
 
     def __init__(self, v: Config, hidden: int) -> None:
@@ -61,7 +66,7 @@ class Positions(Module):
         return out
 
 
-class KimiEye(SizedEye):
+class KimiVisionEncoder(DynamicResolutionEncoder):
     """Patches of all images in one row through blocks; squares of them side by side are a token."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -79,7 +84,7 @@ class KimiEye(SizedEye):
         self.vision_tower = KimiTower(v, self.square)
         self.mm_projector = KimiProjector(hidden, self.square, width)
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         count = self.tokens(batch.image_size)
@@ -88,7 +93,7 @@ class KimiEye(SizedEye):
         hidden, pooled = self.vision_tower(pixels, images)
         features = ops.squeeze(self.mm_projector(pooled), 1)
         del pooled
-        return Sight(ops.split(features, [count] * images, 0), (hidden,))
+        return ImageFeatures(ops.split(features, [count] * images, 0), (hidden,))
 
 
 class KimiTower(Module):
@@ -98,7 +103,7 @@ class KimiTower(Module):
         hidden, heads = v.integer("hidden_size"), v.integer("num_attention_heads")
         wide, act = v.integer("intermediate_size"), v.text("hidden_act")
         self.square = square
-        self.patch_embed = PlacedPatches(v, hidden)
+        self.patch_embed = PatchesWithPositions(v, hidden)
         self.rotary_emb = AxialRotary(hidden // heads, flipped=True)
 
         def block(_: int) -> Module:
@@ -160,7 +165,7 @@ def kimi_k25(c: Config, architecture: str | None) -> Network:
     """Kimi K2.5."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "deepseek_v3", tied=c.flag("tie_word_embeddings"))
-    eye = KimiEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = KimiVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return Kimi(eye, text, own_cache=True, videos=True)
 
