@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 from support.http_pieces import Blob
-from support.hub_loading import CONFIG, INDEX, Load, refused, sharded, weights
+from support.hub_models import CONFIG, INDEX, Load, hub, load, refused, sharded, weights
 from support.hub_server import Hub
 from support.weights import data_bytes, header, layers
 
 from memcalc import sources
 from memcalc.errors import CheckpointError, HubError, MemcalcError
 from memcalc.sources.hub import client as hub_client
+
+__all__ = ["hub", "load"]
 
 
 @pytest.fixture(autouse=True)

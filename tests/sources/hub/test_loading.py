@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 from support.gguf_files import gguf, llama_gguf
 from support.http_pieces import Blob
-from support.hub_loading import CONFIG, Load, refused, sharded, weights
+from support.hub_models import CONFIG, Load, hub, load, refused, sharded, weights
 from support.hub_server import GOOD_TOKEN, Hub
 from support.weights import data_bytes, layers
 
 from memcalc.errors import CheckpointError, MemcalcError
 from memcalc.sources.hub import folder
+
+__all__ = ["hub", "load"]
 
 
 def test_headers_and_nothing_behind_them(hub: Hub, load: Load) -> None:

@@ -1,18 +1,41 @@
-"""Loading from the test Hub: small repositories, and what holds for every refusal."""
+"""Repositories on a local Hub, what loads them, and what a refusal must look like."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memcalc.errors import HubError, MemcalcError
 from memcalc.sources import LoadedModel
+from memcalc.sources.hub.load import load_hub
 from support.http_pieces import Blob
+from support.hub_server import Hub, running
 from support.weights import data_bytes, header, layers
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
 INDEX = "model.safetensors.index.json"
 Load = Callable[..., LoadedModel]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running() as server:
+        yield server
+
+
+@pytest.fixture
+def load(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """load_hub against the server, with caches of its own and no login."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+
+    def call(name: str = "org/model", **options: Any) -> LoadedModel:
+        return load_hub(name, **{"endpoint": hub.url, "timeout": 10.0, "token": "", **options})
+
+    return call
 
 
 def weights(tensors: Any) -> Blob:
