@@ -98,7 +98,8 @@ def answer(
     from memcalc.sources.model_spec import describe
 
     found = describe(model, name, job.setup, generic=generic)
-    replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
+    with (model.base or model).naming_its_file():
+        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
 
 
 def is_local(text: str) -> bool:

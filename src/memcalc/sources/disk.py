@@ -222,7 +222,7 @@ def _load_json(path: Path, folder: DiskFolder) -> LoadedModel:
     content = parse_object(folder.text(path.name), str(path))
     if "weight_map" in content:
         return _checked(whole, read_model(whole, "file", wanted=path.name))
-    return _checked(folder, LoadedModel(str(path), "file", content, None))
+    return _checked(folder, LoadedModel(str(path), "file", content, None, config_file=path.name))
 
 
 def _checked(folder: DiskFolder, model: LoadedModel) -> LoadedModel:

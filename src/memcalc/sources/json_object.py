@@ -11,7 +11,7 @@ from memcalc.sources.display_names import shown
 TEXT_CAP = 100_000_000
 
 # More keys and values than any such file has: the index of the largest model names 207,000 tensors.
-MOST_KEYS, MOST_VALUES = 500_000, 2_500_000
+MOST_KEYS, MOST_VALUES = 500_000, 2_000_000
 
 _KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "true or false", type(None): "null"}
 """What JSON calls the values that are no objects."""
@@ -34,7 +34,7 @@ def parse_object(
         raise error(f"{shown(name)} holds a web page instead of JSON: an address, a proxy or a login page was saved.")
     if data.startswith(b"version https://git-lfs"):
         raise error(f"{shown(name)} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder.")
-    if data.count(b":") > most_keys or data.count(b",") + data.count(b"[") + data.count(b"{") > MOST_VALUES:
+    if data.count(b":") > most_keys or data.count(b",") > MOST_VALUES:
         raise error(f"{shown(name)} holds more keys or values than any model's: it is not the file that it should be.")
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique(name, error))

@@ -92,6 +92,11 @@ def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = Fal
     """
     if model.adapter is not None:
         return _with_adapter(model, model.adapter, name, setup, generic=generic)
+    with model.naming_its_file():
+        return _described(model, name, setup, generic=generic)
+
+
+def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) -> Described:
     spec, lines = spec_of(model, name, generic=generic)
     alike = generic and bool(lines)
     if model.checkpoint is not None:
