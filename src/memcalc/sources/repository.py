@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memcalc.common.records import frozen
-from memcalc.config.quantization import find_quantization
+from memcalc.config.quantization import find_quantization, with_hf_quant
 from memcalc.errors import CheckpointError, ConfigError
 from memcalc.sources.adapter import adapter_from
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
@@ -58,10 +58,11 @@ def read_model(folder: Folder, origin: str, wanted: str | None = None) -> Loaded
     if ADAPTER_CONFIG in texts and not choice.format:
         return _adapter(folder, origin, config, texts)
     found = read_weights(folder, files, choice, texts)
-    config_file = (
-        CONFIG if config is not None or found.checkpoint is None else posixpath.basename(found.checkpoint.files[0])
-    )
-    config = found.config if config is None else config
+    config_file = CONFIG
+    if config is not None:
+        config = with_hf_quant(config, object_in(folder, HF_QUANT, texts))
+    elif found.checkpoint is not None:
+        config, config_file = found.config, posixpath.basename(found.checkpoint.files[0])
     if config is None and found.checkpoint is None:
         raise ConfigError(
             f"{shown(folder.name)} has neither a config.json nor weights that memcalc reads; is it a model's folder?"
