@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.config.kv_cache_scheme import kv_cache_scheme
+from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
@@ -14,11 +16,11 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network
-from memcalc.nn.quantized_layers import quantize
+from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
-from memcalc.tables.engines import ENGINES, CacheFormat, Engine
+from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
 from memcalc.training.step import Step, batch, build
 
 
@@ -34,9 +36,12 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     network, notes = _divided(spec, whole, setup.tensor_parallel)
     weights = loaded(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
-    form = engine.format(setup.kv_dtype, weights.dtype)
-    usual = network.usual_length or DEFAULT_SEQ_LEN
+        if weights.format_of is not None:
+            tell_apart(network, weights.format_of)
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of)
+    kv_dtype, scheme = _kv_dtype(spec, setup, engine)
+    form = engine.format(kv_dtype, weights.dtype)
+    usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
@@ -46,7 +51,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.beams = setup.num_beams
     tape.all_logits = setup.logits == "all"
     sequences = setup.batch * setup.num_beams
-    notes = [*weights.notes, *notes, *_said(setup, engine)]
+    notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(kin, network):
@@ -60,8 +65,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
         if setup.new_tokens > 1:
-            tape.enter("earlier tokens", None)
-            tape.cache.grow(setup.new_tokens - 1)
+            tape.begin_span("earlier tokens", None)
+            tape.cache.append_tokens(setup.new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
@@ -78,7 +83,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         standing_cache=standing,
         weights=weights.parts,
         beside=spec.beside,
-        used={"dtype": weights.dtype, "quantization": weights.quantization},
+        used={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
         notes=tuple(notes),
     )
 
@@ -87,11 +92,11 @@ def _decode(
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
 ) -> None:
     """Run one token of each sequence behind what the cache holds."""
-    tape.enter("decode", None)
+    tape.begin_span("decode", None)
     old = tape.cache
-    if not network.takes_past and engine.cache == "dynamic":
+    if not network.accepts_past_key_values and engine.cache == "dynamic":
         tape.cache = _cache(engine, form, setup, 1)
-    token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
+    token = tape.external_tensor((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
     outputs = network(batch(token, None, setup))
@@ -114,6 +119,18 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
     return network, notes
 
 
+def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[str]]:
+    """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
+    stated = kv_cache_scheme(find_quantization(spec.config))
+    if stated is None or setup.kv_dtype != AUTO:
+        return setup.kv_dtype, []
+    if engine.follows_scheme and stated.dtype in engine.formats:
+        return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
+    return AUTO, [
+        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
+    ]
+
+
 def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
     """What the engine takes for granted."""
     lines = list(engine.notes)
@@ -134,7 +151,8 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(
-        whole=first + setup.new_tokens - 1 if engine.cache == "static" else None, absorbs=engine.attention is not None
+        static_length=first + setup.new_tokens - 1 if engine.cache == "static" else None,
+        absorbs_latent=engine.attention is not None,
     )
 
 
@@ -152,12 +170,12 @@ def _prefill(
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
-        tape.enter("earlier chunks", None)
-        network(batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
+        tape.begin_span("earlier chunks", None)
+        network(batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         tape.cache.length = earlier
         tape.inputs.clear()
-        tape.enter("prefill", None)
-    prompt = tape.untracked((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
+        tape.begin_span("prefill", None)
+    prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(batch(prompt, None, setup))
     tape.cache.length = length
 
@@ -181,7 +199,7 @@ def _cache_bytes(
 def _reorder(tape: Tape) -> None:
     """Beam search picks the surviving beams' keys and values: a copy of one tensor at a time."""
     assert tape.cache is not None
-    largest = max((tensor for kept in tape.cache.kept() for tensor in kept), key=lambda t: t.numel, default=None)
+    largest = max((tensor for kept in tape.cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
     if largest is not None:
         with tape.scoped("reordered beams"):
-            tape.new(largest.shape, largest.dtype)
+            tape.empty(largest.shape, largest.dtype)
