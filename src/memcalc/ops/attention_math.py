@@ -7,7 +7,6 @@ precision is computed in fp32, grouped heads are repeated, and the scale is spli
 from __future__ import annotations
 
 from memcalc.autograd.tensor import Tensor
-from memcalc.nn.run_context import run_context
 from memcalc.ops.elementwise import add, mul_scalar, to
 from memcalc.ops.elementwise import dropout as drop_out
 from memcalc.ops.matmul import matmul
@@ -27,7 +26,6 @@ def math_attention(
     with tape.autocasting(None):
         wide_query, wide_key, wide_value = to(query, FP32), to(key, FP32), to(value, FP32)
         scaled = mul_scalar(wide_query)
-        if mask is None and run_context(tape).causal and query.shape[-2] > 1:
             mask = _causal(scaled, key.shape[-2])
         repeats = query.shape[1] // key.shape[1]
         repeated_key, repeated_value = _repeat(wide_key, repeats), _repeat(wide_value, repeats)
