@@ -26,6 +26,7 @@ def math_attention(
     with tape.autocasting(None):
         wide_query, wide_key, wide_value = to(query, FP32), to(key, FP32), to(value, FP32)
         scaled = mul_scalar(wide_query)
+        if mask is None and is_causal and query.shape[-2] > 1:
             mask = _causal(scaled, key.shape[-2])
         repeats = query.shape[1] // key.shape[1]
         repeated_key, repeated_value = _repeat(wide_key, repeats), _repeat(wide_value, repeats)
