@@ -17,6 +17,7 @@ from memcalc.nn.layers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
 from memcalc.nn.layers.routers import Routed
 from memcalc.nn.model import Batch, Network, Outputs, positions
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -93,11 +94,11 @@ class DecoderModel(Module):
         del embeds
         if self.embedding_multiplier:
             inputs_embeds = ops.mul_scalar(inputs_embeds)
-        if ids.tape.cache is not None:
+        if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
                 attention, window = _mixer(block)
                 if window != RECURRENT:
-                    ids.tape.cache.register_layer(attention, window, block.copies, inputs_embeds)
+                    cache.register_layer(attention, window, block.copies, inputs_embeds)
         given = position_ids is not None
         if position_ids is None and self.position_ids != "none":
             position_ids = positions(ids.tape, ids.shape[1])
@@ -187,15 +188,16 @@ class CausalLM(Network):
 
     def collect_router_logits(self, tape: Tape) -> None:
         """Collect the routers' logits from here on, if there is a loss of them."""
-        tape.router_outputs = [] if self.router_aux_loss else None
+        run_context(tape).router_outputs = [] if self.router_aux_loss else None
 
     def add_auxiliary_losses(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits of `head_and_loss`, plus the load-balancing loss and the z-loss where the model has them."""
         tape, outputs = batch.ids.tape, self.head_and_loss(batch, hidden, kept)
-        if tape.router_outputs:
+        run = run_context(tape)
+        if run.router_outputs:
             with tape.scoped("experts"):
-                self._balance(batch, outputs, tape.router_outputs)
-        tape.router_outputs = None
+                self._balance(batch, outputs, run.router_outputs)
+        run.router_outputs = None
         if self.z_loss and outputs.loss is not None:
             outputs.loss = with_z_loss(outputs.loss, outputs.returned[0])
         return outputs
@@ -210,9 +212,10 @@ class CausalLM(Network):
     def head_and_loss(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits of hidden states [b, s, h]. The output object keeps `kept` too."""
         tape = batch.ids.tape
-        if tape.hidden_states is not None:
-            tape.hidden_states.append((hidden, 1))
-        if tape.cache is not None and not tape.all_logits:
+        run = run_context(tape)
+        if run.hidden_states is not None:
+            run.hidden_states.append((hidden, 1))
+        if run.cache is not None and not run.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
             if self.loss is not None and batch.labels is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import where
 from memcalc.training.objectives.rollout import LOSS, Rollout
@@ -20,11 +21,11 @@ def distillation(rollout: Rollout) -> Tensor:
     prompt_mask, mask = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
     count = ops.mul_scalar(ops.empty_like(rollout.input_tensor(), FP32))
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
-    rollout.tape.padding = padding
+    run_context(rollout.tape).padding = padding
     outputs = rollout.run(ids)
     with rollout.tape.no_grad():
         teacher = rollout.run_frozen(ids).returned[0]
-    rollout.tape.padding = None
+    run_context(rollout.tape).padding = None
     _check_vocabulary(outputs.returned[0], teacher)
     with rollout.tape.scoped(LOSS):
         student = ops.narrow(outputs.returned[0], 1, completion)
