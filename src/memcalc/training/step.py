@@ -99,6 +99,14 @@ class Step:
         return _implementation(self.setup)
 
     @property
+    def optimizer_scratch(self) -> tuple[str, int]:
+        """Name and bytes of the most that the optimizer's step has alive at once."""
+        if not self.trained or self.optimizer is None:
+            return "optimizer step", 0
+        nbytes = self.optimizer.step[self.implementation](self.update_order)
+        return f"{self.optimizer.name} step ({self.implementation})", nbytes
+
+    @property
     def steps_in_backward(self) -> bool:
         """Whether weights are stepped during backward, so that gradients never stand all at once."""
         return isinstance(self.setup, TrainingSetup) and _steps_in_backward(self.setup)
@@ -196,6 +204,8 @@ def _trace(
     notes = adapt(network, spec, setup)
     walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
+    if step.engine is not None and step.engine.learns:
+        step = walk(before=step.engine)
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
         step = walk()
@@ -211,6 +221,7 @@ def _walk(
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
+    before: Engine | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
@@ -225,7 +236,8 @@ def _walk(
     tape.offloads_inputs = setup.activation_offload and tape.checkpointing
     tape.offloading = setup.activation_offload and not tape.checkpointing
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
-    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=setup.grad_accum > 1)
+    accumulates = setup.grad_accum > 1
+    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=accumulates, before=before)
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
