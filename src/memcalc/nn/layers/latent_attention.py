@@ -10,6 +10,7 @@ from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 """Query and key, and the rotary embedding's table, to rotated query and key."""
@@ -22,18 +23,15 @@ def rotate_interleaved(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dim
     """
     cos = ops.unsqueeze(ops.narrow(cos, -1, cos.shape[-1] // 2), dim)
     sin = ops.unsqueeze(ops.narrow(sin, -1, sin.shape[-1] // 2), dim)
-    query_1, query_2 = ops.step_slice(query, -1, 2), ops.step_slice(query, -1, 2)
-    key_1, key_2 = ops.step_slice(key, -1, 2), ops.step_slice(key, -1, 2)
+    query_1, query_2 = ops.slice(query, -1, 2), ops.slice(query, -1, 2)
+    key_1, key_2 = ops.slice(key, -1, 2), ops.slice(key, -1, 2)
     query_out = ops.cat(_rotated(query_1, query_2, cos, sin), -1)
     key_out = ops.cat(_rotated(key_1, key_2, cos, sin), -1)
     return query_out, key_out
 
 
 def _rotated(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-    return [
-        ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin)),
-        ops.add(ops.multiply(second, cos), ops.multiply(first, sin)),
-    ]
+    return [ops.sub(ops.mul(first, cos), ops.mul(second, sin)), ops.add(ops.mul(second, cos), ops.mul(first, sin))]
 
 
 class LatentAttention(Module):
@@ -92,8 +90,8 @@ class LatentAttention(Module):
         key_nope, value = ops.split(latent, [nope_dim, self.value_dim], -1)
         key_rot = ops.expand(key_rot, -1, key_nope.shape[1], -1, -1)
         key = latent.tape.empty((*latent.shape[:-1], nope_dim + rope_dim), latent.dtype)
-        key = ops.copy_into(key, key_nope)
-        key = ops.copy_into(key, key_rot)
+        key = ops.copy_slice_(key, key_nope)
+        key = ops.copy_slice_(key, key_rot)
         return key, value
 
     def _absorbed(self, query_pass: Tensor, query_rot: Tensor, latent: Tensor) -> Tensor:
@@ -123,7 +121,7 @@ class LatentAttention(Module):
         latent = ops.view(latent, batch, 1, length, -1)
         key_rot = ops.view(key_rot, batch, 1, length, -1)
         query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
-        cache = query.tape.cache
+        cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)
             if cache.absorbs_latent and length == 1:

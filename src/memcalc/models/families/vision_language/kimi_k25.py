@@ -18,6 +18,7 @@ from memcalc.nn.layers.packed_vision import AxialRotary, PackedBlock, SplitPacke
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -55,7 +56,7 @@ class Positions(Module):
         table = ops.view(self.position_embeddings, -1, hidden.shape[1])
         indices, weights = tape.empty((count, NEIGHBOURS), INT64), tape.empty((count, NEIGHBOURS), FP32)
         places = ops.embedding_bag(indices, table, ops.to(weights, table.dtype))
-        places = ops.add(places, ops.take(self.time_position_embeddings, tape.empty((count,), INT64)))
+        places = ops.add(places, ops.index_select(self.time_position_embeddings, tape.empty((count,), INT64)))
         out = ops.add(hidden, ops.to(places, hidden.dtype))
         del indices, weights
         return out
@@ -84,7 +85,7 @@ class KimiEye(SizedEye):
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         count = self.tokens(batch.image_size)
         shape = (images * count * self.square, 3, self.patch, self.patch)
-        pixels = tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         hidden, pooled = self.vision_tower(pixels, images)
         features = ops.squeeze(self.mm_projector(pooled), 1)
         del pooled
@@ -123,7 +124,7 @@ class KimiTower(Module):
         tape, count = hidden.tape, hidden.shape[0]
         where, share = tape.empty((count,), INT64), tape.empty((count,), FP32)
         pooled = tape.empty(hidden.shape, FP32)
-        pooled = ops.index_add_(pooled, where, ops.multiply(ops.to(hidden, FP32), ops.unsqueeze(share, 1)))
+        pooled = ops.index_add_(pooled, where, ops.mul(ops.to(hidden, FP32), ops.unsqueeze(share, 1)))
         out = ops.to(ops.view(pooled, -1, self.square, hidden.shape[1]), hidden.dtype)
         del where, share
         return out
