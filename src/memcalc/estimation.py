@@ -29,7 +29,8 @@ from memcalc.report.schema import (
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""

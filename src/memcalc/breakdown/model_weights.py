@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc.nn import parameter_bytes
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:

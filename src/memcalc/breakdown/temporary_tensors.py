@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:

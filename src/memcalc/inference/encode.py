@@ -10,7 +10,7 @@ from memcalc.tables.dtypes import INT64
 from memcalc.training.step import batch
 
 if TYPE_CHECKING:
-    from memcalc.models.registry import Family
+    from memcalc.models.family import Family
     from memcalc.nn.model import Network
     from memcalc.setup.setup import InferenceSetup
 

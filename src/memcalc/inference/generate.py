@@ -12,6 +12,7 @@ from memcalc.errors import ConfigError
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.inference.weights import load_weights
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
@@ -22,7 +23,8 @@ from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unk
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
-from memcalc.training.step import Step, batch, build
+from memcalc.training.step import batch
+from memcalc.training.traced_step import Step
 
 
 def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:

@@ -11,6 +11,7 @@ from memcalc.common.escaping import quoted
 from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
+from memcalc.models.registry import family
 from memcalc.models.stored_weights import StoredWeights
 
 
@@ -60,8 +61,6 @@ class ModelSpec:
     @property
     def positions(self) -> int | None:
         """How many positions the config says that the model was made for; None where it does not say."""
-        from memcalc.models.registry import family
-
         known = family(self.model_type)
         limit = Config(self.config, known.defaults, known.aliases).get("max_position_embeddings")
         return limit if isinstance(limit, int) else None
@@ -72,8 +71,6 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
-        from memcalc.models.registry import family
-
         model_type = config.get("model_type")
         part = config.get("_class_name")
         if model_type is None and isinstance(part, str):

@@ -9,7 +9,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.report.host_memory import in_host_memory
 from memcalc.report.unused_options import idle
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.step import Step
+from memcalc.training.traced_step import Step
 
 _DEFAULTS = {
     "batch": "micro-batch size",

@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
@@ -23,7 +24,6 @@ from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
 from memcalc.tables.dtypes import short
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.training.step import build
 from memcalc.units import format_bytes, format_count
 
 Setup = TrainingSetup | InferenceSetup

@@ -9,8 +9,8 @@ from functools import lru_cache, partial
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
@@ -27,18 +27,7 @@ from memcalc.tables.optimizers import optimizer
 from memcalc.tables.precisions import PrecisionRecipe
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
-from memcalc.training.traced_step import ObjectiveExtras as ObjectiveExtras
-from memcalc.training.traced_step import Step as Step
-from memcalc.training.traced_step import implementation_of, steps_in_backward
-
-
-def build(spec: ModelSpec) -> Network:
-    """The model of a spec, unbound. Raises ConfigError where the config lacks or contradicts itself."""
-    row = family(spec.model_type)
-    config = Config(spec.config, row.defaults, row.aliases)
-    network = row.build(config, spec.architecture)
-    config.check_unread(spec.model_type)
-    return network
+from memcalc.training.traced_step import ObjectiveExtras, Step, implementation_of, steps_in_backward
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 from memcalc import ops
@@ -13,11 +14,11 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
 from memcalc.models.common.causal_lm import DecoderModel
-from memcalc.nn.layers.decoder_blocks import DecoderBlock
+from memcalc.nn.layers.decoder_blocks import PRE_NORM, DecoderBlock, NormNames
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.masks import RECURRENT
-from memcalc.nn.layers.mlp import GatedMLP
+from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding
 from memcalc.nn.model import Network
@@ -90,6 +91,55 @@ def dense_decoder(
     return heads.decoder(
         c, architecture, decoder, hidden, table, tied=tied, logit_transforms=logit_transforms, bias=head_bias
     )
+
+
+def llama_like(
+    c: Config,
+    architecture: str | None,
+    *,
+    bias: str | bool = "attention_bias",
+    out_bias: str | bool | None = None,
+    mlp_bias: str | bool = False,
+    gated: bool = True,
+    mlp_names: tuple[str, str] = ("up_proj", "down_proj"),
+    norms: NormNames = PRE_NORM,
+    dropout: str = "",
+    multipliers: bool = False,
+    attention: Mapping[str, Any] = MappingProxyType({}),
+    **decoder: Any,
+) -> Network:
+    """A decoder that a row describes: Llama, with named differences. A text is the config key of the value.
+
+    bias, out_bias, mlp_bias: biases of the query, key and value projections, of the output projection (None: the same
+        as `bias`), and of the MLP.
+    gated: the MLP has a gate; without one, `mlp_names` are the attribute names of its two projections.
+    norms: attribute names of the norms of a block.
+    dropout: key of the dropout on the outputs of attention and MLP.
+    multipliers: numbers multiply the embeddings, what is added to the residual stream, and the logits (Granite).
+    attention, decoder: further keyword arguments of GroupedQueryAttention and dense_decoder.
+    """
+
+    def flag(key: str | bool) -> bool:
+        return c.flag(key) if isinstance(key, str) else key
+
+    rate = c.probability(dropout) if dropout else 0.0
+    biases = {"bias": flag(bias), "out_bias": flag(bias if out_bias is None else out_bias), "out_dropout": rate}
+    hidden, width, act, biased = (
+        c.integer("hidden_size"),
+        c.integer("intermediate_size"),
+        c.text("hidden_act"),
+        flag(mlp_bias),
+    )
+    scaling = {"embedding_multiplier": True, "logit_transforms": (ops.mul_scalar,)} if multipliers else {}
+
+    def mlp() -> Module:
+        if gated:
+            return GatedMLP(hidden, width, act, bias=biased, dropout=rate)
+        return PlainMLP(hidden, width, act, names=mlp_names, bias=biased, dropout=rate)
+
+    block = partial(DecoderBlock, names=norms, residual_multiplier=multipliers)
+    given = {"attention": {**biases, **attention}, "mlp": mlp, "block": block, **scaling, **decoder}
+    return dense_decoder(c, architecture, **given)
 
 
 def gated_mlp(c: Config, act: str = "hidden_act", *, bias: bool = False, dropout: float = 0.0) -> Callable[[], Module]:

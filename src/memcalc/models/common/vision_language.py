@@ -10,7 +10,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, TooShortError, UsageError
 from memcalc.models.common.causal_lm import CausalLM
-from memcalc.models.registry import Family, family
+from memcalc.models.family import Family
+from memcalc.models.registry import family
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.vision_transformer import Seen
 from memcalc.nn.model import Batch, Network, Outputs

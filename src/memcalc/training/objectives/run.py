@@ -8,6 +8,7 @@ from typing import Any
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
@@ -16,7 +17,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.objectives import OBJECTIVES, Rollout, frozen_models
 from memcalc.training.objectives.assumptions import notes
-from memcalc.training.step import ObjectiveExtras, build
+from memcalc.training.traced_step import ObjectiveExtras
 
 
 def trained_spec(spec: ModelSpec, setup: TrainingSetup) -> ModelSpec:

@@ -8,7 +8,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock, EncoderBlock
 from memcalc.nn.layers.linear import Embedding, Linear, check_length
@@ -157,8 +157,8 @@ def whisper(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("WhisperForConditionalGeneration",))
 
 
-FAMILIES = {
-    "whisper": Family(
+FAMILIES = table(
+    Family(
         "whisper",
         whisper,
         {
@@ -184,6 +184,5 @@ FAMILIES = {
             "hidden_size": "d_model",
         },
         blocks="encoder-decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -7,7 +7,7 @@ from typing import Any
 from memcalc import ops
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, windows_by_layer_type
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import ParallelBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.norms import EagerLayerNorm
@@ -45,40 +45,19 @@ def cohere2(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "cohere": Family(
-        "cohere",
-        cohere,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 8192,
-            "intermediate_size": 22528,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 64,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
-        verified=_ROWS,
+FAMILIES = table(
+    Family(
+        "cohere", cohere, llama_sizes((256000, 8192, 22528, 40, 64, 0, 8192), pad_token_id=0, tie_word_embeddings=True)
     ),
-    "cohere2": Family(
+    Family(
         "cohere2",
         cohere2,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 8192,
-            "intermediate_size": 22528,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 64,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (256000, 8192, 22528, 40, 64, 0, 8192),
+            sliding_window=4096,
+            sliding_window_pattern=4,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
     ),
-}
+)

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import attend, attend_same_dtype
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import causal_mask, padding_input
@@ -226,51 +226,41 @@ def gpt_bigcode(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "gpt2": Family(
+FAMILIES = table(
+    Family(
         "gpt2",
         gpt2,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 1024,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "activation_function": "gelu_new",
-            "resid_pdrop": 0.1,
-            "embd_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (50257, 768, 0, 12, 12, 0, 1024),
+            activation_function="gelu_new",
+            resid_pdrop=0.1,
+            embd_pdrop=0.1,
+            attn_pdrop=0.1,
+            tie_word_embeddings=True,
+        ),
         {
             "n_embd": "hidden_size",
             "n_positions": "max_position_embeddings",
             "n_head": "num_attention_heads",
             "n_layer": "num_hidden_layers",
         },
-        verified="measured rows, exact counts",
     ),
-    "gpt_bigcode": Family(
+    Family(
         "gpt_bigcode",
         gpt_bigcode,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 1024,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "activation_function": "gelu_pytorch_tanh",
-            "resid_pdrop": 0.1,
-            "embd_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (50257, 768, 0, 12, 12, 0, 1024),
+            activation_function="gelu_pytorch_tanh",
+            resid_pdrop=0.1,
+            embd_pdrop=0.1,
+            attn_pdrop=0.1,
+            tie_word_embeddings=True,
+        ),
         {
             "n_embd": "hidden_size",
             "n_positions": "max_position_embeddings",
             "n_head": "num_attention_heads",
             "n_layer": "num_hidden_layers",
         },
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -9,7 +9,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.mlp import PlainMLP
@@ -145,25 +145,20 @@ def gpt_neo(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "gpt_neo": Family(
+FAMILIES = table(
+    Family(
         "gpt_neo",
         gpt_neo,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 2048,
-            "hidden_size": 2048,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "activation_function": "gelu_new",
-            "resid_dropout": 0.0,
-            "embed_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "classifier_dropout": 0.1,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (50257, 2048, 0, 24, 16, 0, 2048),
+            activation_function="gelu_new",
+            resid_dropout=0.0,
+            embed_dropout=0.0,
+            attention_dropout=0.0,
+            classifier_dropout=0.1,
+            tie_word_embeddings=True,
+        ),
         {"num_layers": "num_hidden_layers", "num_heads": "num_attention_heads"},
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

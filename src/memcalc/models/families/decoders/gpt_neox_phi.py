@@ -10,7 +10,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
@@ -183,42 +183,24 @@ def persimmon(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-_PHI = {
-    "vocab_size": 51200,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attention_dropout": 0.0,
-    "hidden_act": "gelu_new",
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
-FAMILIES = {
-    "gpt_neox": Family(
+_PHI = llama_sizes(
+    (51200, 2048, 8192, 24, 32, 0, 2048), resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0, hidden_act="gelu_new"
+)
+FAMILIES = table(
+    Family(
         "gpt_neox",
         gpt_neox,
-        {
-            "vocab_size": 50432,
-            "hidden_size": 6144,
-            "num_hidden_layers": 44,
-            "num_attention_heads": 64,
-            "intermediate_size": 24576,
-            "hidden_act": "gelu",
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            "classifier_dropout": 0.1,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (50432, 6144, 24576, 44, 64, 0, 2048),
+            hidden_act="gelu",
+            attention_dropout=0.0,
+            hidden_dropout=0.0,
+            classifier_dropout=0.1,
+        ),
         {"rotary_pct": "partial_rotary_factor"},
-        verified=_ROWS,
     ),
-    "phi": Family("phi", phi, _PHI, verified=_ROWS),
-    "phi-msft": Family(
+    Family("phi", phi, _PHI),
+    Family(
         "phi-msft",
         phi_msft,
         {**_PHI, "rotary_dim": 32},
@@ -232,21 +214,11 @@ FAMILIES = {
         },
         verified="exact counts; tensors as Transformers' phi keeps them",
     ),
-    "persimmon": Family(
+    Family(
         "persimmon",
         persimmon,
-        {
-            "vocab_size": 262144,
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "hidden_act": "relu2",
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "max_position_embeddings": 16384,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (262144, 4096, 16384, 36, 64, 0, 16384), hidden_act="relu2", hidden_dropout=0.0, attention_dropout=0.0
+        ),
     ),
-}
+)

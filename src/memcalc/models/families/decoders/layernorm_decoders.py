@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, same_window
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, ParallelBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mlp import PlainMLP
@@ -83,54 +83,17 @@ def nemotron(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "starcoder2": Family(
+FAMILIES = table(
+    Family(
         "starcoder2",
         starcoder2,
-        {
-            "vocab_size": 49152,
-            "hidden_size": 3072,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 2,
-            "hidden_act": "gelu_pytorch_tanh",
-            "use_bias": True,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (49152, 3072, 12288, 30, 24, 2, 4096),
+            hidden_act="gelu_pytorch_tanh",
+            use_bias=True,
+            tie_word_embeddings=True,
+        ),
     ),
-    "stablelm": Family(
-        "stablelm",
-        stablelm,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "nemotron": Family(
-        "nemotron",
-        nemotron,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 6144,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 48,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-}
+    Family("stablelm", stablelm, llama_sizes((50304, 2560, 6912, 32, 32, 32, 4096))),
+    Family("nemotron", nemotron, llama_sizes((256000, 6144, 24576, 32, 48, 0, 4096), hidden_act="relu2")),
+)

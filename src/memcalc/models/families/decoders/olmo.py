@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, sorted_windows, windows_by_layer_type
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.norms import PlainLayerNorm, RMSNorm
@@ -55,55 +55,8 @@ def olmo3(c: Config, architecture: str | None) -> Network:
     return _post_normed(c, architecture, windows=windows, masks=[None, c.optional("sliding_window")], rotary=tables)
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "olmo": Family(
-        "olmo",
-        olmo,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "olmo2": Family(
-        "olmo2",
-        olmo2,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "olmo3": Family(
-        "olmo3",
-        olmo3,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "sliding_window": 4096,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-}
+FAMILIES = table(
+    Family("olmo", olmo, llama_sizes((50304, 4096, 11008, 32, 32, 0, 2048), pad_token_id=1)),
+    Family("olmo2", olmo2, llama_sizes((50304, 4096, 11008, 32, 32, 0, 2048), pad_token_id=1)),
+    Family("olmo3", olmo3, llama_sizes((50304, 4096, 11008, 32, 32, 0, 2048), sliding_window=4096, pad_token_id=1)),
+)

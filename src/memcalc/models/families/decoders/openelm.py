@@ -8,7 +8,7 @@ from functools import partial
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention, QKNorm
 from memcalc.nn.layers.mlp import FusedGatedMLP
 from memcalc.nn.layers.norms import RMSNorm
@@ -52,8 +52,8 @@ def openelm(c: Config, architecture: str | None) -> Network:
     return dense_decoder(c, architecture, make_attention=attend, mlp=mlps)
 
 
-FAMILIES = {
-    "openelm": Family(
+FAMILIES = table(
+    Family(
         "openelm",
         openelm,
         {
@@ -77,4 +77,4 @@ FAMILIES = {
         },
         verified="exact counts; tensors as Transformers' llama and phi3 keep them",
     )
-}
+)

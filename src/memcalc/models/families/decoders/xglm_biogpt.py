@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock
 from memcalc.nn.layers.linear import Embedding, PositionTable
@@ -152,8 +152,8 @@ def biogpt(c: Config, architecture: str | None) -> Network:
     return heads.decoder(c, architecture, model, hidden, model.embed_tokens, tied=c.flag("tie_word_embeddings"))
 
 
-FAMILIES = {
-    "xglm": Family(
+FAMILIES = table(
+    Family(
         "xglm",
         xglm,
         {
@@ -172,25 +172,19 @@ FAMILIES = {
         },
         {"num_attention_heads": "attention_heads", "hidden_size": "d_model", "num_hidden_layers": "num_layers"},
         attention="eager",
-        verified="measured rows, exact counts",
     ),
-    "biogpt": Family(
+    Family(
         "biogpt",
         biogpt,
-        {
-            "vocab_size": 42384,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 1024,
-            "activation_dropout": 0.0,
-            "tie_word_embeddings": True,
-            "pad_token_id": 1,
-        },
+        llama_sizes(
+            (42384, 1024, 4096, 24, 16, 0, 1024),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            activation_dropout=0.0,
+            tie_word_embeddings=True,
+            pad_token_id=1,
+        ),
         verified="measured rows",
     ),
-}
+)

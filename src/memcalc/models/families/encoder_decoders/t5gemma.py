@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.models.common.decoder import SOFT_CAP, sorted_windows, windows_by_layer_type
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
@@ -235,21 +235,16 @@ def t5gemma(c: Config, architecture: str | None) -> Network:
     return T5GemmaForConditionalGeneration(c)
 
 
-_MODULE = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 4096,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-}
-FAMILIES = {
-    "t5gemma": Family(
+_MODULE = sizes(
+    (256000, 2304, 9216, 26, 8, 4, 0),
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    sliding_window=4096,
+    final_logit_softcapping=30.0,
+    attn_logit_softcapping=50.0,
+)
+FAMILIES = table(
+    Family(
         "t5gemma",
         t5gemma,
         {"dropout_rate": 0.0, "attention_dropout": 0.0, "tie_word_embeddings": True},
@@ -258,4 +253,4 @@ FAMILIES = {
         "eager, flash",
         "measured rows, exact counts",
     )
-}
+)

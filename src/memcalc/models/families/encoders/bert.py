@@ -13,7 +13,7 @@ from memcalc.models.common.encoder import (
     EncoderRecipe,
     encoder,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm, EncoderEmbeddings, Pooler, SelfAttention
 from memcalc.nn.layers.encoder_heads import ClsTokenHead, Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Linear
@@ -171,40 +171,33 @@ def electra(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-_BASE = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-}
+_BASE = llama_sizes(
+    (30522, 768, 3072, 12, 12, 0, 512),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+    type_vocab_size=2,
+    tie_word_embeddings=True,
+    is_decoder=False,
+)
 
-FAMILIES = {
-    "bert": Family("bert", bert, _BASE, blocks="encoder", verified=_ROWS),
-    "roberta": Family("roberta", roberta, _BASE | {"vocab_size": 50265}, blocks="encoder", verified=_ROWS),
-    "xlm-roberta": Family("xlm-roberta", roberta, _BASE, blocks="encoder", verified=_ROWS),
-    "camembert": Family("camembert", roberta, _BASE, blocks="encoder", verified=_ROWS),
-    "data2vec-text": Family("data2vec-text", roberta, _BASE, blocks="encoder", verified="measured rows"),
-    "ernie": Family(
+FAMILIES = table(
+    Family("bert", bert, _BASE, blocks="encoder"),
+    Family("roberta", roberta, _BASE | {"vocab_size": 50265}, blocks="encoder"),
+    Family("xlm-roberta", roberta, _BASE, blocks="encoder"),
+    Family("camembert", roberta, _BASE, blocks="encoder"),
+    Family("data2vec-text", roberta, _BASE, blocks="encoder", verified="measured rows"),
+    Family(
         "ernie",
         bert,
         _BASE | {"vocab_size": 30522, "use_task_id": False, "task_type_vocab_size": 3},
         blocks="encoder",
         verified="measured rows",
     ),
-    "electra": Family(
+    Family(
         "electra",
         electra,
         _BASE | {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
         blocks="encoder",
-        verified=_ROWS,
     ),
-}
+)

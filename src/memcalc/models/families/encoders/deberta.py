@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.encoder import ClassificationHeadSpec, Encoded, EncoderRecipe, encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm
 from memcalc.nn.layers.disentangled_attention import DisentangledAttention, Positions, distances
 from memcalc.nn.layers.encoder_heads import Dropout, VocabularyHead
@@ -229,31 +229,25 @@ def deberta(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "deberta-v2": Family(
+FAMILIES = table(
+    Family(
         "deberta-v2",
         deberta,
-        {
-            "vocab_size": 128100,
-            "hidden_size": 1536,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 24,
-            "intermediate_size": 6144,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 512,
-            "type_vocab_size": 0,
-            "relative_attention": False,
-            "max_relative_positions": -1,
-            "position_biased_input": True,
-            "pooler_dropout": 0.0,
-            "pooler_hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "legacy": True,
-        },
+        llama_sizes(
+            (128100, 1536, 6144, 24, 24, 0, 512),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            type_vocab_size=0,
+            relative_attention=False,
+            max_relative_positions=-1,
+            position_biased_input=True,
+            pooler_dropout=0.0,
+            pooler_hidden_act="gelu",
+            tie_word_embeddings=True,
+            legacy=True,
+        ),
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.activations import gelu_of_erf
 from memcalc.nn.layers.attention_backends import attend_same_dtype
 from memcalc.nn.layers.bert import DenseAdd, Pooler, count_tokens
@@ -232,25 +232,20 @@ def esm(c: Config, architecture: str | None) -> Network:
     return roberta_like_encoder(c, architecture, dropout, body, vocabulary)
 
 
-FAMILIES = {
-    "esm": Family(
+FAMILIES = table(
+    Family(
         "esm",
         esm,
-        {
-            "vocab_size": 33,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 1026,
-            "position_embedding_type": "absolute",
-            "emb_layer_norm_before": False,
-            "token_dropout": False,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (33, 768, 3072, 12, 12, 0, 1026),
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            position_embedding_type="absolute",
+            emb_layer_norm_before=False,
+            token_dropout=False,
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

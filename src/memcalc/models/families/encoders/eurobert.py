@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.encoder import ClassificationHeadSpec, EncoderModel, EncoderRecipe, encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -124,24 +124,18 @@ def eurobert(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "eurobert": Family(
+FAMILIES = table(
+    Family(
         "eurobert",
         eurobert,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-            "classifier_pooling": "late",
-        },
+        llama_sizes(
+            (128256, 768, 3072, 12, 12, 0, 0),
+            attention_bias=False,
+            attention_dropout=0.0,
+            mlp_bias=False,
+            classifier_pooling="late",
+        ),
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.encoder import ClassificationHeadSpec, Encoded, EncoderRecipe, encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.encoder_heads import Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -192,32 +192,27 @@ def modernbert(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "modernbert": Family(
+FAMILIES = table(
+    Family(
         "modernbert",
         modernbert,
-        {
-            "vocab_size": 50368,
-            "hidden_size": 768,
-            "intermediate_size": 1152,
-            "num_hidden_layers": 22,
-            "num_attention_heads": 12,
-            "hidden_activation": "gelu",
-            "norm_bias": False,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "local_attention": 128,
-            "embedding_dropout": 0.0,
-            "mlp_bias": False,
-            "mlp_dropout": 0.0,
-            "decoder_bias": True,
-            "classifier_pooling": "cls",
-            "classifier_dropout": 0.0,
-            "classifier_bias": False,
-            "classifier_activation": "gelu",
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (50368, 768, 1152, 22, 12, 0, 0),
+            hidden_activation="gelu",
+            norm_bias=False,
+            attention_bias=False,
+            attention_dropout=0.0,
+            local_attention=128,
+            embedding_dropout=0.0,
+            mlp_bias=False,
+            mlp_dropout=0.0,
+            decoder_bias=True,
+            classifier_pooling="cls",
+            classifier_dropout=0.0,
+            classifier_bias=False,
+            classifier_activation="gelu",
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm, EncoderEmbeddings, Pooler
 from memcalc.nn.layers.encoder_heads import VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -148,25 +148,19 @@ def mpnet(c: Config, architecture: str | None) -> Network:
     return roberta_like_encoder(c, architecture, dropout, body, vocabulary)
 
 
-FAMILIES = {
-    "mpnet": Family(
+FAMILIES = table(
+    Family(
         "mpnet",
         mpnet,
-        {
-            "vocab_size": 30527,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 512,
-            "relative_attention_num_buckets": 32,
-            "tie_word_embeddings": True,
-        },
+        llama_sizes(
+            (30527, 768, 3072, 12, 12, 0, 512),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            relative_attention_num_buckets=32,
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.bert import DenseActivation, DenseAdd, EncoderEmbeddings, Pooler, SelfAttention
 from memcalc.nn.layers.encoder_heads import VocabularyHead
 from memcalc.nn.layers.linear import Embedding
@@ -114,35 +114,18 @@ def roberta_prelayernorm(c: Config, architecture: str | None) -> Network:
     return _network(c, architecture, within=True)
 
 
-_DEFAULTS = {
-    "vocab_size": 50265,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-}
-_XL = {
-    "vocab_size": 250880,
-    "hidden_size": 2560,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "intermediate_size": 10240,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-}
+_DEFAULTS = llama_sizes(
+    (50265, 768, 3072, 12, 12, 0, 512),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+    type_vocab_size=2,
+    tie_word_embeddings=True,
+    is_decoder=False,
+)
+_XL = sizes((250880, 2560, 10240, 36, 32, 0, 514), type_vocab_size=1)
 
-FAMILIES = {
-    "xlm-roberta-xl": Family(
-        "xlm-roberta-xl", xlm_roberta_xl, _DEFAULTS | _XL, blocks="encoder", verified="measured rows"
-    ),
-    "roberta-prelayernorm": Family(
-        "roberta-prelayernorm", roberta_prelayernorm, _DEFAULTS, blocks="encoder", verified="measured rows"
-    ),
-}
+FAMILIES = table(
+    Family("xlm-roberta-xl", xlm_roberta_xl, _DEFAULTS | _XL, blocks="encoder", verified="measured rows"),
+    Family("roberta-prelayernorm", roberta_prelayernorm, _DEFAULTS, blocks="encoder", verified="measured rows"),
+)

@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.encoder import ClassificationHeadSpec, EncoderModel, EncoderRecipe, encoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.bert import Pooler
 from memcalc.nn.layers.encoder_heads import ClsTokenHead, Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -182,48 +182,36 @@ def jina(c: Config, architecture: str | None) -> Network:
     )
 
 
-_SHARED = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.0,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 2048,
-}
+_SHARED = sizes(
+    (0, 768, 3072, 12, 12, 0, 2048), hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0, tie_word_embeddings=True
+)
 
-FAMILIES = {
-    "nomic_bert": Family(
+FAMILIES = table(
+    Family(
         "nomic_bert",
         nomic_bert,
         _SHARED | {"vocab_size": 30528, "hidden_act": "silu", "hidden_dropout_prob": 0.0, "type_vocab_size": 2},
         blocks="encoder",
         verified="measured rows",
     ),
-    "gte": Family(
+    Family(
         "gte",
         gte,
         _SHARED | {"vocab_size": 250048, "hidden_act": "gelu", "type_vocab_size": 1},
         blocks="encoder",
         verified="measured rows",
     ),
-    "jina_embeddings_v3": Family(
+    Family(
         "jina_embeddings_v3",
         jina,
         _SHARED
-        | {
-            "vocab_size": 250002,
-            "max_position_embeddings": 8194,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "attention_probs_dropout_prob": 0.1,
-            "type_vocab_size": 1,
-        },
+        | sizes(
+            (250002, 1024, 4096, 24, 16, 0, 8194),
+            hidden_act="gelu",
+            attention_probs_dropout_prob=0.1,
+            type_vocab_size=1,
+        ),
         blocks="encoder",
         verified="measured rows",
     ),
-}
+)

@@ -7,7 +7,7 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
@@ -107,98 +107,72 @@ def flex_olmo(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows"
-FAMILIES = {
-    "ernie4_5_moe": Family(
+FAMILIES = table(
+    Family(
         "ernie4_5_moe",
         ernie4_5_moe,
-        {
-            "vocab_size": 103424,
-            "hidden_size": 2560,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 4,
-            "hidden_act": "silu",
-            "use_bias": False,
-            "moe_intermediate_size": 1536,
-            "moe_k": 6,
-            "moe_num_experts": 64,
-            "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1,
-            "moe_layer_interval": 1,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (103424, 2560, 12288, 28, 20, 4, 0),
+            use_bias=False,
+            moe_intermediate_size=1536,
+            moe_k=6,
+            moe_num_experts=64,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_interval=1,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+            router_aux_loss_coef=0.001,
+        ),
         {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-    "hunyuan_v1_moe": Family(
+    Family(
         "hunyuan_v1_moe",
         hunyuan_v1_moe,
-        {
-            "vocab_size": 290943,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "num_experts": 1,
-            "moe_topk": 1,
-            "pad_token_id": 0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (290943, 4096, 11008, 32, 32, 0, 0),
+            attention_bias=False,
+            attention_dropout=0.0,
+            num_experts=1,
+            moe_topk=1,
+            pad_token_id=0,
+        ),
         {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-    "minimax_m2": Family(
+    Family(
         "minimax_m2",
         minimax_m2,
-        {
-            "vocab_size": 200064,
-            "hidden_size": 3072,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "num_experts_per_tok": 8,
-            "num_local_experts": 256,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (200064, 3072, 1536, 62, 48, 8, 0),
+            head_dim=128,
+            attention_dropout=0.0,
+            num_experts_per_tok=8,
+            num_local_experts=256,
+            router_aux_loss_coef=0.001,
+        ),
         {"num_experts": "num_local_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-    "flex_olmo": Family(
+    Family(
         "flex_olmo",
         flex_olmo,
-        {
-            "vocab_size": 100352,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "num_experts_per_tok": 5,
-            "num_experts": 7,
-            "norm_topk_prob": False,
-            "pad_token_id": 100277,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.01,
-        },
+        llama_sizes(
+            (100352, 4096, 11008, 32, 32, 0, 0),
+            attention_bias=False,
+            attention_dropout=0.0,
+            num_experts_per_tok=5,
+            num_experts=7,
+            norm_topk_prob=False,
+            pad_token_id=100277,
+            router_aux_loss_coef=0.01,
+        ),
         {"num_local_experts": "num_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-}
+)

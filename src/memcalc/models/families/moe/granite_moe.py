@@ -7,7 +7,7 @@ from functools import partial
 from memcalc import ops
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mamba2 import mixer_of
 from memcalc.nn.layers.masks import RECURRENT
@@ -67,23 +67,17 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
     )
 
 
-_GRANITE: dict[str, object] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-    "router_aux_loss_coef": 0.001,
-}
-FAMILIES = {
-    "granitemoe": Family("granitemoe", granitemoe, _GRANITE, kinds="decoder, experts", verified="measured rows"),
-    "granitemoehybrid": Family(
+_GRANITE: dict[str, object] = llama_sizes(
+    (32000, 4096, 11008, 32, 32, 0, 0),
+    attention_bias=False,
+    attention_dropout=0.0,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    router_aux_loss_coef=0.001,
+)
+FAMILIES = table(
+    Family("granitemoe", granitemoe, _GRANITE, kinds="decoder, experts", verified="measured rows"),
+    Family(
         "granitemoehybrid",
         granitemoehybrid,
         {
@@ -101,6 +95,5 @@ FAMILIES = {
         },
         {"layers_block_type": "layer_types"},
         kinds="Mamba 2, attention, experts",
-        verified="measured rows, exact counts",
     ),
-}
+)

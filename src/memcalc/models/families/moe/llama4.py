@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.attention_backends import repeat_kv, sdpa
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mixture_of_experts import ExpertWeights
@@ -254,32 +254,25 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "llama4_text": Family(
+FAMILIES = table(
+    Family(
         "llama4_text",
         llama4_text,
-        {
-            "vocab_size": 202048,
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "intermediate_size_mlp": 16384,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "num_local_experts": 16,
-            "num_experts_per_tok": 1,
-            "interleave_moe_layer_step": 1,
-            "use_qk_norm": True,
-            "no_rope_layer_interval": 4,
-            "attention_chunk_size": 8192,
-            "attn_temperature_tuning": True,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (202048, 5120, 8192, 48, 40, 8, 0),
+            intermediate_size_mlp=16384,
+            head_dim=128,
+            num_local_experts=16,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=1,
+            use_qk_norm=True,
+            no_rope_layer_interval=4,
+            attention_chunk_size=8192,
+            attn_temperature_tuning=True,
+            attention_bias=False,
+            attention_dropout=0.0,
+        ),
         kinds="decoder, experts",
         verified="measured rows",
     )
-}
+)

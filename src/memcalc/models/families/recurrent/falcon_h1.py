@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.causal_lm import DecoderModel
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.mamba2 import Mamba2Mixer, Mamba2Shape, head_width
@@ -148,37 +148,30 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "falcon_h1": Family(
+FAMILIES = table(
+    Family(
         "falcon_h1",
         falcon_h1,
-        {
-            "vocab_size": 128000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "mamba_n_heads": 128,
-            "mamba_d_head": "auto",
-            "mamba_d_ssm": 1024,
-            "mamba_expand": 2,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_chunk_size": 256,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "mamba_norm_before_gate": True,
-            "mamba_rms_norm": False,
-            "projectors_bias": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (128000, 4096, 14336, 32, 32, 8, 0),
+            attention_dropout=0.0,
+            mamba_n_heads=128,
+            mamba_d_head="auto",
+            mamba_d_ssm=1024,
+            mamba_expand=2,
+            mamba_n_groups=1,
+            mamba_d_state=256,
+            mamba_d_conv=4,
+            mamba_chunk_size=256,
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+            mamba_norm_before_gate=True,
+            mamba_rms_norm=False,
+            projectors_bias=False,
+            attention_bias=False,
+            mlp_bias=False,
+        ),
         kinds="Mamba 2 beside attention",
         verified="measured rows",
     )
-}
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -176,31 +176,24 @@ def beit(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 
-FAMILIES = {
-    "beit": Family(
+FAMILIES = table(
+    Family(
         "beit",
         beit,
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "use_mask_token": False,
-            "use_absolute_position_embeddings": False,
-            "use_relative_position_bias": False,
-            "use_shared_relative_position_bias": False,
-            "layer_scale_init_value": 0.1,
-            "drop_path_rate": 0.1,
-            "use_mean_pooling": True,
-        },
+        vit_sizes(
+            (768, 3072, 12, 12, 224, 16, 3),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            use_mask_token=False,
+            use_absolute_position_embeddings=False,
+            use_relative_position_bias=False,
+            use_shared_relative_position_bias=False,
+            layer_scale_init_value=0.1,
+            drop_path_rate=0.1,
+            use_mean_pooling=True,
+        ),
         blocks="encoder",
         attention="eager, sdpa",
-        verified="measured rows, exact counts",
     )
-}
+)

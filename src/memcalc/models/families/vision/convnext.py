@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import Convolution2d
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import activation
@@ -181,7 +181,7 @@ _DEFAULTS = {
     "drop_path_rate": 0.0,
 }
 
-FAMILIES = {
-    "convnext": Family("convnext", convnext, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
-    "convnextv2": Family("convnextv2", convnextv2, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
-}
+FAMILIES = table(
+    Family("convnext", convnext, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
+    Family("convnextv2", convnextv2, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
+)

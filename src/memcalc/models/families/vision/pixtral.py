@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.config.reader import Config
 from memcalc.models.common.vision_language import DynamicResolutionEncoder, config_side
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.pixtral import PIXTRAL, PixtralTower
 from memcalc.nn.model import Batch, Network, Outputs
 
@@ -36,8 +36,8 @@ def pixtral(c: Config, architecture: str | None) -> Network:
     return PixtralVisionModel(c)
 
 
-FAMILIES = {
-    "pixtral": Family(
+FAMILIES = table(
+    Family(
         "pixtral",
         pixtral,
         PIXTRAL,
@@ -45,4 +45,4 @@ FAMILIES = {
         supports="inference",
         verified="forward of the tower measured in LLaVA and Mistral 3",
     )
-}
+)

@@ -10,7 +10,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import ConvLayer, SqueezeExcitation, mean_of_places
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import activation
@@ -167,8 +167,8 @@ def regnet(c: Config, architecture: str | None) -> Network:
 
 
 _SHARED = {"num_channels": 3, "image_size": 224}
-FAMILIES = {
-    "resnet": Family(
+FAMILIES = table(
+    Family(
         "resnet",
         resnet,
         _SHARED
@@ -185,7 +185,7 @@ FAMILIES = {
         attention="eager",
         verified="measured rows",
     ),
-    "regnet": Family(
+    Family(
         "regnet",
         regnet,
         _SHARED
@@ -200,6 +200,5 @@ FAMILIES = {
         },
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     ),
-}
+)

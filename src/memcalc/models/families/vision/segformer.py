@@ -8,7 +8,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import BatchNorm, Convolution2d
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import class_loss
@@ -161,8 +161,8 @@ def segformer(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("ForSemanticSegmentation", "ForImageClassification"))
 
 
-FAMILIES = {
-    "segformer": Family(
+FAMILIES = table(
+    Family(
         "segformer",
         segformer,
         {
@@ -186,4 +186,4 @@ FAMILIES = {
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.swin import Grid, ShiftedLayer
@@ -141,8 +141,8 @@ def swin(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 
-FAMILIES = {
-    "swin": Family(
+FAMILIES = table(
+    Family(
         "swin",
         swin,
         {
@@ -163,6 +163,5 @@ FAMILIES = {
         },
         blocks="encoder",
         attention="eager, sdpa",
-        verified="measured rows, exact counts",
     )
-}
+)

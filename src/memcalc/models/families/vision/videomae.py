@@ -9,7 +9,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.attention_backends import attend_same_dtype
 from memcalc.nn.layers.bert import DenseActivation, DenseAdd
 from memcalc.nn.layers.linear import Linear
@@ -157,27 +157,21 @@ def videomae(c: Config, architecture: str | None) -> Network:
     return VideoClassifier(c, tower, lambda states: states, MeanPoolClassifier(hidden, c.num_labels(), mean=mean))
 
 
-FAMILIES = {
-    "videomae": Family(
+FAMILIES = table(
+    Family(
         "videomae",
         videomae,
-        {
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "num_frames": 16,
-            "tubelet_size": 2,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "qv_bias": True,
-            "use_mean_pooling": True,
-        },
+        vit_sizes(
+            (768, 3072, 12, 12, 224, 16, 3),
+            num_frames=16,
+            tubelet_size=2,
+            hidden_act="gelu",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            qv_bias=True,
+            use_mean_pooling=True,
+        ),
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

@@ -9,7 +9,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.bert import Pooler
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
@@ -206,21 +206,14 @@ def dinov2(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 
-_ROWS = "measured rows, exact counts"
-VIT_DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "pooler_act": "tanh",
-}
+VIT_DEFAULTS = vit_sizes(
+    (768, 3072, 12, 12, 224, 16, 3),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    qkv_bias=True,
+    pooler_act="tanh",
+)
 _DINOV2 = VIT_DEFAULTS | {
     "patch_size": 14,
     "mlp_ratio": 4,
@@ -231,12 +224,10 @@ _DINOV2 = VIT_DEFAULTS | {
 }
 _REGISTERS = {"patch_size": 16, "num_register_tokens": 4}
 
-FAMILIES = {
-    "vit": Family("vit", vit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
-    "vit_msn": Family("vit_msn", msn, VIT_DEFAULTS, blocks="encoder", verified="measured rows"),
-    "deit": Family("deit", deit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
-    "dinov2": Family("dinov2", dinov2, _DINOV2, blocks="encoder", verified=_ROWS),
-    "dinov2_with_registers": Family(
-        "dinov2_with_registers", dinov2, _DINOV2 | _REGISTERS, blocks="encoder", verified=_ROWS
-    ),
-}
+FAMILIES = table(
+    Family("vit", vit, VIT_DEFAULTS, blocks="encoder"),
+    Family("vit_msn", msn, VIT_DEFAULTS, blocks="encoder", verified="measured rows"),
+    Family("deit", deit, VIT_DEFAULTS, blocks="encoder"),
+    Family("dinov2", dinov2, _DINOV2, blocks="encoder"),
+    Family("dinov2_with_registers", dinov2, _DINOV2 | _REGISTERS, blocks="encoder"),
+)

@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.families.vision.vit import VIT_DEFAULTS, vit_blocks
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, grid_of
@@ -171,8 +171,8 @@ def vit_mae(c: Config, architecture: str | None) -> Network:
     return MaskedAutoencoder(c)
 
 
-FAMILIES = {
-    "vit_mae": Family(
+FAMILIES = table(
+    Family(
         "vit_mae",
         vit_mae,
         VIT_DEFAULTS
@@ -185,6 +185,5 @@ FAMILIES = {
             "norm_pix_loss": False,
         },
         blocks="encoder",
-        verified="measured rows, exact counts",
     )
-}
+)

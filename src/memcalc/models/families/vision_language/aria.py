@@ -10,7 +10,7 @@ from memcalc.errors import ConfigError, UsageError
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
 from memcalc.models.families.vision_language.idefics3 import PatchesWithPositions
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.attention_pooling import MultiheadAttention
 from memcalc.nn.layers.linear import Linear
@@ -183,39 +183,22 @@ def aria(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text, own_cache=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "attention_dropout": 0.0,
-}
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "aria": Family("aria", aria, {"vision_feature_layer": -1, "tie_word_embeddings": False}, verified=_ROWS),
-    "aria_text": Family(
+_TOWER: dict[str, object] = vit_sizes(
+    (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
+)
+FAMILIES = table(
+    Family("aria", aria, {"vision_feature_layer": -1, "tie_word_embeddings": False}),
+    Family(
         "aria_text",
         aria_text,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "mlp_bias": False,
-            "moe_num_experts": 8,
-            "moe_topk": 2,
-            "moe_num_shared_experts": 2,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (32000, 4096, 4096, 32, 32, 0, 2048),
+            attention_bias=False,
+            attention_dropout=0.0,
+            mlp_bias=False,
+            moe_num_experts=8,
+            moe_topk=2,
+            moe_num_shared_experts=2,
+        ),
     ),
-}
+)

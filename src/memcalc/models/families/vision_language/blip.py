@@ -9,7 +9,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import picture
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
@@ -253,31 +253,14 @@ def blip(c: Config, architecture: str | None) -> Network:
     return BlipForConditionalGeneration(c)
 
 
-_TEXT = {
-    "vocab_size": 30524,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 512,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "label_smoothing": 0.0,
-}
-_VISION = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 384,
-    "patch_size": 16,
-    "num_channels": 3,
-    "hidden_act": "gelu",
-    "attention_dropout": 0.0,
-}
-FAMILIES = {
-    "blip": Family(
-        "blip", blip, {"tie_word_embeddings": True}, {}, "encoder-decoder", "eager", "measured rows, exact counts"
-    )
-}
+_TEXT = sizes(
+    (30524, 768, 3072, 12, 8, 0, 512),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    label_smoothing=0.0,
+)
+_VISION = vit_sizes((768, 3072, 12, 12, 384, 16, 3), hidden_act="gelu", attention_dropout=0.0)
+FAMILIES = table(
+    Family("blip", blip, {"tie_word_embeddings": True}, {}, "encoder-decoder", "eager", "measured rows, exact counts")
+)

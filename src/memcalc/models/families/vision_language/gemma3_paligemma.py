@@ -13,7 +13,7 @@ from memcalc.models.common.vision_language import (
     check_size,
     language_model,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import tower_of, vision_config
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import GemmaRMSNorm
@@ -118,31 +118,21 @@ def paligemma(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text, bidirectional_image_attention=True, own_cache=True)
 
 
-_PALI_TOWER: dict[str, object] = {
-    "intermediate_size": 4096,
-    "hidden_size": 1152,
-    "patch_size": 14,
-    "image_size": 224,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "vision_use_head": False,
-}
+_PALI_TOWER: dict[str, object] = vit_sizes((1152, 4096, 27, 16, 224, 14, 0), vision_use_head=False)
 
-FAMILIES = {
-    "gemma3": Family(
+FAMILIES = table(
+    Family(
         "gemma3",
         gemma3,
         {"mm_tokens_per_image": 256, "tie_word_embeddings": True},
         attention="eager, sdpa",
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     ),
-    "paligemma": Family(
+    Family(
         "paligemma",
         paligemma,
         {"projection_dim": 2048, "tie_word_embeddings": True},
         attention="eager, sdpa",
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     ),
-}
+)

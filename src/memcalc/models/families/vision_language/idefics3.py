@@ -8,7 +8,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import bidirectional_mask
@@ -140,25 +140,11 @@ def idefics3(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "attention_dropout": 0.0,
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
+)
 
 FAMILIES = {
-    name: Family(
-        name,
-        idefics3,
-        {"scale_factor": 2, "tie_word_embeddings": False},
-        kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
-    )
+    name: Family(name, idefics3, {"scale_factor": 2, "tie_word_embeddings": False}, kinds="vision tower, decoder")
     for name in ("idefics3", "smolvlm")
 }

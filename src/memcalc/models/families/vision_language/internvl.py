@@ -16,7 +16,7 @@ from memcalc.models.common.vision_language import (
     feature_layers,
     language_model,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
@@ -176,26 +176,22 @@ def internvl(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text, own_cache=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_dropout": 0.0,
-    "projection_dropout": 0.0,
-    "norm_type": "layer_norm",
-    "image_size": [448, 448],
-    "patch_size": [14, 14],
-    "num_channels": 3,
-    "use_mask_token": False,
-    "use_absolute_position_embeddings": True,
-    "use_mean_pooling": True,
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1024, 4096, 24, 16, 0, 0, 3),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.0,
+    attention_dropout=0.0,
+    projection_dropout=0.0,
+    norm_type="layer_norm",
+    image_size=[448, 448],
+    patch_size=[14, 14],
+    use_mask_token=False,
+    use_absolute_position_embeddings=True,
+    use_mean_pooling=True,
+)
 
-FAMILIES = {
-    "internvl": Family(
+FAMILIES = table(
+    Family(
         "internvl",
         internvl,
         {
@@ -206,6 +202,5 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

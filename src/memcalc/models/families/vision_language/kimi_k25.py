@@ -15,7 +15,7 @@ from memcalc.models.common.vision_language import (
     VisionLanguage,
     language_model,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -171,24 +171,13 @@ def kimi_k25(c: Config, architecture: str | None) -> Network:
     return Kimi(eye, text, own_cache=True, videos=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "pos_emb_height": 64,
-    "pos_emb_width": 64,
-    "pos_emb_time": 4,
-    "merge_kernel_size": [2, 2],
-    "hidden_act": "gelu_pytorch_tanh",
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1152, 4304, 27, 16, 0, 14, 0),
+    pos_emb_height=64,
+    pos_emb_width=64,
+    pos_emb_time=4,
+    merge_kernel_size=[2, 2],
+    hidden_act="gelu_pytorch_tanh",
+)
 
-FAMILIES = {
-    "kimi_k25": Family(
-        "kimi_k25",
-        kimi_k25,
-        {"projection_hidden_size": 1152, "tie_word_embeddings": True},
-        verified="measured rows, exact counts",
-    )
-}
+FAMILIES = table(Family("kimi_k25", kimi_k25, {"projection_hidden_size": 1152, "tie_word_embeddings": True}))

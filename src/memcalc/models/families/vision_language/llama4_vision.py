@@ -9,7 +9,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
 from memcalc.models.families.moe.llama4 import rotated
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.attention_backends import attend_same_dtype
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
@@ -228,28 +228,14 @@ def llama4(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text, holds_inputs_embeds=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 768,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "intermediate_size": 5632,
-    "vision_output_dim": 7680,
-    "image_size": 448,
-    "patch_size": 14,
-    "pixel_shuffle_ratio": 0.5,
-    "projector_input_dim": 4096,
-    "projector_output_dim": 4096,
-    "projector_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (768, 5632, 34, 16, 448, 14, 3),
+    vision_output_dim=7680,
+    pixel_shuffle_ratio=0.5,
+    projector_input_dim=4096,
+    projector_output_dim=4096,
+    projector_dropout=0.0,
+    attention_dropout=0.0,
+)
 
-FAMILIES = {
-    "llama4": Family(
-        "llama4",
-        llama4,
-        {"tie_word_embeddings": False},
-        kinds="vision tower, decoder, experts",
-        verified="measured rows, exact counts",
-    )
-}
+FAMILIES = table(Family("llama4", llama4, {"tie_word_embeddings": False}, kinds="vision tower, decoder, experts"))

@@ -18,7 +18,7 @@ from memcalc.models.common.vision_language import (
     language_model,
     per_image,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.vision_transformer import as_tower, grid_of
 from memcalc.nn.model import Network
@@ -97,17 +97,10 @@ def llava(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text, own_cache=True)
 
 
-_LLAVA_TOWER: dict[str, object] = {
-    "intermediate_size": 4096,
-    "hidden_size": 1024,
-    "patch_size": 14,
-    "image_size": 336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-}
+_LLAVA_TOWER: dict[str, object] = vit_sizes((1024, 4096, 24, 16, 336, 14, 0))
 
-FAMILIES = {
-    "llava": Family(
+FAMILIES = table(
+    Family(
         "llava",
         llava,
         {
@@ -118,6 +111,5 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

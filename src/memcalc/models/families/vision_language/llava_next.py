@@ -12,7 +12,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
 from memcalc.models.families.vision_language.llava import LlavaVisionEncoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.registry import vision_config
 from memcalc.nn.layers.vision_transformer import as_tower, grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
@@ -157,28 +157,12 @@ def llava_onevision(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(eye, text, videos=True)
 
 
-_NEXT_TOWER: dict[str, object] = {
-    "intermediate_size": 4096,
-    "hidden_size": 1024,
-    "patch_size": 14,
-    "image_size": 336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "vocab_size": 32000,
-}
-_ONE_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "patch_size": 14,
-    "image_size": 384,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 16,
-    "vision_use_head": False,
-}
+_NEXT_TOWER: dict[str, object] = sizes((32000, 1024, 4096, 24, 16, 0, 0), patch_size=14, image_size=336)
+_ONE_TOWER: dict[str, object] = vit_sizes((1152, 4304, 26, 16, 384, 14, 0), vision_use_head=False)
 _SIDES = [384 * count for count in range(1, 7)]
 
-FAMILIES = {
-    "llava_next": Family(
+FAMILIES = table(
+    Family(
         "llava_next",
         llava_next,
         {
@@ -192,7 +176,7 @@ FAMILIES = {
         kinds="vision tower, decoder",
         verified="measured rows",
     ),
-    "llava_onevision": Family(
+    Family(
         "llava_onevision",
         llava_onevision,
         {
@@ -205,6 +189,5 @@ FAMILIES = {
             "image_grid_pinpoints": [[height, width] for height in _SIDES for width in _SIDES],
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -13,7 +13,7 @@ from memcalc.models.common.vision_language import (
     feature_layers,
     language_model,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
@@ -98,8 +98,8 @@ def mistral3(c: Config, architecture: str | None) -> Network:
 
 _TOWER: dict[str, object] = {"image_size": 1540, "patch_size": 14}
 
-FAMILIES = {
-    "mistral3": Family(
+FAMILIES = table(
+    Family(
         "mistral3",
         mistral3,
         {
@@ -110,6 +110,5 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -13,7 +13,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.decoder import gated_mlp
 from memcalc.models.common.vision_language import check_size, config_side
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.mllama import TiledTower
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import attend
@@ -276,41 +276,21 @@ def mllama(c: Config, architecture: str | None) -> Network:
     return network
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1280,
-    "hidden_act": "gelu",
-    "num_hidden_layers": 32,
-    "num_global_layers": 8,
-    "attention_heads": 16,
-    "num_channels": 3,
-    "intermediate_size": 5120,
-    "vision_output_dim": 7680,
-    "image_size": 448,
-    "patch_size": 14,
-    "max_num_tiles": 4,
-    "intermediate_layers_indices": [3, 7, 15, 23, 30],
-    "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
-}
-_TEXT: dict[str, object] = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "hidden_act": "silu",
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "dropout": 0.0,
-    "max_position_embeddings": 131072,
-    "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1280, 5120, 32, 0, 448, 14, 3),
+    hidden_act="gelu",
+    num_global_layers=8,
+    attention_heads=16,
+    vision_output_dim=7680,
+    max_num_tiles=4,
+    intermediate_layers_indices=[3, 7, 15, 23, 30],
+    supported_aspect_ratios=[[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+)
+_TEXT: dict[str, object] = sizes(
+    (128256, 4096, 14336, 40, 32, 8, 131072),
+    hidden_act="silu",
+    dropout=0.0,
+    cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38],
+)
 
-FAMILIES = {
-    "mllama": Family(
-        "mllama",
-        mllama,
-        {},
-        attention="eager, sdpa",
-        kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
-    )
-}
+FAMILIES = table(Family("mllama", mllama, {}, attention="eager, sdpa", kinds="vision tower, decoder"))

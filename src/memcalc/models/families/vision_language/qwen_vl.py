@@ -14,7 +14,7 @@ from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
 from memcalc.models.families.decoders.llama import qwen_windows
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen3_mixture, qwen_mlps
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.models.vision_towers.qwen_vl import (
     MERGER_NAMES,
     Qwen2VLVisionEncoder,
@@ -218,82 +218,37 @@ _TOWER_3: dict[str, object] = {
 _TEXT_2 = Family(
     "qwen2_vl_text",
     _qwen2,
-    {
-        "vocab_size": 152064,
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "max_window_layers": 80,
-    },
+    sizes(
+        (152064, 8192, 29568, 80, 64, 8, 32768),
+        hidden_act="silu",
+        sliding_window=4096,
+        use_sliding_window=False,
+        max_window_layers=80,
+    ),
 )
 _TEXT_3 = Family(
-    "qwen3_vl_text",
-    _qwen3,
-    {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128000,
-    },
+    "qwen3_vl_text", _qwen3, sizes((151936, 4096, 22016, 32, 32, 32, 128000), head_dim=128, hidden_act="silu")
 )
 _TEXT_3_MOE = Family(
     "qwen3_vl_moe_text",
     _qwen3_moe,
-    {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128000,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-    },
+    sizes(
+        (151936, 2048, 5632, 24, 16, 16, 128000),
+        head_dim=128,
+        hidden_act="silu",
+        decoder_sparse_step=1,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=4,
+        num_experts=60,
+    ),
     {"num_local_experts": "num_experts"},
 )
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "qwen2_vl": Family(
-        "qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
-    ),
-    "qwen2_5_vl": Family(
-        "qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
-    ),
-    "qwen3_vl": Family(
-        "qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
-    ),
-    "qwen3_vl_moe": Family(
-        "qwen3_vl_moe",
-        qwen3_vl_moe,
-        {"tie_word_embeddings": False},
-        kinds="vision tower, decoder, experts",
-        verified=_ROWS,
-    ),
-    "qwen3_5": Family(
-        "qwen3_5", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention", verified=_ROWS
-    ),
-    "qwen3_5_moe": Family(
-        "qwen3_5_moe",
-        qwen3_5,
-        {"tie_word_embeddings": False},
-        kinds="vision tower, delta net, attention, experts",
-        verified=_ROWS,
-    ),
-}
+FAMILIES = table(
+    Family("qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
+    Family("qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
+    Family("qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
+    Family("qwen3_vl_moe", qwen3_vl_moe, {"tie_word_embeddings": False}, kinds="vision tower, decoder, experts"),
+    Family("qwen3_5", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention"),
+    Family("qwen3_5_moe", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention, experts"),
+)
