@@ -1,10 +1,11 @@
 """From what was read to what is estimated: the spec of a model, and the lines that its report owes to its files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+from memcalc.common.escaping import quoted
 from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
@@ -65,15 +66,17 @@ class Built:
         return {part_of(name, self.layers) for name in self.expected}
 
 
-def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = False) -> Described:
+def describe(
+    model: LoadedModel, name: str, setup: Setup, *, generic: bool = False, generic_ignore: Collection[str] = ()
+) -> Described:
     """The spec to estimate, under `name`.
 
     Raises:
         ConfigError, UnknownFamilyError: the config does not tell what the model is; the message names --generic.
     """
     if model.adapter is not None:
-        return _with_adapter(model, model.adapter, name, setup, generic=generic)
-    spec, lines = spec_of(model, name, generic=generic)
+        return _with_adapter(model, model.adapter, name, setup, generic=generic, generic_ignore=generic_ignore)
+    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
     alike = generic and bool(lines)
     if model.checkpoint is not None:
         built = Built.of(spec)
@@ -88,14 +91,16 @@ def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = Fal
     return Described(spec, setup, lines)
 
 
-def spec_of(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[str, ...]]:
+def spec_of(
+    model: LoadedModel, name: str, *, generic: bool, generic_ignore: Collection[str] = ()
+) -> tuple[ModelSpec, tuple[str, ...]]:
     """The spec of a model's config; with `generic`, that of a Llama-like decoder where its family is unknown."""
     try:
         return ModelSpec.from_config(model.require_config(), name), ()
     except (UnknownFamilyError, ConfigError) as problem:
         if not generic:
             raise _offering_generic(problem, model) from None
-    config, lines = generic_config(model)
+    config, lines = generic_config(model, generic_ignore)
     return ModelSpec.from_config(config, name), lines
 
 
@@ -103,6 +108,12 @@ def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError
     text = str(problem).rstrip(".")
     if "--generic" in text or "diffusion pipeline" in text or model.components or model.adapter is not None:
         return problem
+    if model.checkpoint is not None and model.checkpoint.format == "gguf":
+        architecture = model.checkpoint.metadata.get("general.architecture", "unknown")
+        return type(problem)(
+            f"{shown(model.name)} is of llama.cpp's architecture {quoted(architecture)}, which no family of memcalc "
+            "describes; `memcalc inspect` counts its weights, and --generic estimates it as a Llama-like decoder."
+        )
     return type(problem)(f"{text}; --generic estimates it as a Llama-like decoder.")
 
 
@@ -127,13 +138,15 @@ def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[str, ..
     return setup, tuple(lines)
 
 
-def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup, *, generic: bool) -> Described:
+def _with_adapter(
+    model: LoadedModel, adapter: Adapter, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
+) -> Described:
     """The base model that an adapter needs; training goes on as its config says, serving adds its weights."""
     base = model.base
     if base is None:
         model.require_config()  # says which base is missing, unless a config.json lies beside the adapter
         base = replace(model, adapter=None)
-    found = describe(base, name, setup, generic=generic)
+    found = describe(base, name, setup, generic=generic, generic_ignore=generic_ignore)
     size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
     lines = [f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}"]
     spec, setup = found.spec, found.setup
