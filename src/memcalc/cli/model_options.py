@@ -109,8 +109,16 @@ def answer(
             raise UsageError("--head and --num-labels choose what a transformer is trained for; a pipeline has none.")
         from memcalc.sources.diffusers_report import pipeline_report
 
+        if generic or job.teacher is not None:
+            raise UsageError("--generic and --teacher are for transformers; a diffusion pipeline has no use for them.")
         job.show(pipeline_report(model, name, job.setup, job.gpu))
         return
+    if (model.config or {}).get("model_type") is None and not generic:
+        from memcalc.sources.weights_only import timm_architecture, timm_report
+
+        if timm_architecture(model) is not None:
+            job.show(timm_report(model, name, job.setup, job.gpu))
+            return
     from memcalc.nn.module_paths import split_names
     from memcalc.sources.model_spec import describe
 

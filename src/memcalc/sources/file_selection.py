@@ -160,8 +160,18 @@ def _by_name(wanted: str, weights: list[str], ggufs: list[str]) -> Choice:
         kind = "gguf" if wanted.endswith(".gguf") else "safetensors" if wanted.endswith(".safetensors") else "pickle"
         whole = next(group for group in _groups(weights) if wanted in group)
         return Choice(kind, weights=whole)
+    if variant := variant_of(wanted, weights):
+        return Choice("safetensors", weights=variant)
     typed = [path for path in ggufs if gguf_type(path) == wanted.upper()]
     return Choice("gguf", weights=_groups(typed)[0]) if typed else Choice("")
+
+
+def variant_of(variant: str, weights: Sequence[str]) -> tuple[str, ...]:
+    """The files of a variant such as fp16: `model.fp16.safetensors`, whole or in shards; empty where there is none."""
+    word = re.escape(variant.lower())
+    named = re.compile(rf"(^|/)[^/]*\.{word}([.-][^/]*)?\.safetensors$")
+    found = [path for path in weights if not dirname(path) and named.search(path.lower())]
+    return _groups(found)[0] if found else ()
 
 
 def _gguf(paths: list[str], projector: str | None) -> Choice:

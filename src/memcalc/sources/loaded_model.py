@@ -20,7 +20,10 @@ class Traffic:
 
 @frozen
 class Component:
-    """One module of a pipeline that model_index.json names and that has weights."""
+    """One module of a pipeline that model_index.json names and that has weights.
+
+    `checkpoint` is None where they cannot be read; `why` says why.
+    """
 
     name: str
     library: str
@@ -28,6 +31,12 @@ class Component:
     config: Mapping[str, Any] | None
     checkpoint: Checkpoint | None
     notes: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that its weights are read from."""
+        return () if self.checkpoint is None else self.checkpoint.files
 
 
 @frozen

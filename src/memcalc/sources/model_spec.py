@@ -108,6 +108,14 @@ def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError
     text = str(problem).rstrip(".")
     if "--generic" in text or "diffusion pipeline" in text or model.components or model.adapter is not None:
         return problem
+    config, file = model.config or {}, model.name.replace("\\", "/").rpartition("/")[2]
+    if "model_type" not in config and (vendor := _vendor(config)):
+        return type(problem)(
+            f"{shown(file)} is a config of {vendor}, not of Transformers; give the config.json of the converted model"
+            f"{', or --generic, which reads its sizes' if vendor == _ORIGINAL else ''}."
+        )
+    if file.endswith(".json") and file != "config.json":
+        text = text.replace("config.json", shown(file))
     if model.checkpoint is not None and model.checkpoint.format == "gguf":
         architecture = model.checkpoint.metadata.get("general.architecture", "unknown")
         return type(problem)(
@@ -115,6 +123,22 @@ def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError
             "describes; `memcalc inspect` counts its weights, and --generic estimates it as a Llama-like decoder."
         )
     return type(problem)(f"{text}; --generic estimates it as a Llama-like decoder.")
+
+
+_ORIGINAL = "the original release of Llama or Mistral (params.json)"
+_VENDORS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"dim", "n_layers", "n_heads"}), _ORIGINAL),
+    (frozenset({"model_cfg", "preprocess_cfg"}), "OpenCLIP"),
+    (frozenset({"mlc_chat_version"}), "MLC LLM"),
+    (frozenset({"pretrained_config", "build_config"}), "TensorRT-LLM"),
+    (frozenset({"encoder", "decoder", "joint"}), "NeMo"),
+)
+"""Keys by which the configs of other libraries are known."""
+
+
+def _vendor(config: Mapping[str, Any]) -> str | None:
+    """Whose config it is, where it is another library's."""
+    return next((name for keys, name in _VENDORS if keys <= config.keys()), None)
 
 
 def _asked(setup: Setup) -> str | None:

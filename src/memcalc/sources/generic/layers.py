@@ -65,11 +65,12 @@ def _each(sizes: Mapping[str, Any], key: str, depth: int, default: list[int] | N
     if value is None and default is not None:
         return list(default)
     values = list(value) if isinstance(value, list | tuple) else [value] * depth
-    if len(values) != depth or not all(type(item) is int and item > 0 for item in values):
+    numbers = [item for item in values if type(item) is int and item > 0]
+    if len(numbers) != depth or len(values) != depth:
         raise ConfigError(
             f"--generic needs {key!r} as a whole number, or as one for each of the {depth} layers; correct config.json."
         )
-    return values
+    return numbers
 
 
 def _windows(given: Mapping[str, Any], depth: int) -> list[int]:

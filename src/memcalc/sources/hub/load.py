@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError, ConfigError, HubError, MemcalcError
-from memcalc.sources.diffusers import PIPELINE, read_pipeline
+from memcalc.sources.diffusers import is_pipeline, read_pipeline
 from memcalc.sources.disk import DiskFolder, load_folder
 from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import RepoFile
@@ -116,8 +116,8 @@ def _online(
 
 
 def _read(folder: HubFolder, origin: str, wanted: str | None) -> LoadedModel:
-    if not wanted and any(file.path == PIPELINE for file in folder.files()):
-        return read_pipeline(folder, origin)
+    if is_pipeline(folder.files(), wanted):
+        return read_pipeline(folder, origin, wanted)
     return read_model(folder, origin, wanted)
 
 

@@ -6,6 +6,7 @@ The config is not Transformers' but what `sources/generic` makes of one: lists w
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
@@ -31,7 +32,7 @@ def generic_decoder(c: Config, architecture: str | None) -> Network:
     def attend(layer: int) -> Module:
         heads, kv_heads, head_dim = shapes[layer]
         rotated = head_dim == c.head_dim()  # the others' rotation is left out: one table of angles is kept
-        options: dict[str, object] = {} if rotated else {"rotate": None}
+        options: dict[str, Any] = {} if rotated else {"rotate": None}
         return GroupedQueryAttention(
             hidden,
             heads,
