@@ -137,3 +137,17 @@ def test_inspect_and_from_file_agree_on_the_dtype(tmp_path: Path, declared: str 
     told = json.loads(run("inspect", path, "--json").stdout)["dtypes"]["loaded"]
     used = answer("from-file", path, "--mode", "inference")["setup"]["dtype"]
     assert {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}[told] == used
+
+
+def test_a_head_of_its_own_that_the_config_does_not_deny(tmp_path: Path) -> None:
+    """Tied weights are written once; a head beside the embedding has values of its own, and is loaded."""
+    gemma = {key: value for key, value in LLAMA.items() if key not in ("tie_word_embeddings", "architectures")}
+    gemma |= {"model_type": "qwen2", "sliding_window": None}
+    both = folder(tmp_path, WHOLE)
+    write_json(tmp_path / "config.json", gemma | {"model_type": "gemma", "head_dim": 16})
+    found = answer("from-file", both, "--mode", "inference")
+    assert assumes(found, "the files hold one of its own")
+    write_json(tmp_path / "config.json", gemma | {"model_type": "gemma", "head_dim": 16, "tie_word_embeddings": True})
+    once = answer("from-file", both, "--mode", "inference")
+    assert assumes(once, "tied, but stored twice", "counted once")
+    assert found["model"]["parameters"]["total"] - once["model"]["parameters"]["total"] == 64_000

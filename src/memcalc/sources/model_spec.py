@@ -80,6 +80,10 @@ def describe(
     alike = generic and bool(lines)
     if model.checkpoint is not None:
         built = Built.of(spec)
+        if _has_own_head(model, spec, built):
+            spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
+            built = Built.of(spec)
+            lines += ("the config does not say whether the head is tied; the files hold one of its own, so it is not",)
         lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=_asked(setup))
         held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
         spec = replace(spec, stored=held)
@@ -89,6 +93,23 @@ def describe(
     else:
         lines += remarks(model)
     return Described(spec, setup, lines)
+
+
+def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
+    """Whether files hold a head beside the embedding though only the class ties them, and the config does not.
+
+    Tied weights are written once, so that what is there twice has values of its own, which Transformers 5 then keeps.
+    """
+    assert model.checkpoint is not None
+    said = any("tie_word_embeddings" in section for section in (spec.config, spec.config.get("text_config") or {}))
+    if said or not built.tied or model.checkpoint.format == "gguf":
+        return False
+    sizes: dict[str, set[int]] = {"head": set(), "embedding": set()}
+    for tensor in model.checkpoint.tensors:
+        part = part_of(tensor.weight, built.layers)
+        if part in sizes and tensor.parameters:
+            sizes[part].add(tensor.parameters)
+    return bool(sizes["head"] & sizes["embedding"])
 
 
 def spec_of(
