@@ -309,7 +309,7 @@ def test_gemma_4_by_its_keys(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_not_told_to_edit_a_config(tmp_path: Path) -> None:
-    path = write(tmp_path, "m.gguf", "wondrous", block_count=2)
+    path = write(tmp_path, "m.gguf", "wondrous", block_count=2, embedding_length=64)
     message = refused(1, "from-file", path)
     assert "'wondrous'" in message
     assert "inspect" in message

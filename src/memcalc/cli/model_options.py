@@ -72,7 +72,7 @@ TOKEN = typer.Option(
 TIMEOUT = typer.Option(
     "--timeout",
     metavar="SECONDS",
-    help="Longest wait for an answer of the Hub. [default: 10]",
+    help="Longest time that the Hub may take for everything. [default: 30]",
     show_default=False,
     rich_help_panel=_HEADING,
 )
@@ -81,7 +81,7 @@ TIMEOUT = typer.Option(
 def read_timeout(text: str | None) -> float:
     """Seconds of --timeout. Raises UsageError."""
     if text is None:
-        return 10.0
+        return 30.0
     seconds: float = read_value("--timeout", float, text)
     if not 0 < seconds <= LONGEST_TIMEOUT:
         raise UsageError(
@@ -122,9 +122,10 @@ def answer(
     from memcalc.nn.module_paths import split_names
     from memcalc.sources.model_spec import describe
 
-    passed_over = split_names(generic_ignore or "")
-    found = describe(model, name, job.setup, generic=generic, generic_ignore=sorted(passed_over))
-    replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
+    passed_over = sorted(split_names(generic_ignore or ""))
+    found = describe(model, name, job.setup, generic=generic, generic_ignore=passed_over)
+    with (model.base or model).naming_its_file():
+        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
 
 
 def is_local(text: str) -> bool:

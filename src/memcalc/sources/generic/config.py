@@ -93,8 +93,7 @@ def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[d
     missing = [key for key in _NEEDED if config.get(key) is None]
     if missing:
         gguf = model.checkpoint is not None and model.checkpoint.format == "gguf"
-        file = model.name.replace("\\", "/").rpartition("/")[2]
-        where = "the file's keys" if gguf else shown(file) if file.endswith(".json") else "config.json"
+        where = "the file's keys" if gguf else shown(model.config_file)
         next_step = "`memcalc inspect` counts what the file holds" if gguf else f"add them to {where}"
         raise ConfigError(
             f"neither {where} nor the weights' names of {shown(model.name)} tell {', '.join(missing)}, which "
