@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.models.stored_weights import StoredWeights
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model as its config.json describes it.
 

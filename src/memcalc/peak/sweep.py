@@ -8,15 +8,14 @@ kinds of blocks cost, not what their number would.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
-from memcalc.common.records import frozen
 from memcalc.peak.untraced_blocks import ROW_INDEX, Ghosts, Label, Region, copies
 
 
-@frozen
+@dataclass(frozen=True)
 class Moment:
     """A sample of the tape, as it is when block `position` of its stack runs (None: between blocks).
 

@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
 from memcalc.models.registry import family
@@ -32,7 +31,7 @@ _NAME = re.compile(r"[\w.]+")
 """A target that is a module's name and no pattern."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Described:
     """What to estimate: a spec, the setup with what the files decide filled in, and lines for the assumptions."""
 
@@ -41,7 +40,7 @@ class Described:
     assumptions: tuple[str, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class Built:
     """What the config of a spec builds: every tensor by name, whether the head is tied, how many layers there are."""
 

@@ -7,11 +7,11 @@ follow. A GPU with several chips that each hold their own memory is one row per 
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError, close_matches
 from memcalc.units import parse_size
 
@@ -24,7 +24,7 @@ ROCM = "VRAM Total Memory of rocm-smi"
 OF_USER = "the size given with --gpu"
 
 
-@frozen
+@dataclass(frozen=True)
 class Gpu:
     """A GPU to fit a job on.
 
@@ -40,7 +40,7 @@ class Gpu:
     source: str = OF_USER
 
 
-@frozen
+@dataclass(frozen=True)
 class _Generation:
     architecture: str
     capability: tuple[int, int] | None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
-
-from memcalc.common.records import frozen
 
 if TYPE_CHECKING:
     from memcalc.config.quantization import Quantization
@@ -15,7 +14,7 @@ Shared = tuple[int, int]
 """So many weights of a matrix share so many bits."""
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightFormat:
     """A format of quantized matrices.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
@@ -28,7 +27,7 @@ from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, st
 from memcalc.training.prepare_model import adapt
 
 
-@frozen
+@dataclass(frozen=True)
 class Aims:
     """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
 
@@ -38,7 +37,7 @@ class Aims:
     notes: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Step:
     """A traced step of training, or of generation."""
 

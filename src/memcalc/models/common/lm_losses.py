@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import causal_lm_loss, shifted_labels
@@ -17,7 +17,7 @@ from memcalc.tables.dtypes import BOOL, FP32, INT64
 Head = Callable[[Tensor], Tensor]
 
 
-@frozen
+@dataclass(frozen=True)
 class LanguageLoss:
     """How hidden states [b, s, h] become a loss.
 
