@@ -131,7 +131,6 @@ class Tape:
         """Whether generation computes the logits of every token, not of the last alone."""
         self.routed: list[Routed] | None = None
         """What routers gave in forward, where the model makes a loss of it."""
-        self.expert_imbalance = 1.0
         """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
         matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
         self.checkpointing = False

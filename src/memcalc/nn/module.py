@@ -75,7 +75,7 @@ class Module:
     not_checkpointed: str = "Transformers cannot checkpoint activations in this family"
     """Why not, where it cannot."""
     left_out: bool = False
-    """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    """Whether this block is not among those that the setup checkpoints (`--checkpoint-every-n-blocks`)."""
     by_keyword: bool = False
     """Whether this block takes its input by keyword: checkpointing holds it then, but does not save it."""
     feeds: bool = False

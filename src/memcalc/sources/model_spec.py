@@ -148,7 +148,7 @@ def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup,
 
 def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
     """LoRA options as adapter_config.json has them, where the user gives none."""
-    if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train != "all":
+    if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train_only != "all":
         return setup, []
     options: dict[str, Any] = {"lora_rank": adapter.rank}
     plain = all(target == "all-linear" or _NAME.fullmatch(target) for target in adapter.targets)

@@ -19,7 +19,8 @@ from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import keepers, look_back
 from memcalc.optim.weight import Weight
-from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
@@ -141,7 +142,7 @@ def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival
 
 def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSetup) -> Batch:
     """The micro-batch of a setup around token ids [b, s]."""
-    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images, setup.image_size)
+    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
 
 
 _UNTRACED = {
@@ -203,17 +204,16 @@ def _walk(
     recipe = PRECISIONS[setup.precision]
     tape = Tape(sum_out_of_place=like_tracker)
     tape.attention = family(spec.model_type).attention_used(setup.attention)
-    tape.expert_imbalance = setup.expert_imbalance
     tape.checkpointing = setup.activation_checkpointing == "full"
     tape.selective = setup.activation_checkpointing == "selective"
     tape.reentrant = setup.checkpoint_reentrant
-    tape.offloads_inputs = setup.activation_offload and tape.checkpointing
-    tape.offloading = setup.activation_offload and not tape.checkpointing
+    tape.offloads_inputs = setup.activation_offloading and tape.checkpointing
+    tape.offloading = setup.activation_offloading and not tape.checkpointing
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     tensors = trained.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, trained, setup)
     usual = network.usual_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     if not network.source_is_text:
         length = setup.target_len or length
     inherited = [storage for module in keepers(network) for storage in module.inherit(tape)]
@@ -261,7 +261,7 @@ def _own_loss(
     with tape.autocasting(PRECISIONS[setup.precision].autocast):
         outputs = network(batch(ids, ids, setup))
     loss = outputs.finish()
-    return loss, outputs.kept if setup.hold_outputs else ()
+    return loss, outputs.kept if setup.keep_logits else ()
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
