@@ -95,7 +95,7 @@ class Tape:
         self.clock = 0
         self.allocations: list[Allocation] = []
         self.inputs: list[Allocation] = []
-        """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
+        """Token ids, labels and masks of the step. PyTorch's trackers see one only once a view of it is made."""
         self.buffers: list[tuple[Allocation, int]] = []
         """Buffers of the model, each with its copies: unlike parameters they count as saved where one is kept."""
         self.spans: list[Span] = []
@@ -106,12 +106,12 @@ class Tape:
         """Sequence number of the next autograd node; the engine runs the largest first."""
         self.grad_enabled = True
         self.training = True
-        self.drops = True
-        """Whether dropout is on in training: some trainers switch it off."""
+        self.dropout_enabled = True
+        """Apply dropout in training; some trainers switch it off (`disable_dropout` of TRL)."""
         self.padding: Tensor | None = None
-        """The padding mask, where it is no input of the step but was made of others."""
-        self.hidden: list[tuple[Tensor, int]] | None = None
-        """Where hidden states are collected that a model gives out (`output_hidden_states`), with their copies."""
+        """The padding mask, if it was computed from other inputs instead of being an input itself."""
+        self.hidden_states: list[tuple[Tensor, int]] | None = None
+        """Collects (hidden states, copies) of every block under `output_hidden_states`; None where not asked for."""
         self.autocast: DType | None = None
         self.weights: DType = FP32
         """The dtype of the model's weights, and so of its floating inputs."""
@@ -122,44 +122,41 @@ class Tape:
         self.attention = "sdpa"
         """The attention implementation: eager, sdpa or flash."""
         self.cache: Cache | None = None
-        """Keys, values and states that generation keeps; None in training."""
+        """KV cache and recurrent states (`past_key_values`); None in training."""
         self.causal = False
-        """Whether attention without a mask is causal all the same: the kernels have a flag for it."""
+        """Attention without a mask is causal (`is_causal` of the kernels)."""
         self.beams = 1
-        """Sequences that generation decodes for each that an encoder reads."""
+        """Decoded sequences for each encoder input (`num_beams`)."""
         self.all_logits = False
-        """Whether generation computes the logits of every token, not of the last alone."""
-        self.routed: list[Routed] | None = None
-        """What routers gave in forward, where the model makes a loss of it."""
-        """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
-        matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
+        """Generation computes the logits of every token instead of the last one only."""
+        self.router_outputs: list[Routed] | None = None
+        """Collects router outputs of the forward pass if the model computes an auxiliary loss of them."""
         self.checkpointing = False
-        """Whether blocks of a stack are checkpointed."""
+        """Checkpoint the blocks of stacks."""
         self.reentrant = False
-        """Whether they are so in PyTorch's old way, as a node that runs backward inside backward."""
+        """Use reentrant checkpointing (`use_reentrant=True`: a node that runs backward inside backward)."""
         self.selective = False
-        """Whether the core of attention runs again in backward: scores and probabilities are not kept."""
+        """Recompute only the core of attention in backward, so that scores and probabilities are not saved."""
         self.recomputed_attentions = 0
-        """How many times that was done."""
+        """How many attention cores are recomputed."""
         self.offloading = False
-        """Whether what is saved now goes to host memory."""
-        self.made: Allocation | None = None
-        """The first result of the last operation that autograd noted, where saved tensors are offloaded."""
+        """Offload what is saved for backward to host memory."""
+        self.last_output: Allocation | None = None
+        """The first output of the last recorded operation; set only while saved tensors are offloaded."""
         self.offloads_inputs = False
-        """Whether the inputs of checkpointed blocks do."""
+        """Offload the inputs of checkpointed blocks to host memory."""
         self.host_bytes = 0
-        """Bytes of host memory that hold what was saved for backward, of all blocks."""
+        """Bytes of host memory that hold saved tensors, all blocks of the model included."""
         self.traced_blocks = 0
-        """How many blocks have been run forward; it does not grow with the depth of a model."""
-        self.left_behind = 0
-        """Bytes that modules keep when the step is over."""
+        """How many blocks were traced; it does not grow with the depth of a model."""
+        self.retained_bytes = 0
+        """Bytes that modules keep as attributes after the step (recurrent states and their graphs)."""
         self.leaves: list[Tensor] = []
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
-        self.held_by_graph: list[object] = []
-        """What the graph holds besides saved tensors (by custom functions, as leaves): it goes with the loss, whatever
-        is checkpointed."""
+        self.kept_by_graph: list[object] = []
+        """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
         self.sum_out_of_place = sum_out_of_place
-        """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
+        """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
         self._mark()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -171,27 +168,27 @@ class Tape:
         self.clock += 1
         return Storage(self, allocation)
 
-    def unmake(self) -> None:
-        """Take back the last allocation: the operation that it was made for does not run."""
+    def undo_last(self) -> None:
+        """Remove the last allocation: the operation that it was made for does not run."""
         self.allocations.pop()
         self.clock -= 1
 
-    def new(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
-        """A new tensor outside the graph, contiguous unless `stride` says otherwise."""
+    def empty(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
+        """A new tensor outside the graph (torch.empty, or empty_strided with `stride`)."""
         storage = self.allocate(prod(shape) * dtype.itemsize)
         return Tensor(shape, stride or contiguous_stride(shape), dtype, storage)
 
-    def untracked(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
-        """A tensor that exists before the tape starts (a weight, an input of the step): counted outside it."""
+    def external_tensor(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
+        """A tensor that exists before the tape starts: a weight, or an input of the step (row OVERHEAD)."""
         allocation = Allocation(row, name, prod(shape) * dtype.itemsize, BEFORE)
         if row is OVERHEAD:
             self.inputs.append(allocation)
         return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
 
-    def multiply_alive(self, born: range, count: int) -> None:
-        """Let what was allocated in the ticks `born` and is still alive stand for `count` such tensors.
+    def scale_live(self, born: range, count: int) -> None:
+        """Multiply by `count` the size of allocations of the ticks `born` that are still alive.
 
-        A loop over tokens runs its body once for many of them.
+        A loop over tokens is traced for one token that stands for many.
         """
         for allocation in self.allocations:
             if allocation.born in born and allocation.dies == NEVER:
@@ -199,9 +196,9 @@ class Tape:
                 allocation.raw_nbytes *= count
 
     @property
-    def dropping(self) -> bool:
-        """Whether dropout does anything now."""
-        return self.training and self.drops
+    def applies_dropout(self) -> bool:
+        """Whether dropout layers do anything now."""
+        return self.training and self.dropout_enabled
 
     # -- where we are -----------------------------------------------------------------------------------------------
 
@@ -210,8 +207,8 @@ class Tape:
             self.spans[-1].end = self.clock
         self.spans.append(Span(self.phase, self.block, self.clock))
 
-    def enter(self, phase: str, block: TracedBlock | None) -> None:
-        """From here on, what happens belongs to `phase` and to `block`."""
+    def begin_span(self, phase: str, block: TracedBlock | None) -> None:
+        """Begin a new span: from here on, allocations belong to `phase` and `block` (None: between blocks)."""
         if phase != self.phase or block is not self.block:
             self.phase, self.block = phase, block
             self._mark()
@@ -222,7 +219,7 @@ class Tape:
 
     @contextmanager
     def scoped(self, scope: str) -> Iterator[None]:
-        """Name the part of the box that allocations made inside belong to."""
+        """Allocations made inside belong to the part `scope` of their row in the box."""
         before, self.scope = self.scope, scope
         try:
             yield
@@ -230,8 +227,8 @@ class Tape:
             self.scope = before
 
     @contextmanager
-    def attending(self, attention: str) -> Iterator[None]:
-        """Attend with this implementation inside: parts of a model may not all have the one that is asked for."""
+    def attention_backend(self, attention: str) -> Iterator[None]:
+        """Use this attention implementation inside: not every part of a model supports the requested one."""
         before, self.attention = self.attention, attention
         try:
             yield
@@ -248,8 +245,8 @@ class Tape:
             self.grad_enabled = before
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Leave what is saved inside on the device."""
+    def without_offloading(self) -> Iterator[None]:
+        """Tensors saved inside stay on the device."""
         before, self.offloading = self.offloading, False
         try:
             yield

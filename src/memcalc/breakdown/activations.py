@@ -13,5 +13,5 @@ if TYPE_CHECKING:
 
 def activations(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """In the optimizer's step, what modules go on keeping."""
-    if phase == "step" and step.tape.left_behind:
-        yield NAME, step.tape.left_behind
+    if phase == "step" and step.tape.retained_bytes:
+        yield NAME, step.tape.retained_bytes

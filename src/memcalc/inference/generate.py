@@ -37,7 +37,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     if weights.form is not None and engine.attention is None:
         quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
     form = engine.format(setup.kv_dtype, weights.dtype)
-    usual = network.usual_length or DEFAULT_SEQ_LEN
+    usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
@@ -60,8 +60,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
         if setup.max_new_tokens > 1:
-            tape.enter("earlier tokens", None)
-            tape.cache.grow(setup.max_new_tokens - 1)
+            tape.begin_span("earlier tokens", None)
+            tape.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
@@ -87,11 +87,11 @@ def _decode(
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
 ) -> None:
     """Run one token of each sequence behind what the cache holds."""
-    tape.enter("decode", None)
+    tape.begin_span("decode", None)
     old = tape.cache
-    if not network.takes_past and engine.cache == "dynamic":
+    if not network.accepts_past_key_values and engine.cache == "dynamic":
         tape.cache = _cache(engine, form, setup, 1)
-    token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
+    token = tape.external_tensor((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
     outputs = network(batch(token, None, setup))
@@ -134,8 +134,8 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(
-        whole=first + setup.max_new_tokens - 1 if engine.cache == "static" else None,
-        absorbs=engine.attention is not None,
+        static_length=first + setup.max_new_tokens - 1 if engine.cache == "static" else None,
+        absorbs_latent=engine.attention is not None,
     )
 
 
@@ -153,12 +153,12 @@ def _prefill(
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
-        tape.enter("earlier chunks", None)
-        network(batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
+        tape.begin_span("earlier chunks", None)
+        network(batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         tape.cache.length = earlier
         tape.inputs.clear()
-        tape.enter("prefill", None)
-    prompt = tape.untracked((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
+        tape.begin_span("prefill", None)
+    prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(batch(prompt, None, setup))
     tape.cache.length = length
 
@@ -182,7 +182,7 @@ def _cache_bytes(
 def _reorder(tape: Tape) -> None:
     """Beam search picks the surviving beams' keys and values: a copy of one tensor at a time."""
     assert tape.cache is not None
-    largest = max((tensor for kept in tape.cache.kept() for tensor in kept), key=lambda t: t.numel, default=None)
+    largest = max((tensor for kept in tape.cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
     if largest is not None:
         with tape.scoped("reordered beams"):
-            tape.new(largest.shape, largest.dtype)
+            tape.empty(largest.shape, largest.dtype)

@@ -41,11 +41,11 @@ def math_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 def _causal(like: Tensor, seen: int) -> Tensor:
     tape, length = like.tape, like.shape[-2]
-    ones = tape.new((length, seen), BOOL)
-    lower = tape.new((length, seen), BOOL)
+    ones = tape.empty((length, seen), BOOL)
+    lower = tape.empty((length, seen), BOOL)
     del ones
-    fill = tape.new((), like.dtype), tape.new((), like.dtype)
-    mask = tape.new((length, seen), like.dtype)
+    fill = tape.empty((), like.dtype), tape.empty((), like.dtype)
+    mask = tape.empty((length, seen), like.dtype)
     del fill, lower
     return mask
 

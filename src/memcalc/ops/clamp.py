@@ -79,7 +79,7 @@ def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    zero = node.tape.new((), grad.dtype)
+    zero = node.tape.empty((), grad.dtype)
     inside = [like(grad, BOOL) for _ in range(node.context)]
     out = like(grad)
     inside.clear()
@@ -155,7 +155,7 @@ def _choose_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     out: list[Tensor | None] = [None, None]
     for index in range(2):
         if node.needs(index):
-            zero = node.tape.new((), grad.dtype)
+            zero = node.tape.empty((), grad.dtype)
             out[index] = like(grad)
             del zero
     return out
@@ -175,9 +175,9 @@ def finite_bound(x: Tensor) -> Tensor:
     """The bound that x is clamped within, a scalar that depends on whether x is infinite anywhere (T5 in fp16)."""
     tape = x.tape
     infinite = compare(like(x))
-    some = tape.new((), BOOL)
+    some = tape.empty((), BOOL)
     del infinite
-    bound = tape.new((), FP32)
+    bound = tape.empty((), FP32)
     del some
     return bound
 

@@ -47,7 +47,9 @@ def polar(angle: Tensor) -> Tensor:
 def turn(x: Tensor, factor: Tensor) -> Tensor:
     """Complex x times `factor`, which needs no gradient: keeps the factor; backward makes its conjugate, a copy."""
     shape = broadcast_shapes(x.shape, factor.shape)
-    out = x.tape.new(shape, COMPLEX64, elementwise_stride(shape, ((x.shape, x.stride), (factor.shape, factor.stride))))
+    out = x.tape.empty(
+        shape, COMPLEX64, elementwise_stride(shape, ((x.shape, x.stride), (factor.shape, factor.stride)))
+    )
     node = record(x.tape, out, _turn_backward, (x,), factor.shape)
     if node is not None:
         node.save(factor)
@@ -58,7 +60,7 @@ def _turn_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    conjugate = node.tape.new(node.context, COMPLEX64)
+    conjugate = node.tape.empty(node.context, COMPLEX64)
     out = like(grad)
     del conjugate
     return [out]

@@ -29,7 +29,7 @@ def convolution(
     # The kernel for one channel at a time over time makes everything contiguous.
     depthwise = len(shape) == 3 and weight.shape[1] == 1
     layout = x.shape, contiguous_stride(x.shape) if depthwise else x.stride
-    out = x.tape.new(shape, x.dtype, channels_as(shape, [layout]))
+    out = x.tape.empty(shape, x.dtype, channels_as(shape, [layout]))
     node = record(x.tape, out, _convolution_backward, (x, weight, bias), layout)
     if node is not None:
         node.save(x)
@@ -46,14 +46,14 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     of_weight = None if weight is None else channels_as(weight[2], [(shape, stride)])
     layouts = (dense_stride(shape, stride), of_weight, None)
     return [
-        None if edge is None else node.tape.new(edge[2], grad.dtype, layout)
+        None if edge is None else node.tape.empty(edge[2], grad.dtype, layout)
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
 
 
 def average_pool(x: Tensor, kernel: int) -> Tensor:
     """The mean of squares of `kernel` by `kernel` of x [b, c, height, width]: keeps x."""
-    out = x.tape.new((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
+    out = x.tape.empty((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
     node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -62,15 +62,15 @@ def average_pool(x: Tensor, kernel: int) -> Tensor:
 
 def _full_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
 def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """The largest element of squares of x [b, c, height, width]: keeps x, and where each was found."""
     sizes = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
     shape = (*x.shape[:2], *sizes)
-    out = x.tape.new(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
-    found = x.tape.new(shape, INT64)
+    out = x.tape.empty(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
+    found = x.tape.empty(shape, INT64)
     node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -81,7 +81,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
 def unfold(x: Tensor, side: int) -> Tensor:
     """Squares of `side` by `side` of x [b, c, height, width] as columns, a copy: [b, c · side², squares]."""
     batch, channels, height, width = x.shape
-    out = x.tape.new((batch, channels * side**2, (height // side) * (width // side)), x.dtype)
+    out = x.tape.empty((batch, channels * side**2, (height // side) * (width // side)), x.dtype)
     record(x.tape, out, _full_backward, (x,), x.shape)
     return out
 
@@ -93,7 +93,7 @@ def interpolate(x: Tensor, sizes: tuple[int, int]) -> Tensor:
     """
     x = fp32_under_autocast(x)
     shape = (*x.shape[:2], *sizes)
-    out = x.tape.new(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
+    out = x.tape.empty(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
     record(x.tape, out, _interpolate_backward, (x,), x.shape)
     return out
 
@@ -103,7 +103,7 @@ def _interpolate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [
         None
         if grad is None
-        else node.tape.new(node.context, grad.dtype, channels_as(node.context, [(grad.shape, grad.stride)]))
+        else node.tape.empty(node.context, grad.dtype, channels_as(node.context, [(grad.shape, grad.stride)]))
     ]
 
 

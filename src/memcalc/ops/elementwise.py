@@ -34,12 +34,12 @@ def result_type(a: Tensor, b: Tensor) -> DType:
 def _empty(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     """The result of an element-wise operation on two tensors, in the layout that TensorIterator gives it."""
     shape = a.shape if a.shape == b.shape else broadcast_shapes(a.shape, b.shape)
-    return a.tape.new(shape, dtype, elementwise_stride(shape, ((a.shape, a.stride), (b.shape, b.stride))))
+    return a.tape.empty(shape, dtype, elementwise_stride(shape, ((a.shape, a.stride), (b.shape, b.stride))))
 
 
 def like(x: Tensor, dtype: DType | None = None) -> Tensor:
     """A new tensor of the shape and layout of `x`."""
-    return x.tape.new(x.shape, dtype or x.dtype, dense_stride(x.shape, x.stride))
+    return x.tape.empty(x.shape, dtype or x.dtype, dense_stride(x.shape, x.stride))
 
 
 def as_it_comes(node: Node, grads: Grads) -> list[Tensor | None]:
@@ -163,7 +163,7 @@ def to(x: Tensor, dtype: DType, *, contiguous: bool = False) -> Tensor:
     """x in another dtype, in its own layout or row-major; itself if it has it already."""
     if x.dtype is dtype:
         return x
-    out = x.tape.new(x.shape, dtype) if contiguous else like(x, dtype)
+    out = x.tape.empty(x.shape, dtype) if contiguous else like(x, dtype)
     record(x.tape, out, _to_backward, (x,), x.dtype)
     return out
 
@@ -181,7 +181,7 @@ def fp32_under_autocast(x: Tensor) -> Tensor:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Dropout keeps a mask of one byte per element; with p = 0 or outside training it is no operation."""
     tape = x.tape
-    if p == 0.0 or not tape.dropping:
+    if p == 0.0 or not tape.applies_dropout:
         return x
     out = like(x)
     mask = like(x, BOOL)
@@ -193,7 +193,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     """x with a number where `mask` says so, contiguous: keeps the mask."""
-    out = x.tape.new(broadcast_shapes(x.shape, mask.shape), x.dtype)
+    out = x.tape.empty(broadcast_shapes(x.shape, mask.shape), x.dtype)
     node = record(x.tape, out, as_it_comes, (x,))
     if node is not None:
         node.save(mask)
@@ -211,7 +211,7 @@ def masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
 
 def where(mask: Tensor, a: Tensor) -> Tensor:
     """a where `mask` holds, else a number, which is a tensor for a moment: keeps the mask."""
-    fill = a.tape.new((), a.dtype)
+    fill = a.tape.empty((), a.dtype)
     out = _empty(a, mask, a.dtype)
     del fill
     node = record(a.tape, out, _where_backward, (a,))
@@ -224,7 +224,7 @@ def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    fill = node.tape.new((), grad.dtype)
+    fill = node.tape.empty((), grad.dtype)
     out = like(grad)
     del fill
     return [out]

@@ -15,8 +15,8 @@ from memcalc.tables.dtypes import INT64
 
 def _filled(node: Node, shape: Shape, grad: Tensor) -> Tensor:
     """Zeros of `shape` with `grad` written into them."""
-    zeros = node.tape.new(shape, grad.dtype)
-    return node.tape.new(shape, grad.dtype) if node.tape.sum_out_of_place else zeros
+    zeros = node.tape.empty(shape, grad.dtype)
+    return node.tape.empty(shape, grad.dtype) if node.tape.sum_out_of_place else zeros
 
 
 def _scattered(node: Node, grads: Grads) -> list[Tensor | None]:
@@ -27,7 +27,7 @@ def _scattered(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def _chosen(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Values of `shape` out of x, and their indices, which are kept."""
-    values, indices = x.tape.new(shape, x.dtype), x.tape.new(shape, INT64)
+    values, indices = x.tape.empty(shape, x.dtype), x.tape.empty(shape, INT64)
     node = record(x.tape, values, _scattered, (x,), x.shape)
     if node is not None:
         node.save(indices)
@@ -51,7 +51,7 @@ def sort(ids: Tensor) -> tuple[Tensor, Tensor]:
 
 def take(x: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
     """x[indices], or the same along `dim`: a copy; keeps the indices."""
-    out = x.tape.new((*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :]), x.dtype)
+    out = x.tape.empty((*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :]), x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
         node.save(indices)
@@ -61,8 +61,8 @@ def take(x: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
 def take_one(x: Tensor, dim: int) -> Tensor:
     """One element of x along `dim`, the dimension kept, by an index that is a list: a copy; keeps the index."""
     dim %= len(x.shape)
-    index = x.tape.new((1,), INT64)
-    out = x.tape.new((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
+    index = x.tape.empty((1,), INT64)
+    out = x.tape.empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
         node.save(index)
@@ -99,12 +99,12 @@ def scatter(base: Tensor, indices: Tensor) -> Tensor:
 
 def _taken_back(node: Node, grads: Grads) -> list[Tensor | None]:
     grad = grads[0]
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
 def repeat_rows(x: Tensor, count: int) -> Tensor:
     """The rows of x [n, h] `count` times one after another, a copy: [count * n, h]."""
-    out = x.tape.new((count * x.shape[0], *x.shape[1:]), x.dtype)
+    out = x.tape.empty((count * x.shape[0], *x.shape[1:]), x.dtype)
     record(x.tape, out, _taken_back, (x,), x.shape)
     return out
 
@@ -123,14 +123,14 @@ def _masked_scatter_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     first = like(grad) if node.needs(0) else None
-    second = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
+    second = node.tape.empty(node.context, grad.dtype) if node.needs(1) else None
     return [first, second]
 
 
 def take_where(x: Tensor, mask: Tensor, count: int) -> Tensor:
     """The `count` elements [...] of x [b, s, ...] where mask [b, s] holds, a copy: keeps the mask."""
     where = _found(mask, count)
-    out = x.tape.new((count, *x.shape[len(mask.shape) :]), x.dtype)
+    out = x.tape.empty((count, *x.shape[len(mask.shape) :]), x.dtype)
     del where
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
@@ -170,28 +170,28 @@ def _fill_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [grad, None]
     whole = like(grad)
     kept = like(grad)
-    rows = node.tape.new((node.context, grad.shape[-1]), grad.dtype)
-    out = node.tape.new(edge[2], grad.dtype)
+    rows = node.tape.empty((node.context, grad.shape[-1]), grad.dtype)
+    out = node.tape.empty(edge[2], grad.dtype)
     del rows, kept
     return [whole, out]
 
 
 def _found(mask: Tensor, count: int) -> Tensor:
     """The places where a mask holds."""
-    return mask.tape.new((count, len(mask.shape)), INT64)
+    return mask.tape.empty((count, len(mask.shape)), INT64)
 
 
 def _put_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
-    rows = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
+    rows = node.tape.empty(node.context, grad.dtype) if node.needs(1) else None
     return [like(grad) if node.needs(0) else None, rows]
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """The elements of x at `indices` along one dimension: keeps the indices, and x."""
-    out = x.tape.new(indices.shape, x.dtype)
+    out = x.tape.empty(indices.shape, x.dtype)
     node = record(x.tape, out, _scattered, (x,), x.shape)
     if node is not None:
         node.save(x)

@@ -40,7 +40,7 @@ def _scale_slice_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None]
     whole = like(grad)
-    part = node.tape.new(node.context, grad.dtype)
+    part = node.tape.empty(node.context, grad.dtype)
     scaled = like(part)
     del part, scaled
     return [whole]
@@ -74,10 +74,10 @@ def _copy_into_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None]
     shape, dtype = node.context
     whole = like(grad)
-    of_slice = node.tape.new(shape, grad.dtype)
+    of_slice = node.tape.empty(shape, grad.dtype)
     of_piece = to(of_slice, dtype)
     if not node.needs(0):
         return [None, of_piece]
-    zeros = node.tape.new(shape, grad.dtype)
+    zeros = node.tape.empty(shape, grad.dtype)
     del zeros
     return [whole, of_piece if node.needs(1) else None]

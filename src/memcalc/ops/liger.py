@@ -20,8 +20,8 @@ def fused_rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
     """
     tape = x.tape
     rows = contiguous(x.detach())
-    out = tape.new(x.shape, x.dtype)
-    rstd = tape.new(x.shape[:-1], FP32)
+    out = tape.empty(x.shape, x.dtype)
+    rstd = tape.empty(x.shape[:-1], FP32)
     node = record(tape, out, _rms_norm_backward, (x, weight), (in_place, weight.dtype))
     if node is not None:
         for tensor in (rows, weight, rstd):
@@ -36,11 +36,11 @@ def _rms_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     in_place, dtype = node.context
     grad = contiguous(grad)
     width = grad.shape[-1]
-    partial = node.tape.new((STREAMING_MULTIPROCESSORS, width), FP32) if node.needs(1) else None
+    partial = node.tape.empty((STREAMING_MULTIPROCESSORS, width), FP32) if node.needs(1) else None
     first = grad if in_place else like(grad)
     if partial is None:
         return [first, None]
-    summed = node.tape.new((width,), FP32)
+    summed = node.tape.empty((width,), FP32)
     return [first, to(summed, dtype)]
 
 
@@ -62,7 +62,7 @@ def _gate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None]
     contiguous(grad)
     shape, dtype = node.context
-    return [Tensor(shape, contiguous_stride(shape), dtype, storage) for storage in node.kept()]
+    return [Tensor(shape, contiguous_stride(shape), dtype, storage) for storage in node.saved_storages()]
 
 
 def fused_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ def glu(x: Tensor, dim: int) -> Tensor:
     """The first half of x along `dim` times the logistic function of the second: keeps x."""
     dim %= len(x.shape)
     shape = (*x.shape[:dim], x.shape[dim] // 2, *x.shape[dim + 1 :])
-    out = x.tape.new(shape, x.dtype, elementwise_stride(shape, ((shape, x.stride),)))
+    out = x.tape.empty(shape, x.dtype, elementwise_stride(shape, ((shape, x.stride),)))
     node = record(x.tape, out, _glu_backward, (x,), (x.shape, x.stride))
     if node is not None:
         node.save(x)
@@ -67,7 +67,7 @@ def glu(x: Tensor, dim: int) -> Tensor:
 def _glu_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     shape, stride = node.context
-    return [None if grad is None else node.tape.new(shape, grad.dtype, dense_stride(shape, stride))]
+    return [None if grad is None else node.tape.empty(shape, grad.dtype, dense_stride(shape, stride))]
 
 
 def relu(x: Tensor) -> Tensor:

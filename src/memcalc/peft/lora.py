@@ -7,7 +7,7 @@ the input to the adapter's dtype, A, B, scaling, the sum, and a cast back.
 from __future__ import annotations
 
 from memcalc import ops
-from memcalc.autograd.graph import fresh_parameter
+from memcalc.autograd.graph import as_parameter
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.module import Module, Parameter
@@ -21,7 +21,7 @@ def factor(inputs: int, outputs: int, dtype: DType, copies: int, *, bias: bool =
     """One of the two factors: a trained linear layer of its own dtype."""
     layer = Linear(inputs, outputs, bias=bias, group=GROUP)
     layer.copies = copies
-    for _, parameter in layer.own():
+    for _, parameter in layer.direct_tensors():
         _settle(parameter, dtype, copies)
     return layer
 
@@ -118,7 +118,7 @@ class LoraLinear(Module):
         again = dropped is not x
         x = dropped
         del dropped
-        identity = x.tape.new((self.inputs, self.inputs), self.lora_A.weight.dtype)
+        identity = x.tape.empty((self.inputs, self.inputs), self.lora_A.weight.dtype)
         delta = ops.transpose(self.lora_B(self.lora_A(identity)), 0, 1)
         del identity
         delta = ops.to(delta, x.dtype)
@@ -143,7 +143,7 @@ def dense_weight(base: Module) -> Tensor:
 def _turned(weight: Tensor) -> Tensor:
     """The transposed matrix, which PEFT makes a new parameter where it was one: that asks for a gradient, unlike it."""
     turned = ops.transpose(weight, 0, 1)
-    return fresh_parameter(turned) if isinstance(weight, Parameter) else turned
+    return as_parameter(turned) if isinstance(weight, Parameter) else turned
 
 
 def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:
@@ -151,7 +151,7 @@ def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:
     if not by_columns:
         weight = ops.transpose(weight, 0, 1)
     weight = ops.add(weight, ops.scale(delta))
-    return weight.tape.new((weight.shape[0],), weight.dtype)
+    return weight.tape.empty((weight.shape[0],), weight.dtype)
 
 
 class LoraEmbedding(Module):

@@ -128,7 +128,7 @@ def _checkpoint_every(network: Network, step: int) -> None:
             chosen = [(before + position) % step == 0 for position in range(module.depth)]
             module.split(chosen)
             for position, block in module.positions:
-                block.left_out = not chosen[position]
+                block.skips_checkpointing = not chosen[position]
             before += module.depth
 
 

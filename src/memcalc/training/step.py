@@ -17,7 +17,7 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
-from memcalc.nn.retained_graphs import keepers, look_back
+from memcalc.nn.retained_graphs import record_retained, retaining_modules
 from memcalc.optim.weight import Weight
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -183,10 +183,10 @@ def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: Spec
     notes = adapt(network, spec, setup)
     walk = partial(_walk, spec, network, notes, setup, like_tracker, teacher)
     step = walk()
-    if keeping := keepers(network):  # what a step leaves behind is there when the next one begins
-        look_back(keeping)
+    if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
+        record_retained(keeping)
         step = walk()
-        step.tape.left_behind = look_back(keeping)
+        step.tape.retained_bytes = record_retained(keeping)
     return step
 
 
@@ -212,11 +212,11 @@ def _walk(
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     tensors = trained.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, trained, setup)
-    usual = network.usual_length or DEFAULT_SEQ_LEN
+    usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     if not network.source_is_text:
         length = setup.target_len or length
-    inherited = [storage for module in keepers(network) for storage in module.inherit(tape)]
+    inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
         (loss, held), more = _own_loss(tape, network, setup, length), Aims()
@@ -232,7 +232,7 @@ def _walk(
     backward(tape, loss)
     if updater is not None:
         updater.finish()
-    tape.held_by_graph.clear()
+    tape.kept_by_graph.clear()
     del loss, held, inherited
     tape.finish()
     return Step(
@@ -245,7 +245,7 @@ def _walk(
         length,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
-        update_order=tuple(_weight(p, n, setup) for p, n in trained.in_order(set()) if p.reached),
+        update_order=tuple(_weight(p, n, setup) for p, n in trained.parameters_in_update_order(set()) if p.reached),
         beside=more.beside,
         outlasting=more.outlasting,
         used=more.used,
@@ -257,11 +257,11 @@ def _own_loss(
     tape: Tape, network: Network, setup: TrainingSetup, length: int
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """The loss that the model computes of a micro-batch, and the outputs that the loop holds through backward."""
-    ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
+    ids = tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
     with tape.autocasting(PRECISIONS[setup.precision].autocast):
         outputs = network(batch(ids, ids, setup))
-    loss = outputs.finish()
-    return loss, outputs.kept if setup.keep_logits else ()
+    loss = outputs.compute_loss()
+    return loss, outputs.returned if setup.keep_logits else ()
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:

@@ -158,7 +158,7 @@ class SentenceEmbedder(Network):
         hidden, _pooled = self.model(batch.ids, batch.padding)
         tape = batch.ids.tape
         with tape.scoped("head and loss"):
-            mask = tape.new(hidden.shape, hidden.dtype)  # which tokens count, as wide as the hidden states
+            mask = tape.empty(hidden.shape, hidden.dtype)  # which tokens count, as wide as the hidden states
             pooled = ops.divide(ops.sum_over(ops.multiply(hidden, mask), 1), ops.shift(ops.sum_over(mask, 1)))
             del mask
             if batch.labels is None:

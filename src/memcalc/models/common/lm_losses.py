@@ -58,7 +58,7 @@ class LanguageLoss:
             return _with_z_loss(logits, labels), (logits,)
         return causal_lm_loss(logits, labels), (logits,)
 
-    def behind(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_from_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss where the caller of the model makes it of the logits, outside autocast."""
         return _smoothed(logits, labels if self.keep is None else ops.narrow(labels, 1, self.keep))
 

@@ -17,7 +17,7 @@ def shift_right(labels: Tensor) -> Tensor:
     """Decoder ids [b, t] from labels [b, t]: a start token, then all labels but the last."""
     tape = labels.tape
     batch, length = labels.shape
-    shifted = tape.new((batch, length), INT64)
+    shifted = tape.empty((batch, length), INT64)
     if length > 1:
         ops.clone(ops.narrow(labels, 1, length - 1), contiguous=True)
     ops.compare(shifted)
@@ -32,7 +32,7 @@ def wrap_right(labels: Tensor) -> Tensor:
     ops.compare(shifted)
     last = ops.shift(ops.to(ops.compare(shifted), INT64))
     del last
-    first = tape.new((batch, 1), INT64)
+    first = tape.empty((batch, 1), INT64)
     if length > 1:
         ops.clone(ops.narrow(shifted, 1, length - 1), contiguous=True)
     del first
@@ -66,7 +66,7 @@ def decoder_input(
         return shift(labels)
     if cache is not None and cache.past:
         return batch.ids
-    return batch.ids.tape.new((batch.ids.shape[0] * batch.ids.tape.beams, 1), INT64)
+    return batch.ids.tape.empty((batch.ids.shape[0] * batch.ids.tape.beams, 1), INT64)
 
 
 def decoder_cache(tape: Tape, *, in_training: bool) -> Cache | None:

@@ -22,8 +22,8 @@ class SpeechNetwork(Network):
 
     def __init__(self, model: Module, features: int | None) -> None:
         self.model, self.features = model, features
-        self.usual_length = 160_000 if features is None else 500
-        self.length_counts = "samples, 16,000 a second" if features is None else "frames, 50 a second"
+        self.default_length = 160_000 if features is None else 500
+        self.length_unit = "samples, 16,000 a second" if features is None else "frames, 50 a second"
         self.main_input = "input_values" if features is None else "input_features"
 
     def sound(self, batch: Batch) -> Tensor:
@@ -36,7 +36,9 @@ class SpeechNetwork(Network):
         tape = batch.ids.tape
         tape.inputs.remove(batch.ids.storage.allocation)
         shape = batch.ids.shape if self.features is None else (*batch.ids.shape, self.features)
-        return tape.untracked(shape, tape.weights, OVERHEAD, "samples" if self.features is None else "audio features")
+        return tape.external_tensor(
+            shape, tape.weights, OVERHEAD, "samples" if self.features is None else "audio features"
+        )
 
 
 class SpeechRecognizer(SpeechNetwork):

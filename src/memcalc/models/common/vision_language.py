@@ -22,7 +22,7 @@ class Sight(NamedTuple):
     """What a model sees: features [images, tokens, h], or one [tokens, h] for each image; and what is kept besides."""
 
     features: Tensor | Sequence[Tensor]
-    kept: tuple[Any, ...]
+    returned: tuple[Any, ...]
 
 
 class Eye(Module):
@@ -140,21 +140,21 @@ class VisionLanguage(Network):
                 features = ops.cat(features, 0)
             features = ops.to(features, inputs_embeds.dtype)
             if self.one_forward:
-                outputs = Sight(features, outputs.kept)  # the model keeps no others
+                outputs = Sight(features, outputs.returned)  # the model keeps no others
             mask, *_others = places(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
             guide = self._guide(ids, outputs, mask)
         mutual = self.mutual and starts
-        groups = tape.new(ids.shape, INT64) if mutual else None
+        groups = tape.empty(ids.shape, INT64) if mutual else None
         outer = tape.cache
         made = Cache() if outer is None and self.caches and not tape.checkpointing else None
         tape.cache = outer or made
-        with tape.attending(self.attention_of(tape.attention)):
+        with tape.attention_backend(self.attention_of(tape.attention)):
             hidden = self.text.model(ids, batch.padding or mutual, embeds=inputs_embeds, **guide)
         tape.cache = outer
         del groups, cleaned
         if self.one_forward:
-            return hidden, (None if outputs is None else outputs.kept, made), (inputs_embeds, features, mask)
+            return hidden, (None if outputs is None else outputs.returned, made), (inputs_embeds, features, mask)
         return hidden, (outputs, made), ()
 
     def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
@@ -185,7 +185,7 @@ def places(ids: Tensor, kinds: int) -> list[Tensor]:
     """Where ids [b, s] are tokens of an image, or of several `kinds` of picture: [b, s, 1] each."""
     masks = [ops.compare(ids) for _ in range(kinds)]
     for _ in masks:
-        ids.tape.new((), INT64)  # how many, to compare with those there are
+        ids.tape.empty((), INT64)  # how many, to compare with those there are
     return [ops.unsqueeze(mask, -1) for mask in masks]
 
 

@@ -62,7 +62,7 @@ class GatedBlock(Module):
     """Norm, attention, add; norm, MLP, add. With `gated`, what is added is weighted by trained gates."""
 
     scope = "residual stream"
-    left_out = True
+    skips_checkpointing = True
 
     def __init__(self, v: Config, width: int, *, gated: bool) -> None:
         names = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -169,7 +169,7 @@ class TiledTower(Module):
         images, tiles = told.shape
         dtype = told.tape.weights
         mask = ops.to(ops.view(told, images, tiles, 1, 1), dtype)
-        mask = told.tape.new((images, tiles, length, 1), dtype)
+        mask = told.tape.empty((images, tiles, length, 1), dtype)
         mask = ops.shift(mask)
         mask = ops.reshape(mask, images, tiles * length, 1)
         mask = ops.scale(ops.matmul(mask, ops.transpose(mask, -1, -2)))

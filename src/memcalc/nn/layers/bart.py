@@ -46,7 +46,7 @@ class StateAttention(Module):
         else:
             query = self._heads(self.q_proj(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.held(self)
+        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
         if held is not None:
             key, value = held
         else:

@@ -45,7 +45,7 @@ class CausalConv(Module):
         if cache is None:
             return self._over_sequence(x, weight)
         if x.shape[-1] == 1:
-            return self._over_token(x, cache.kept_state(owner, STATE), weight)
+            return self._over_token(x, cache.get_state(owner, STATE), weight)
         return ops.narrow(self._over_sequence(x, weight), -1, length)
 
     def _over_sequence(self, x: Tensor, weight: Tensor) -> Tensor:

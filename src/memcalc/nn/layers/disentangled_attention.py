@@ -30,7 +30,7 @@ class Positions:
 
 def _root(tape: Tape) -> Tensor:
     """The square root of the head dimension times the number of terms, computed on the device."""
-    return ops.sqrt(ops.scale(tape.new((), FP32)))
+    return ops.sqrt(ops.scale(tape.empty((), FP32)))
 
 
 class DisentangledAttention(Module):
@@ -124,7 +124,7 @@ class DisentangledAttention(Module):
 def distances(hidden: Tensor, at: Positions) -> Tensor:
     """Distances of tokens [1, s, s], far ones in buckets by logarithm."""
     tape, length = hidden.tape, hidden.shape[1]
-    first, second = (tape.new((length,), INT64) for _ in range(2))
+    first, second = (tape.empty((length,), INT64) for _ in range(2))
     distance = ops.subtract(ops.unsqueeze(first, 1), ops.unsqueeze(second, 0))
     if at.buckets > 0:
         distance = _bucketed(distance)
@@ -136,10 +136,10 @@ def _bucketed(distance: Tensor) -> Tensor:
     tape = distance.tape
     sign = ops.like(distance)
     near = ops.multiply(ops.compare(distance), ops.compare(distance))
-    size = ops.where(near, ops.like(_with(distance, tape.new((), INT64))))
+    size = ops.where(near, ops.like(_with(distance, tape.empty((), INT64))))
     del near
     logarithm = ops.log(ops.scale(ops.to(size, FP32)))
-    far = ops.shift(ops.like(ops.scale(ops.divide(logarithm, ops.log(tape.new((), FP32))))))
+    far = ops.shift(ops.like(ops.scale(ops.divide(logarithm, ops.log(tape.empty((), FP32))))))
     del logarithm
     return ops.where(ops.compare(size), _with(ops.to(distance, FP32), ops.multiply(far, sign)))
 

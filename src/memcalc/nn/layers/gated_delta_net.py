@@ -66,7 +66,7 @@ class GatedDeltaNet(Module):
 
     scope = "delta net"
     window = RECURRENT
-    note = NOTE
+    assumption = NOTE
 
     def __init__(self, hidden: int, shape: DeltaShape, act: str, *, interleaved: bool) -> None:
         self.shape, self.interleaved = shape, interleaved

@@ -76,7 +76,7 @@ def chunk_rule(
     values = ops.solve_triangular(system, v_beta)
     k_summed = ops.solve_triangular(system, k_decayed)
     if initial is None:
-        state = value.tape.new((batch, heads, key.shape[-1], width), values.dtype)
+        state = value.tape.empty((batch, heads, key.shape[-1], width), values.dtype)
     else:
         state = ops.to(initial, values.dtype)
     out = ops.like(values)

@@ -91,7 +91,7 @@ class LatentAttention(Module):
         latent = ops.transpose(expanded, 1, 2)
         key_nope, value = ops.split(latent, [nope_dim, self.value_dim], -1)
         key_rot = ops.expand(key_rot, -1, key_nope.shape[1], -1, -1)
-        key = latent.tape.new((*latent.shape[:-1], nope_dim + rope_dim), latent.dtype)
+        key = latent.tape.empty((*latent.shape[:-1], nope_dim + rope_dim), latent.dtype)
         key = ops.copy_into(key, key_nope)
         key = ops.copy_into(key, key_rot)
         return key, value
@@ -102,11 +102,11 @@ class LatentAttention(Module):
         Source: "absorb" in DeepSeek's own inference code, and the MLA backends of vLLM and SGLang.
         """
         tape, (batch, heads, length, _) = query_pass.tape, query_pass.shape
-        query = tape.new((batch, heads, length, latent.shape[-1]), latent.dtype)
+        query = tape.empty((batch, heads, length, latent.shape[-1]), latent.dtype)
         query = ops.cat((query, query_rot), -1)
-        mixed = tape.new((batch, heads, length, latent.shape[-1]), latent.dtype)
+        mixed = tape.empty((batch, heads, length, latent.shape[-1]), latent.dtype)
         del query
-        out = tape.new((batch, length, heads, self.value_dim), mixed.dtype)
+        out = tape.empty((batch, length, heads, self.value_dim), mixed.dtype)
         return ops.view(out, batch, length, -1)
 
     def forward(
@@ -126,7 +126,7 @@ class LatentAttention(Module):
         cache = query.tape.cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)
-            if cache.absorbs and length == 1:
+            if cache.absorbs_latent and length == 1:
                 return self.o_proj(self._absorbed(query_pass, query_rot, latent)), None
         query_states = ops.cat((query_pass, query_rot), -1)
         key, value = self._expand(latent, key_rot)

@@ -15,13 +15,13 @@ from memcalc.tables.dtypes import FP32, INT32
 
 
 def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> Tensor:
-    """The loss of all `routed` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
+    """The loss of all `router_outputs` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
 
     The layers are a stack of their own: the loss of one that was traced stands for that of all it answers for.
     """
     tape, experts = ids.tape, routed[0].logits.shape[-1]
-    busy = tape.new((experts,), FP32)
-    likely = tape.new((experts,), FP32)
+    busy = tape.empty((experts,), FP32)
+    likely = tape.empty((experts,), FP32)
     mask = ops.to(ops.reshape(padding_input(ids), -1), FP32) if padding else None
     rows: Tensor | None = None
     for layer in routed:
@@ -40,7 +40,7 @@ def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> 
         for held in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
             if held is not None:  # it goes when the next layer puts another in its place
                 held.storage.allocation.handed_over = True
-    tape.enter(tape.phase, None)
+    tape.begin_span(tape.phase, None)
     busy = _over(busy, rows)
     likely = _over(likely, rows)
     loss = ops.sum_over(ops.multiply(busy, ops.unsqueeze(likely, 0)))
@@ -57,7 +57,7 @@ def _enter(tape: Tape, block: TracedBlock | None) -> None:
     alike = (
         None if block is None else TracedBlock("router loss", block.depth, block.kind, block.position, block.positions)
     )
-    tape.enter(tape.phase, alike)
+    tape.begin_span(tape.phase, alike)
 
 
 def _over(sums: Tensor, rows: Tensor | None) -> Tensor:
@@ -66,11 +66,11 @@ def _over(sums: Tensor, rows: Tensor | None) -> Tensor:
 
 def _histogram(chosen: Tensor, experts: int) -> Tensor:
     flat = ops.to(ops.reshape(chosen, -1), INT32)
-    return flat.tape.new((experts,), INT32)
+    return flat.tape.empty((experts,), INT32)
 
 
 def _counts(chosen: Tensor, mask: Tensor, experts: int) -> Tensor:
     tape = chosen.tape
-    counts = tape.new((experts,), FP32)
-    _indices, _repeated = ops.reshape(chosen, -1), tape.new((chosen.numel,), FP32)
+    counts = tape.empty((experts,), FP32)
+    _indices, _repeated = ops.reshape(chosen, -1), tape.empty((chosen.numel,), FP32)
     return counts

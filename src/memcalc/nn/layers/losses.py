@@ -18,7 +18,7 @@ def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def shifted_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Labels [b, s] padded to [b, s + 1], and from them those of the tokens that follow, flattened to [b · s]."""
     batch, length = labels.shape
-    padded = labels.tape.new((batch, length + 1), labels.dtype)
+    padded = labels.tape.empty((batch, length + 1), labels.dtype)
     shifted = Tensor((batch, length), padded.stride, padded.dtype, padded.storage)
     return padded, ops.view(ops.contiguous(shifted), -1)
 
@@ -41,7 +41,7 @@ def in_batch_loss(embedded: Tensor) -> Tensor:
     """Cosines of every embedding [b, h] of the batch with every other one, and cross-entropy over the rows."""
     unit = ops.divide(embedded, ops.sqrt(ops.sum_over(ops.power(embedded), -1, keepdim=True)))
     scores = ops.scale(ops.matmul(unit, ops.transpose(unit, 0, 1)))
-    return ops.cross_entropy(scores, embedded.tape.new(embedded.shape[:1], INT64))
+    return ops.cross_entropy(scores, embedded.tape.empty(embedded.shape[:1], INT64))
 
 
 def position_loss(starts: Tensor, ends: Tensor, first: Tensor, last: Tensor) -> Tensor:
@@ -58,9 +58,9 @@ def ctc_loss(logits: Tensor, length: int) -> Tensor:
     Forward keeps the probabilities of all paths [b, s, 2·length + 1], backward makes as many again.
     """
     tape, (batch, steps, _) = logits.tape, logits.shape
-    attention = tape.new((batch, steps), INT64)
+    attention = tape.empty((batch, steps), INT64)
     log_probs = ops.transpose(ops.log_softmax(logits, FP32), 0, 1)
-    targets = tape.new((batch * length,), INT64)
+    targets = tape.empty((batch * length,), INT64)
     del attention
     return ops.scale(ops.ctc(log_probs, targets, length))
 

@@ -48,7 +48,7 @@ def selective_scan(
     decay = ops.exp(ops.multiply(ops.unsqueeze(ops.unsqueeze(a, 0), 2), ops.unsqueeze(dt, -1)))
     weight = ops.multiply(ops.unsqueeze(dt, -1), ops.to(ops.unsqueeze(b, 1), FP32))
     added = ops.multiply(weight, ops.to(ops.unsqueeze(x, -1), FP32))
-    state = x.tape.new((batch, inner, a.shape[-1]), dtype)
+    state = x.tape.empty((batch, inner, a.shape[-1]), dtype)
     outs: list[Tensor] = []
     for count in token_steps(x.tape, length):
         state = ops.add(ops.multiply(ops.select(decay, 2), state), ops.select(added, 2))
@@ -89,7 +89,7 @@ class MambaMixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    note = SCAN_NOTE
+    assumption = SCAN_NOTE
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ class Mamba2Mixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    note = SCAN_NOTE
+    assumption = SCAN_NOTE
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def padding_input(ids: Tensor) -> Tensor:
     """
     if ids.tape.padding is not None:
         return ids.tape.padding
-    return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
+    return ids.tape.external_tensor(ids.shape, INT64, OVERHEAD, "padding mask")
 
 
 def causal_mask(
@@ -57,10 +57,10 @@ def causal_mask(
     kept = window if cached == SAME else cached
     if past is None:
         past = 0 if tape.cache is None else tape.cache.length
-    static = tape.cache is not None and tape.cache.whole is not None
+    static = tape.cache is not None and tape.cache.static_length is not None
     seen = past + length
     if tape.cache is not None and static:
-        seen = tape.cache.room(kept or None, length, past)
+        seen = tape.cache.static_capacity(kept or None, length, past)
     elif kept and tape.cache is not None:
         seen = min(past, kept - 1) + length
     alone = length == 1 and not static
@@ -87,8 +87,8 @@ def bidirectional_mask(
         return None
     if window is not None and tape.attention != "flash":
         with tape.scoped("attention mask"):
-            distance = tape.new((1, 1, length, length), INT64)
-            absolute = tape.new((1, 1, length, length), INT64)
+            distance = tape.empty((1, 1, length, length), INT64)
+            absolute = tape.empty((1, 1, length, length), INT64)
             del distance, absolute
     return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
 
@@ -98,7 +98,7 @@ def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, 
     batch = hidden.shape[0]
     with tape.scoped("attention mask"):
         if tape.attention == "eager":
-            return tape.new((batch, 1, length, seen), hidden.dtype)
+            return tape.empty((batch, 1, length, seen), hidden.dtype)
         if tape.attention == "sdpa" and (padding or not skip):
-            return tape.new((batch if padding or every else 1, 1, length, seen), BOOL)
+            return tape.empty((batch if padding or every else 1, 1, length, seen), BOOL)
     return None

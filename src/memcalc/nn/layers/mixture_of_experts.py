@@ -58,7 +58,9 @@ class Experts(ExpertWeights):
     `gated`: the up projection is twice as wide. `transposed`: weights lie as [in, out].
     """
 
-    note = "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)"
+    assumption = (
+        "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)"
+    )
 
     def __init__(
         self,
@@ -102,8 +104,8 @@ class Experts(ExpertWeights):
         expert_ids, order = ops.sort(expert_ids)
         rows = ops.take(hidden, ops.like(order))
         row_weights = ops.take(sample_weights, order)
-        histogram = ops.like(expert_ids, INT32), tape.new((self.count,), INT32)
-        offsets = tape.new((self.count,), INT32)
+        histogram = ops.like(expert_ids, INT32), tape.empty((self.count,), INT32)
+        offsets = tape.empty((self.count,), INT32)
         bias = None if self.up_proj_bias is None else ops.take(self.up_proj_bias, expert_ids)
         out = self._grouped(rows, self.up_proj, offsets, bias)
         out = self.gate(out)

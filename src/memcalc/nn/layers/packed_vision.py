@@ -23,7 +23,7 @@ class PackedPatchEmbedding(Module):
     """A convolution as large as a patch of a few frames: rows of pixels [n, c · t · p · p] to vectors [n, h]."""
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(self, channels: int, hidden: int, frames: int, patch: int, *, bias: bool) -> None:
         self.weight = Parameter(hidden, channels, frames, patch, patch, group="embedding")

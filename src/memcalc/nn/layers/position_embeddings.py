@@ -78,7 +78,7 @@ def _check(ids: Tensor, positions: Tensor | None, longest: int) -> None:
 
 def token_range(ids: Tensor) -> Tensor:
     """0 to s - 1 for ids [b, s]."""
-    return ids.tape.new((ids.shape[1],), INT64)
+    return ids.tape.empty((ids.shape[1],), INT64)
 
 
 def _counted(ids: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ def attend_with_bias(
 def _bias_as_mask(bias: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
     if mask is None and causal:
         tape, length, seen = query.tape, query.shape[2], key.shape[2]
-        rows = ops.unsqueeze(tape.new((length,), INT64), 1)
-        mask = ops.compare(rows, ops.unsqueeze(tape.new((seen,), INT64), 0))
+        rows = ops.unsqueeze(tape.empty((length,), INT64), 1)
+        mask = ops.compare(rows, ops.unsqueeze(tape.empty((seen,), INT64), 0))
         del rows
         mask = ops.view(mask, 1, 1, length, seen)
     if mask is None:
@@ -79,7 +79,7 @@ class RelativeAttention(Module):
         """
         query = self._heads(self.q(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.held(self)
+        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
         if held is not None:
             key, value = held
         else:
@@ -98,14 +98,14 @@ class RelativeAttention(Module):
         """The bias [1, heads, s, t]: zeros in cross-attention, which checkpointing makes a leaf of the graph."""
         tape, length = query.tape, query.shape[2]
         if self.relative_attention_bias is None:
-            bias = tape.new((1, self.heads, length, seen), query.dtype)
+            bias = tape.empty((1, self.heads, length, seen), query.dtype)
             if tape.checkpointing and tape.grad_enabled and not self.umt5:
                 bias.node = AccumulateGrad(tape, "attention", None)
                 if tape.phase == "forward":
                     tape.leaves.append(bias)
             return bias
-        positions = ops.shift(ops.unsqueeze(tape.new((length,), INT64), 1))
-        memory = ops.unsqueeze(tape.new((seen,), INT64), 0)
+        positions = ops.shift(ops.unsqueeze(tape.empty((length,), INT64), 1))
+        memory = ops.unsqueeze(tape.empty((seen,), INT64), 0)
         distance = ops.subtract(memory, positions)
         buckets = buckets_of(distance, bidirectional=not self.decoder, keeps_logarithm=self.umt5)
         values = self.relative_attention_bias(buckets)

@@ -9,7 +9,7 @@ from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Module, Parameter
-from memcalc.nn.retained_graphs import Keeper
+from memcalc.nn.retained_graphs import RetainingModule
 from memcalc.tables.dtypes import FP32
 
 STATE, CONVOLVED = "recurrent states", "convolution states"
@@ -25,14 +25,14 @@ def _bounded_root_backward(grad: Tensor, x: Tensor) -> Tensor:
     return ops.divide(grad, ops.sqrt(clipped))
 
 
-class RgLru(Keeper):
+class RgLru(RetainingModule):
     """The real-gated linear recurrent unit: gates in blocks, one for each of `heads`, and a scan token by token.
 
     Transformers leaves the last state on the module, also in training: it stays until the next forward, with what
     backward has not run of its graph.
     """
 
-    note = (
+    assumption = (
         "the recurrence runs token by token in plain PyTorch; Transformers leaves its last states in the modules, and "
         "with activation checkpointing the graphs behind them"
     )
@@ -63,11 +63,11 @@ class RgLru(Keeper):
         multiplier = ops.add(reset, ops.multiply(ops.like(reset), multiplier))
         normalised = ops.multiply(gated, ops.to(multiplier, x.dtype))
         cache = x.tape.cache
-        out, last = _scan(normalised, recurrent_gate, reset, None if cache is None else cache.kept_state(self, STATE))
+        out, last = _scan(normalised, recurrent_gate, reset, None if cache is None else cache.get_state(self, STATE))
         if cache is None:
             self.state = last
         else:
-            cache.keep_state(self, STATE, last)
+            cache.set_state(self, STATE, last)
         return out
 
 
@@ -81,7 +81,7 @@ def _scan(x: Tensor, gate: Tensor, reset: Tensor, state: Tensor | None) -> tuple
         moved = ops.add_(moved, ops.to(x, FP32))
         return ops.to(moved, x.dtype), ops.select(moved, 1)
     if state is None:
-        state = x.tape.new((x.shape[0], x.shape[2]), FP32)
+        state = x.tape.empty((x.shape[0], x.shape[2]), FP32)
     out = ops.like(x.detach())
     for _ in token_steps(x.tape, x.shape[1]):
         state = ops.multiply(ops.to(ops.select(gate, 1), FP32), state)
@@ -112,7 +112,7 @@ class RecurrentBlock(Module):
         x = self.linear_x(hidden)
         x = ops.transpose(x, 1, 2)
         if hidden.tape.cache is None:
-            self.rg_lru.forget()
+            self.rg_lru.clear()
             x = ops.narrow(self.conv_1d(x), -1, hidden.shape[1])
         else:
             x = self._convolved(x)
@@ -128,12 +128,12 @@ class RecurrentBlock(Module):
         cache.state(self, (batch, self.hidden, kernel - 1), x.dtype, x, CONVOLVED)
         cache.state(self.rg_lru, (batch, width), FP32, x, STATE)
         if length > 1:
-            cache.keep_state(self, CONVOLVED, ops.pad(x, -1, kernel - length - 1))
+            cache.set_state(self, CONVOLVED, ops.pad(x, -1, kernel - length - 1))
             return ops.narrow(self.conv_1d(x), -1, length)
-        seen = ops.cat((cache.kept_state(self, CONVOLVED), x), -1)
+        seen = ops.cat((cache.get_state(self, CONVOLVED), x), -1)
         x = ops.add(ops.sum_over(ops.multiply(seen, ops.select(self.conv_1d.weight, 1))), self.conv_1d.bias)
         x = ops.unsqueeze(x, -1)
-        cache.keep_state(self, CONVOLVED, ops.narrow(seen, -1, kernel - 1))
+        cache.set_state(self, CONVOLVED, ops.narrow(seen, -1, kernel - 1))
         return x
 
 

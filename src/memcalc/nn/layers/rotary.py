@@ -227,6 +227,6 @@ def scaled_by_position(query: Tensor) -> Tensor:
 
 def _position_scale(query: Tensor) -> Tensor:
     """[1, 1, s, 1]: 1 + a·log(1 + floor(position / b))."""
-    ratio = query.tape.new((1, query.shape[2]), FP32)
+    ratio = query.tape.empty((1, query.shape[2]), FP32)
     scale = ops.shift(ops.scale(ops.log(ops.shift(ops.scale(ratio)))))
     return ops.unsqueeze(ops.unsqueeze(scale, 1), -1)

@@ -36,8 +36,8 @@ class Router(Module):
         """Tokens [n, h] to their routing."""
         routing = super().__call__(x, *args, **kwargs)
         tape = x.tape
-        if tape.routed is not None and tape.phase != "backward":
-            tape.routed.append(Routed(tape.block, routing[0], self.per_token))
+        if tape.router_outputs is not None and tape.phase != "backward":
+            tape.router_outputs.append(Routed(tape.block, routing[0], self.per_token))
         return routing
 
 

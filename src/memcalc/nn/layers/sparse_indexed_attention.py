@@ -115,7 +115,7 @@ class IndexedLatentAttention(LatentAttention):
 
 def _not_chosen(indices: Tensor, tokens: int) -> Tensor:
     """A boolean mask [b, s, tokens] that is false at the indices."""
-    ones = indices.tape.new((*indices.shape[:-1], tokens), BOOL)
+    ones = indices.tape.empty((*indices.shape[:-1], tokens), BOOL)
     long = ops.like(indices, INT64)
     out = ops.like(ones)
     del long
@@ -124,6 +124,6 @@ def _not_chosen(indices: Tensor, tokens: int) -> Tensor:
 
 def _both(mask: Tensor, left_out: Tensor) -> Tensor:
     chosen = ops.like(left_out)
-    out = mask.tape.new(left_out.shape, BOOL)
+    out = mask.tape.empty(left_out.shape, BOOL)
     del chosen
     return out

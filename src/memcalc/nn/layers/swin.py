@@ -88,8 +88,8 @@ class ShiftedLayer(Module):
     """Norm, attention in windows shifted by `shift`, add; norm, MLP, add. Windows that stick out are padded."""
 
     scope = "residual stream"
-    checkpoints = False
-    not_checkpointed = (
+    supports_checkpointing = False
+    no_checkpointing_reason = (
         "Transformers checkpoints the stages of this family and the blocks in them, one inside the other, which "
         "memcalc does not describe"
     )
@@ -137,7 +137,7 @@ class ShiftedLayer(Module):
         """Which patches of a window [windows, w², w²] were neighbours before the shift."""
         tape, area = windows.tape, self.window**2
         with tape.scoped("attention mask"):
-            regions = tape.new((1, *grid, 1), dtype)
+            regions = tape.empty((1, *grid, 1), dtype)
             inside = ops.view(partition(regions, self.window), -1, area)
             mask = ops.subtract(ops.unsqueeze(inside, 1), ops.unsqueeze(inside, 2))
             mask = ops.masked_fill(mask, ops.compare(mask))

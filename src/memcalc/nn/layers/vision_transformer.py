@@ -24,7 +24,7 @@ class PatchEmbedding(Module):
     """
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(
         self,
@@ -139,9 +139,9 @@ class VisionAttention(Module):
 
 def drop_path(x: Tensor, p: float) -> Tensor:
     """Whole samples of x [b, ...] dropped with probability `p` (stochastic depth)."""
-    if p == 0.0 or not x.tape.dropping:
+    if p == 0.0 or not x.tape.applies_dropout:
         return x
-    kept = ops.like(x.tape.new((x.shape[0], *(1,) * (len(x.shape) - 1)), x.dtype))
+    kept = ops.like(x.tape.empty((x.shape[0], *(1,) * (len(x.shape) - 1)), x.dtype))
     return ops.multiply(ops.scale(x), kept)
 
 

@@ -202,10 +202,10 @@ class SpecAugment(Module):
         batch, length, width = hidden.shape
         if self.share > 0 and self.masked_spec_embed is not None:
             spans = min(int(self.share * length / self.span + 1), length // self.span)
-            mask = hidden.tape.new((batch, length), BOOL)
+            mask = hidden.tape.empty((batch, length), BOOL)
             hidden = ops.fill_where_(hidden, mask, self.masked_spec_embed, batch * spans * self.span)
         if self.channels:
-            mask = ops.expand(ops.unsqueeze(hidden.tape.new((batch, width), BOOL), 1), -1, length, -1)
+            mask = ops.expand(ops.unsqueeze(hidden.tape.empty((batch, width), BOOL), 1), -1, length, -1)
             hidden = ops.masked_fill_(hidden, mask)
         return hidden
 

@@ -23,11 +23,11 @@ def distillation(actors: Actors) -> Tensor:
     actors.tape.padding = padding
     outputs = actors.run(ids)
     with actors.tape.no_grad():
-        teacher = actors.ask(ids).kept[0]
+        teacher = actors.ask(ids).returned[0]
     actors.tape.padding = None
-    _check_vocabulary(outputs.kept[0], teacher)
+    _check_vocabulary(outputs.returned[0], teacher)
     with actors.tape.scoped(LOSS):
-        student = ops.narrow(outputs.kept[0], 1, completion)
+        student = ops.narrow(outputs.returned[0], 1, completion)
         teacher = ops.narrow(teacher, 1, completion)
         divergence = _reverse_kl(student, teacher)
         divergence = where(divergence, mask, rows * completion)

@@ -50,7 +50,7 @@ def log_probabilities(
     outputs = run(batch_ids, completion + 1)
     ids.tape.padding = None
     with ids.tape.scoped(LOSS):
-        logits = ops.narrow(outputs.kept[0], 1, completion)
+        logits = ops.narrow(outputs.returned[0], 1, completion)
         logits = ops.narrow(logits, 1, completion)
         logits = ops.scale(logits)
         answer = ops.narrow(batch_ids, 1, completion)

@@ -49,8 +49,8 @@ def entropy(logits: Tensor) -> Tensor:
         out.append(one)
         if index == 1 and rows > 4 * CHUNK:
             del log_probs
-            logits.tape.multiply_alive(range(start, logits.tape.clock), -(-rows // CHUNK) - 3)
-    return ops.reshape(logits.tape.new((rows,), flat.dtype), *logits.shape[:-1])
+            logits.tape.scale_live(range(start, logits.tape.clock), -(-rows // CHUNK) - 3)
+    return ops.reshape(logits.tape.empty((rows,), flat.dtype), *logits.shape[:-1])
 
 
 def _sizes(rows: int) -> list[int]:

@@ -26,7 +26,7 @@ def ppo(actors: Actors) -> Tensor:
     )
     outputs, values = actors.run_both(ids)
     with actors.tape.scoped(LOSS):
-        whole, logits = ops.scale_slice_(outputs.kept[0], 1, completion)
+        whole, logits = ops.scale_slice_(outputs.returned[0], 1, completion)
         chosen = ops.masked_fill(selected(logits, answer), masks[0])
         own = ops.masked_fill(ops.squeeze(ops.narrow(values, 1, completion), -1), masks[1])
         of_values = _of_values(actors, own, before, returns, masks[1])

@@ -52,19 +52,19 @@ class Actors:
 
     def given(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
         """An input of the step."""
-        return self.tape.untracked(shape, dtype, OVERHEAD, name)
+        return self.tape.external_tensor(shape, dtype, OVERHEAD, name)
 
-    def run(self, ids: Tensor, keep: int | None = None) -> Outputs:
+    def run(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
         """What the trained model says to ids [b, s]: logits of all tokens, or of the last `keep`, come first."""
-        return self._run(self.policy, ids, keep)
+        return self._run(self.policy, ids, logits_to_keep)
 
-    def ask(self, ids: Tensor, keep: int | None = None) -> Outputs:
+    def ask(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
         """What the model beside it says. The caller switches gradients off."""
         assert self.companion is not None
         training, self.tape.training = self.tape.training, self.companion.trains
         try:
-            with self.tape.attending(self.companion.attention):
-                return self._run(self.companion.network, ids, keep)
+            with self.tape.attention_backend(self.companion.attention):
+                return self._run(self.companion.network, ids, logits_to_keep)
         finally:
             self.tape.training = training
 
@@ -76,8 +76,8 @@ class Actors:
         self._mark_padding(ids)
         with self.tape.autocasting(self.autocast):
             outputs, values = self._forward_both(ids)
-        _narrow = outputs.kept  # stands until all is in fp32
-        outputs.widen()
+        _narrow = outputs.returned  # stands until all is in fp32
+        outputs.logits_as_fp32()
         return outputs, ops.to(values, FP32) if self.tape.weights is FP32 else values
 
     def _forward_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
@@ -85,23 +85,23 @@ class Actors:
         padded = self.setup.padding_mask
         try:
             _of_values: list[tuple[Tensor, int]] = []
-            self.tape.hidden = _of_values
+            self.tape.hidden_states = _of_values
             states = self.value.model(ids, padded)
             values = self.value.score(states)
-            self.tape.hidden = self.held
+            self.tape.hidden_states = self.held
             return self.policy(Batch(ids, None, padded)), values
         finally:
-            self.tape.hidden = None
+            self.tape.hidden_states = None
 
-    def _run(self, network: Network, ids: Tensor, keep: int | None) -> Outputs:
+    def _run(self, network: Network, ids: Tensor, logits_to_keep: int | None) -> Outputs:
         setup = self.setup
         self._mark_padding(ids)
         batch = Batch(
-            ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size, keep
+            ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size, logits_to_keep
         )
         with self.tape.autocasting(self.autocast):
             outputs = network(batch)
-        outputs.widen()
+        outputs.logits_as_fp32()
         return outputs
 
     def _mark_padding(self, ids: Tensor) -> None:

@@ -76,13 +76,13 @@ class NormedScores(Module):
 class SpectrogramClassifier(ImageClassifier):
     """A class per spectrogram, whose length the config decides."""
 
-    reads = "spectrograms"
+    input_kind = "spectrograms"
 
     def inputs(self, batch: Batch) -> Tensor:
         """Spectrograms [b, frames, mels], an input of the step."""
         tape, c = batch.ids.tape, self.config
         shape = (batch.ids.shape[0], c.integer("max_length"), c.integer("num_mel_bins"))
-        return tape.untracked(shape, tape.weights, OVERHEAD, "spectrograms")
+        return tape.external_tensor(shape, tape.weights, OVERHEAD, "spectrograms")
 
 
 def spectrogram(c: Config, architecture: str | None) -> Network:

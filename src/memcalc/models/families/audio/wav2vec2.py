@@ -133,7 +133,9 @@ class SpeechEncoder(Module):
 class SpeechModel(Module):
     """Convolutions, projection, masks of SpecAugment in training, encoder."""
 
-    note = "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped"
+    assumption = (
+        "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped"
+    )
 
     def __init__(self, c: Config, *, both: bool, layers: Stack | None = None) -> None:
         hidden = c.integer("hidden_size")

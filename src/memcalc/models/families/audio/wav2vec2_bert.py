@@ -52,8 +52,8 @@ class DistanceAttention(Module):
 
     def _bias(self, query: Tensor) -> Tensor:
         length = query.shape[2]
-        left = ops.unsqueeze(query.tape.new((length,), INT64), 1)
-        right = ops.unsqueeze(query.tape.new((length,), INT64), 0)
+        left = ops.unsqueeze(query.tape.empty((length,), INT64), 1)
+        right = ops.unsqueeze(query.tape.empty((length,), INT64), 0)
         distance = ops.subtract(right, left)
         distance = ops.like(distance)
         embedded = self.distance_embedding(ops.shift(distance))
@@ -155,7 +155,7 @@ class ConformerEncoder(Module):
 class ConformerModel(Module):
     """Projection of the features, masks of SpecAugment in training, encoder."""
 
-    note = "a recording has as many frames of features as --seq-len says (50 a second), and no layer is skipped"
+    assumption = "a recording has as many frames of features as --seq-len says (50 a second), and no layer is skipped"
 
     def __init__(self, c: Config) -> None:
         hidden, width = c.integer("hidden_size"), c.integer("feature_projection_input_dim")

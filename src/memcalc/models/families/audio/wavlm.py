@@ -85,8 +85,8 @@ class GatedBiasAttention(Module):
     def _bias(self, length: int) -> Tensor:
         assert self.rel_attn_embed is not None
         tape = self.rel_attn_embed.weight.tape
-        context = ops.unsqueeze(tape.new((length,), INT64), 1)
-        memory = ops.unsqueeze(tape.new((length,), INT64), 0)
+        context = ops.unsqueeze(tape.empty((length,), INT64), 1)
+        memory = ops.unsqueeze(tape.empty((length,), INT64), 0)
         distance = ops.subtract(memory, context)
         bucket = buckets_of(distance, bidirectional=True, keeps_logarithm=False)
         return ops.permute(self.rel_attn_embed(bucket), 2, 0, 1)

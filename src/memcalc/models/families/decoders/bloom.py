@@ -140,7 +140,7 @@ class BloomModel(Module):
             else:
                 seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
                 slopes = alibi_slopes(tape, self.heads)
-                alibi = ops.multiply(ops.view(slopes, -1, 1, 1), tape.new((seen,), INT64))
+                alibi = ops.multiply(ops.view(slopes, -1, 1, 1), tape.empty((seen,), INT64))
                 alibi = ops.to(ops.repeat(alibi, batch), hidden.dtype)
         mask = causal_mask(inputs_embeds, padding)
         for block in self.h:

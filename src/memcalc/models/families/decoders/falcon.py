@@ -197,7 +197,7 @@ class FalconModel(Module):
         alibi = None
         if self.alibi:
             seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
-            tokens = padding_input(ids) if padding else tape.new((ids.shape[0], seen), INT64)
+            tokens = padding_input(ids) if padding else tape.empty((ids.shape[0], seen), INT64)
             alibi = alibi_by_mask(tokens, self.heads, inputs_embeds.dtype, rounded=True)
         position_ids = positions(tape, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding, always=True)
@@ -217,8 +217,8 @@ class FalconModel(Module):
 def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
     """A boolean mask as zeros and large negative numbers, one for each sequence."""
     tape = mask.tape
-    fill = tape.new((), like.dtype), tape.new((), like.dtype)
-    out = tape.new((like.shape[0], *mask.shape[1:]), like.dtype)
+    fill = tape.empty((), like.dtype), tape.empty((), like.dtype)
+    out = tape.empty((like.shape[0], *mask.shape[1:]), like.dtype)
     del fill
     return out
 

@@ -60,7 +60,7 @@ def _upcast(
     """Eager attention whose scores come from fp32 copies of query and key, outside autocast."""
     batch, count, length, dim = query.shape
     tape, seen = query.tape, key.shape[2]
-    weights = tape.new((batch * count, length, seen), FP32)  # what the product replaces
+    weights = tape.empty((batch * count, length, seen), FP32)  # what the product replaces
     with tape.autocasting(None):
         q = ops.reshape(query, -1, length, dim)
         k = ops.reshape(ops.transpose(key, -1, -2), -1, dim, seen)

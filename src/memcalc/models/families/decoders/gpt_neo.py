@@ -43,7 +43,7 @@ class NeoAttention(Module):
         key = ops.to(key, FP32)
         weights = ops.matmul(query, ops.transpose(key, -1, -2))
         own = ops.narrow(ops.narrow(self.bias, -2, query.shape[-2]), -1, key.shape[-2])
-        lowest = query.tape.new((), weights.dtype)
+        lowest = query.tape.empty((), weights.dtype)
         weights = ops.choose(own, weights, lowest)
         if mask is not None:
             weights = ops.add(weights, mask)

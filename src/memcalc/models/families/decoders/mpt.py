@@ -125,8 +125,8 @@ class MptModel(Module):
 def _alibi(tape: Tape, heads: int, length: int) -> Tensor:
     """The bias [heads, 1, length] in fp32, with a slope for each head."""
     power_of_two = 1 << (heads - 1).bit_length()
-    distances = ops.view(tape.new((length,), INT32), 1, 1, 1, length)
-    base = ops.to(tape.new((power_of_two,), INT64), FP32)
+    distances = ops.view(tape.empty((length,), INT32), 1, 1, 1, length)
+    base = ops.to(tape.empty((power_of_two,), INT64), FP32)
     base = ops.scale(base)
     slopes = ops.view(ops.scale(ops.like(base)), 1, power_of_two, 1, 1)
     if power_of_two != heads:

@@ -113,7 +113,7 @@ class OPTModel(Module):
         ids = ops.view(ids, -1, ids.shape[-1])
         inputs_embeds = self.embed_tokens(ids)
         past = 0 if tape.cache is None else tape.cache.length
-        seen = padding_input(ids) if padding else tape.new((ids.shape[0], past + ids.shape[1]), FP32)
+        seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         position_ids = ops.cumsum(seen)
         position_ids = ops.to(ops.shift(ops.multiply(position_ids, seen)), INT64)
         position_ids = ops.narrow(position_ids, 1, ids.shape[1])

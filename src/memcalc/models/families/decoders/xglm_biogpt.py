@@ -44,7 +44,7 @@ class FlatAttention(StateAttention):
         weights = ops.bmm(query, ops.transpose(key, 1, 2))
         if mask is not None:
             weights = ops.add(ops.view(weights, batch, -1, length, seen), mask)
-            weights = ops.at_least(weights, tape.new((), FP32))
+            weights = ops.at_least(weights, tape.empty((), FP32))
             weights = ops.view(weights, count, length, seen)
         half = weights.dtype is FP16
         weights = ops.to(ops.softmax(weights, FP32), FP16) if half else ops.softmax(weights)
@@ -96,7 +96,7 @@ class BioGptModel(Module):
     It makes a mask of ones where it gets none, so that a real causal mask reaches attention.
     """
 
-    note = OWN_ONES_NOTE
+    assumption = OWN_ONES_NOTE
 
     def __init__(self, c: Config, hidden: int) -> None:
         style = BlockStyle(
@@ -124,7 +124,7 @@ class BioGptModel(Module):
         tape = ids.tape
         inputs_embeds = ops.scale(self.embed_tokens(ids))
         past = 0 if tape.cache is None else tape.cache.length
-        _seen = padding_input(ids) if padding else tape.new((ids.shape[0], past + ids.shape[1]), FP32)
+        _seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         mask = causal_mask(inputs_embeds, padding=True)
         position_ids = ops.unsqueeze(ops.shift(token_range(ids)), 0)
         positions = self.embed_positions(ops.shift(position_ids))

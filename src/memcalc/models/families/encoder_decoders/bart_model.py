@@ -101,7 +101,7 @@ class BartDecoder(BartEncoder):
     """
 
     decoder = True
-    note = OWN_ONES_NOTE
+    assumption = OWN_ONES_NOTE
 
     def forward(self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None) -> Tensor:  # type: ignore[override]
         """Ids [b, t] and encoder states [b, s, h] to hidden states [b, t, h]."""
@@ -111,7 +111,7 @@ class BartDecoder(BartEncoder):
             inputs_embeds = ops.scale(inputs_embeds)
         past = 0 if cache is None else cache.past
         position_ids = None if self.style.positions == "buffer" else ops.shift(token_range(ids))
-        ones = tape.new((ids.shape[0], past + ids.shape[1]), FP32)
+        ones = tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         mask = causal_mask(inputs_embeds, True, past=past)
         if not self.style.keeps_ones:
             del ones

@@ -171,8 +171,8 @@ class DebertaModel(Module):
     def forward(self, ids: Tensor, padding: bool) -> Encoded:
         """Ids [b, s] to hidden states [b, s, h]."""
         tape = ids.tape
-        mask = padding_input(ids) if padding else tape.new(ids.shape, FP32)
-        types = tape.new(ids.shape, INT64)
+        mask = padding_input(ids) if padding else tape.empty(ids.shape, FP32)
+        types = tape.empty(ids.shape, INT64)
         embedded = self.embeddings(ids, types=types, mask=mask)
         states = self.encoder(embedded, mask)
         return states[-1], None

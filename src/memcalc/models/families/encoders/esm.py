@@ -72,7 +72,7 @@ class ProteinRotation(Module):
 
     def forward(self, x: Tensor) -> Rotation:
         """The pair for states [b, s, h], in their dtype."""
-        position_ids = ops.unsqueeze(x.tape.new((x.shape[1],), INT64), 0)
+        position_ids = ops.unsqueeze(x.tape.empty((x.shape[1],), INT64), 0)
         freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), ops.to(self.inv_freq, FP32))
         both = ops.cat((freqs, freqs), -1)
         cos = ops.scale(ops.cos(both))

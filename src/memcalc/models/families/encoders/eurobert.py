@@ -48,7 +48,7 @@ class EuroEncoder(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        position_ids = ops.unsqueeze(hidden.tape.new((hidden.shape[1],), INT64), 0)
+        position_ids = ops.unsqueeze(hidden.tape.empty((hidden.shape[1],), INT64), 0)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
             hidden = layer(hidden, rotation=rotation, mask=mask, position_ids=position_ids)

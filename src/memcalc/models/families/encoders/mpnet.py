@@ -77,7 +77,7 @@ class MPNetLayer(Module):
     """Attention and BERT's MLP."""
 
     scope = "MLP"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, hidden: int) -> None:
         width = c.integer("intermediate_size")
@@ -111,8 +111,8 @@ class MPNetEncoder(Module):
     def _bias(self, hidden: Tensor) -> Tensor:
         """The bias [b, heads, s, s], a copy for every sequence."""
         batch, length = hidden.shape[0], hidden.shape[1]
-        first = ops.unsqueeze(hidden.tape.new((length,), INT64), 1)
-        second = ops.unsqueeze(hidden.tape.new((length,), INT64), 0)
+        first = ops.unsqueeze(hidden.tape.empty((length,), INT64), 1)
+        second = ops.unsqueeze(hidden.tape.empty((length,), INT64), 0)
         distance = ops.subtract(second, first)
         bucket = _buckets(distance)
         values = self.relative_attention_bias(bucket)

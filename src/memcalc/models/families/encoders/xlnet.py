@@ -70,7 +70,7 @@ def _shifted(x: Tensor, length: int) -> Tensor:
     x = ops.reshape(x, shape[0], shape[1], shape[3], shape[2])
     x = ops.narrow(x, 2, shape[3] - 1)
     x = ops.reshape(x, shape[0], shape[1], shape[2], shape[3] - 1)
-    return ops.take(x, x.tape.new((length,), INT64), 3)
+    return ops.take(x, x.tape.empty((length,), INT64), 3)
 
 
 class XLNetFeedForward(Module):
@@ -101,7 +101,7 @@ class XLNetBlock(Module):
     """Attention, then MLP."""
 
     scope = "residual stream"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.rel_attn = XLNetAttention(c, hidden)
@@ -137,13 +137,13 @@ class XLNetModel(Module):
         mask = None
         if given is not None:
             given = ops.contiguous(ops.transpose(given, 0, 1))
-            hidden_tokens = tape.new(given.shape, FP32)
+            hidden_tokens = tape.empty(given.shape, FP32)
             _mask = ops.unsqueeze(ops.unsqueeze(hidden_tokens, 0), -1)
             _mask = ops.to(ops.compare(_mask), tape.weights)
-            mask = tape.new((length, length, batch, 1), tape.weights)
+            mask = tape.empty((length, length, batch, 1), tape.weights)
         embedded = self.word_embedding(ids)
         hidden = ops.dropout(embedded, self.dropout)
-        positions = ops.expand(tape.new((2 * length, 1, hidden.shape[-1]), FP32), -1, batch, -1)
+        positions = ops.expand(tape.empty((2 * length, 1, hidden.shape[-1]), FP32), -1, batch, -1)
         positions = ops.dropout(positions, self.dropout)
         received: list[Tensor] = []
         for layer in self.layer:

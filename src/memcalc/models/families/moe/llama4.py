@@ -105,7 +105,7 @@ class Llama4Attention(Module):
             query = _l2_norm(query)
             key = _l2_norm(key)
         if self.tuned:
-            positions = ops.shift(hidden.tape.new((hidden.shape[1],), INT64))
+            positions = ops.shift(hidden.tape.empty((hidden.shape[1],), INT64))
             scales = ops.expand(self._scales(positions), *hidden.shape[:2], 1, 1)
             query = ops.to(ops.multiply(query, scales), query.dtype)
         query = ops.transpose(query, 1, 2)
@@ -133,7 +133,7 @@ class Llama4Attention(Module):
 class AllExperts(ExpertWeights):
     """`count` experts as two batched matmuls, each over all the tokens that it is given."""
 
-    note = "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)"
+    assumption = "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)"
 
     transposed = True
 

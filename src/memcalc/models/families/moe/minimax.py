@@ -54,7 +54,7 @@ class LightningAttention(Module):
         key = ops.transpose(key, 1, 2)
         value = ops.transpose(value, 1, 2)
         if cache is not None and cache.has_state(self, STATE):
-            out, state, _held = self._token_by_token(query, key, value, cache.kept_state(self, STATE))
+            out, state, _held = self._token_by_token(query, key, value, cache.get_state(self, STATE))
         else:
             out, state, _held = self._block_by_block(query, key, value)
         out = ops.reshape(ops.transpose(out, 1, 2), batch, length, -1)
@@ -62,13 +62,13 @@ class LightningAttention(Module):
         out = ops.multiply(ops.sigmoid(self.output_gate(hidden)), out)
         out = self.out_proj(out)
         if cache is not None:
-            cache.keep_state(self, STATE, state)
+            cache.set_state(self, STATE, state)
         return out, state
 
     def _block_by_block(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Output [b, h, s, d], the last state, and what the last block leaves bound."""
         batch, heads, length, width = query.shape
-        state = value.tape.new((batch, heads, width, width), value.dtype)
+        state = value.tape.empty((batch, heads, width, width), value.dtype)
         outs: list[Tensor] = []
         for start in range(0, length, self.size):
             count = min(self.size, length - start)

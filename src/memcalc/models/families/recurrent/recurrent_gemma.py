@@ -99,7 +99,7 @@ class RecurrentGemmaModel(Module):
             for block in self.layers.blocks:
                 mixer = vars(block)["temporal_block"]
                 if mixer.window == self.window:
-                    ids.tape.cache.announce(mixer, self.window, block.copies, embeds)
+                    ids.tape.cache.register_layer(mixer, self.window, block.copies, embeds)
         position_ids = positions(ids.tape, ids.shape[1])
         mask = causal_mask(embeds, padding, self.window)
         hidden = ops.multiply(hidden, ops.to(self.normalizer, hidden.dtype))

@@ -72,7 +72,7 @@ class TimeMix(Module):
     """RWKV's recurrence in plain PyTorch, token by token."""
 
     scope = "recurrence"
-    note = (
+    assumption = (
         "the recurrence of RWKV runs token by token in plain PyTorch, as Transformers does where it finds no compiled "
         "kernel; with one it takes much less"
     )

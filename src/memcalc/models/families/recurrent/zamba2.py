@@ -76,7 +76,7 @@ class HybridLayer(Module):
         if tape.checkpoint is not None:  # the layer inside is checkpointed too
             out: Tensor = checkpointed(tape, self.mamba_decoder, hidden, mask=mask, added=added)
             return out
-        if tape.checkpointing and tape.reentrant and not self.left_out:
+        if tape.checkpointing and tape.reentrant and not self.skips_checkpointing:
             refuse_keywords([added])
         return self.mamba_decoder(hidden, mask=mask, added=added)  # type: ignore[no-any-return]
 

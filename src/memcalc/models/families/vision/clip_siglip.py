@@ -84,13 +84,13 @@ def _match_loss(scores: Tensor) -> Tensor:
 
 
 def _row_loss(scores: Tensor) -> Tensor:
-    return ops.cross_entropy(scores, scores.tape.new(scores.shape[:1], INT64))
+    return ops.cross_entropy(scores, scores.tape.empty(scores.shape[:1], INT64))
 
 
 def _pair_loss(scores: Tensor) -> Tensor:
     """The log-sigmoid of every pair, with the sign that says whether the two belong together."""
     tape = scores.tape
-    eye = tape.new(scores.shape, FP32)
+    eye = tape.empty(scores.shape, FP32)
     sign = ops.add(ops.negative(ops.like(scores.detach())), ops.scale(eye))
     likelihood = ops.silu(ops.multiply(sign, scores))  # the log-sigmoid keeps what SiLU keeps
     summed = ops.negative(ops.sum_over(likelihood))

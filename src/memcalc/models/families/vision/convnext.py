@@ -56,7 +56,7 @@ class NextLayer(Module):
     """
 
     scope = "residual stream"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, width: int, dropped: float, *, second: bool) -> None:
         scaled = not second and c.number("layer_scale_init_value") > 0
@@ -152,9 +152,9 @@ def _next(c: Config, architecture: str | None, *, second: bool) -> Network:
     name, tower = architecture or "ForImageClassification", NextTower(c, second=second)
     if name.endswith("ForImageClassification"):
         scores = Linear(tower.width, c.num_labels(), bias=True, group="head")
-        return ImageClassifier(c, tower, None, scores, any_size=True)
+        return ImageClassifier(c, tower, None, scores, resizable_input=True)
     if name.endswith("Model"):
-        return ImageEmbedder(c, tower, any_size=True)
+        return ImageEmbedder(c, tower, resizable_input=True)
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 

@@ -67,7 +67,7 @@ class PlaceRotation(Module):
         centres: Tensor = self.centres
         if pixels.tape.training:
             for size in self.sizes:
-                centres = ops.multiply(centres, pixels.tape.new(size, FP32))
+                centres = ops.multiply(centres, pixels.tape.empty(size, FP32))
         angles = ops.multiply(ops.scale(ops.unsqueeze(centres, -1)), self.inv_freq)
         angles = ops.repeat(ops.view(angles, centres.shape[0], -1), 1, 2)
         cos = ops.cos(angles)

@@ -27,7 +27,7 @@ def _frozen(rows: int, hidden: int) -> Parameter:
 
 def _argsort(x: Tensor) -> Tensor:
     """Where the elements of x come in order [b, n]; the sorted ones go."""
-    _values, indices = x.tape.new(x.shape, x.dtype), x.tape.new(x.shape, INT64)
+    _values, indices = x.tape.empty(x.shape, x.dtype), x.tape.empty(x.shape, INT64)
     return indices
 
 
@@ -59,12 +59,12 @@ class MaskedPatches(Module):
 
     def _choose(self, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, count, width = sequence.shape
-        noise = sequence.tape.new((batch, count), FP32)
+        noise = sequence.tape.empty((batch, count), FP32)
         shuffle = _argsort(noise)
         restore = _argsort(shuffle)
         keep = ops.narrow(shuffle, 1, self.seen)
         seen = ops.gather(sequence, _columns(keep, width))
-        mask = sequence.tape.new((batch, count), FP32)
+        mask = sequence.tape.empty((batch, count), FP32)
         mask = ops.gather(mask, restore)
         return seen, mask, restore
 

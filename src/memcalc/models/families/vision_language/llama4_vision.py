@@ -28,7 +28,7 @@ class UnfoldedPatches(Module):
     """The pixels of each patch in a row, times a matrix."""
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(self, v: Config, hidden: int) -> None:
         self.side = v.integer("patch_size")
@@ -72,7 +72,7 @@ class TurnedAttention(Module):
 class TurnedBlock(VisionBlock):
     """A block of the tower; its input comes by keyword, so that checkpointing does not save but holds it."""
 
-    by_keyword = True
+    input_is_keyword = True
 
 
 class ShuffledAdapter(Module):
@@ -202,7 +202,7 @@ class TileEye(Eye):
         tape, v = batch.ids.tape, self.config
         tiles = batch.ids.shape[0] * batch.images * self.tiles(batch.image_size)
         shape = (tiles, v.integer("num_channels"), *v.sides("image_size"))
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
         seen = self.vision_model(pixels)
         return Sight(self.multi_modal_projector(ops.view(seen, -1, seen.shape[-1])), (seen,))
 

@@ -64,7 +64,7 @@ class AnyresEye(LlavaEye):
         images, side = batch.ids.shape[0] * batch.images, self.config.integer("image_size")
         tape = batch.ids.tape
         shape = (images, rows * columns + 1, self.config.integer("num_channels"), side, side)
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
         return self(pixels, batch.image_size)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, size: int | None = None) -> Sight:

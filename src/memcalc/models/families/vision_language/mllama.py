@@ -56,7 +56,7 @@ class StatesAttention(Module):
         query = self.q_proj(hidden)
         query = self._heads(query, batch)
         query = self.q_norm(query)
-        held = None if cache is None else cache.held(self)
+        held = None if cache is None else cache.cross_attention_key_values(self)
         if states is not None:
             key = self.k_proj(states)
             value = self.v_proj(states)
@@ -145,7 +145,11 @@ class SeeingDecoder(Module):
         cache = ids.tape.cache
         for layer in self.layers:
             across = layer.module.cross_attn if isinstance(layer.module, StatesBlock) else None
-            if across is None or states is not None or (cache is not None and cache.held(across) is not None):
+            if (
+                across is None
+                or states is not None
+                or (cache is not None and cache.cross_attention_key_values(across) is not None)
+            ):
                 hidden = layer(
                     hidden,
                     states=states,
@@ -194,7 +198,7 @@ class Mllama(Network):
             states = ops.reshape(states, -1, seen.shape[-2], states.shape[-1])
         if images:
             shape = (*ids.shape, images, self.vision_model.tiles)
-            told = tape.untracked(shape, INT64, OVERHEAD, IMAGES)
+            told = tape.external_tensor(shape, INT64, OVERHEAD, IMAGES)
             mask, seeing = states_masks(told, self.vision_model.patches)
         made = Cache() if cache is None and self.caches and not tape.checkpointing else None
         tape.cache = cache or made
@@ -206,9 +210,11 @@ class Mllama(Network):
         """What the tower makes of the images of a batch, padded to all the tiles there can be."""
         tape, v, tiles = batch.ids.tape, self.config, self.vision_model.tiles
         lead, side = (batch.ids.shape[0], batch.images), v.integer("image_size")
-        pixels = tape.untracked((*lead, tiles, v.integer("num_channels"), side, side), tape.weights, OVERHEAD, IMAGES)
-        shapes = tape.untracked(lead, INT64, OVERHEAD, IMAGES)
-        told = tape.untracked((*lead, tiles), INT64, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(
+            (*lead, tiles, v.integer("num_channels"), side, side), tape.weights, OVERHEAD, IMAGES
+        )
+        shapes = tape.external_tensor(lead, INT64, OVERHEAD, IMAGES)
+        told = tape.external_tensor((*lead, tiles), INT64, OVERHEAD, IMAGES)
         return self.vision_model(pixels, shapes, told)  # type: ignore[no-any-return]
 
 
@@ -219,10 +225,10 @@ def states_masks(told: Tensor, patches: int) -> tuple[Tensor, Tensor]:
     """
     tape, (batch, length, images, tiles) = told.tape, told.shape
     seen = ops.view(told, *told.shape)
-    mask = tape.new((batch, length, images, tiles * patches), INT64)
+    mask = tape.empty((batch, length, images, tiles * patches), INT64)
     mask = ops.unsqueeze(ops.view(mask, batch, length, -1), 1)
-    inverted = ops.to(tape.new(mask.shape, FP32), tape.weights)
-    mask = ops.masked_fill(inverted, tape.new(inverted.shape, BOOL))
+    inverted = ops.to(tape.empty(mask.shape, FP32), tape.weights)
+    mask = ops.masked_fill(inverted, tape.empty(inverted.shape, BOOL))
     some = ops.to(_any(ops.compare(mask)), mask.dtype)
     del seen, inverted
     return mask, ops.unsqueeze(some, -1)
@@ -230,7 +236,7 @@ def states_masks(told: Tensor, patches: int) -> tuple[Tensor, Tensor]:
 
 def _any(where: Tensor) -> Tensor:
     """Whether any of the last dimension holds."""
-    return where.tape.new(where.shape[:-1], BOOL)
+    return where.tape.empty(where.shape[:-1], BOOL)
 
 
 def mllama(c: Config, architecture: str | None) -> Network:
