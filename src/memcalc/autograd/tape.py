@@ -6,7 +6,7 @@ including, its `dies`. In-place operations and views allocate nothing and so are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final
@@ -41,10 +41,22 @@ class Allocation:
 
     `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
     autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
-    view of an input was made.
+    view of an input was made. `communicated` memory belongs to a parallel engine, not to the block that runs: what one
+    block leaves of it to the next is counted as it is.
     """
 
-    __slots__ = ("aliased", "born", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
+    __slots__ = (
+        "aliased",
+        "born",
+        "communicated",
+        "dies",
+        "handed_over",
+        "name",
+        "nbytes",
+        "raw_nbytes",
+        "row",
+        "saved",
+    )
 
     def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
         self.row = row
@@ -56,6 +68,7 @@ class Allocation:
         self.saved = False
         self.handed_over = False
         self.aliased = False
+        self.communicated = False
 
 
 class Span:
@@ -155,6 +168,8 @@ class Tape:
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.kept_by_graph: list[object] = []
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
+        self.final_callbacks: list[Callable[[], None]] = []
+        """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
         self.sum_out_of_place = sum_out_of_place
         """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
         self._mark()
@@ -167,6 +182,20 @@ class Tape:
         self.allocations.append(allocation)
         self.clock += 1
         return Storage(self, allocation)
+
+    def communicate(self, nbytes: int, row: str, name: str) -> Storage:
+        """New device memory that belongs to a parallel engine: gathered weights, reduced gradients, buffers."""
+        storage = self.allocate(nbytes, row, name)
+        storage.allocation.communicated = True
+        return storage
+
+    def release(self, nbytes: int, row: str, name: str) -> None:
+        """Free `nbytes` bytes that stood before the tape started, as an allocation of less than nothing."""
+        self.keep(self.communicate(-nbytes, row, name))
+
+    def keep(self, storage: Storage) -> None:
+        """Let what was allocated outlive the tape, whatever happens to `storage`."""
+        storage.allocation = Allocation(storage.allocation.row, storage.allocation.name, 0, BEFORE)
 
     def undo_last(self) -> None:
         """Remove the last allocation: the operation that it was made for does not run."""

@@ -12,7 +12,7 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
-from memcalc.tables.dtypes import FP32, INT64
+from memcalc.tables.dtypes import FP32, INT64, DType
 
 IMAGES = "images"
 """Name of the image inputs (`pixel_values`); generation keeps them."""
@@ -86,6 +86,16 @@ class Outputs:
             self.loss = self.loss_from_logits(self.logits_as_fp32())
         return self.loss
 
+    def convert(self, dtype: DType) -> None:
+        """Have loss and logits in `dtype`, as a wrapper of the model does with what it returns."""
+        self.replace(lambda output: ops.to(output, dtype))
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put what `change` makes of loss and logits in their place; they stand until all is made."""
+        before = self.loss, self.returned
+        self.loss = None if before[0] is None else change(before[0])
+        self.returned = tuple(change(x) if isinstance(x, Tensor) and x.dtype.floating else x for x in before[1])
+
     def logits_as_fp32(self) -> Tensor:
         """The logits, converted to fp32 where autocast computed them in 16 bits (accelerate does so)."""
         (logits, *rest), self.returned = self.returned, ()
@@ -133,10 +143,14 @@ class Network(Module):
 
     def __call__(self, batch: Batch) -> Outputs:  # type: ignore[override]
         """Run the model on `batch`."""
+        return self.forward(batch) if self.hooks is None else self.hooks(self, batch)
+
+    def call(self, batch: Batch) -> Outputs:  # type: ignore[override]
+        """Run the model without its hooks."""
         return self.forward(batch)
 
 
 def positions(tape: Tape, length: int) -> Tensor:
     """Position ids [1, s]: a range, plus the number of tokens seen before."""
     counted = tape.empty((length,), INT64)  # the range; the sum with the tokens seen before is another tensor
-    return ops.unsqueeze(ops.shift(counted), 0)
+    return ops.unsqueeze(ops.add_scalar(counted), 0)

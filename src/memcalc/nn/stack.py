@@ -102,6 +102,18 @@ class Stack(Module):
             self._kinds = tuple(zip(self._kinds, marks, strict=True))
             self._arrange(self._kinds)
 
+    def split_by_neighbours(self) -> None:
+        """Tell blocks apart by the weights of the blocks before and behind them as well.
+
+        What a parallel engine gathers for one block lives into the next, and what it reduces too.
+        """
+        weights = [
+            tuple((parameter.shape, parameter.fixed_dtype) for _, parameter in block.parameters())
+            for _, block in self.positions
+        ]
+        if self.depth > 1 and not self.shared:
+            self.split(list(zip([None, *weights[:-1]], [*weights[1:], None], strict=True)))
+
     @property
     def positions(self) -> list[tuple[int, Module]]:
         """Every position of the stack with the block that answers for it."""

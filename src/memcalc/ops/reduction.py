@@ -5,11 +5,10 @@ Source of the saved tensors: tools/autograd/derivatives.yaml of PyTorch 2.14.
 
 from __future__ import annotations
 
-from memcalc.autograd.graph import Backward, Grads, Node, record
-from memcalc.autograd.tape import ACTIVATIONS
+from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import fp32_under_autocast, like, to
+from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
 from memcalc.ops.views import unsqueeze
 from memcalc.tables.dtypes import FP16, FP32, INT64, DType, promote
 
@@ -31,7 +30,7 @@ def _mean_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def sum_over(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
+def sum(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """The sum over `dim`, in `dtype`, or in fp32 under autocast, without a copy of x.
 
     Its gradient is an expanded view, or a copy.
@@ -60,7 +59,7 @@ def logsumexp(x: Tensor) -> Tensor:
     tape, x = x.tape, fp32_under_autocast(x)
     out = tape.empty(x.shape[:-1], x.dtype)
     if not tape.sum_out_of_place:
-        like(x)  # exp(x - max), inside the operation
+        empty_like(x)  # exp(x - max), inside the operation
     node = record(tape, out, _logsumexp_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -98,7 +97,7 @@ def _vector_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None]
     shape, dtype = node.context
-    ratio = like(grad)
+    ratio = empty_like(grad)
     out = node.tape.empty(shape, promote(dtype, ratio.dtype))
     del ratio
     return [out]
@@ -160,7 +159,7 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return out
 
 
-def rms_norm_fused(x: Tensor, weight: Tensor | None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32."""
     tape = x.tape
     out = tape.empty(x.shape, x.dtype)
@@ -234,7 +233,7 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
-def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def binary_cross_entropy_with_logits(logits: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy of logits: keeps both."""
     logits = fp32_under_autocast(logits)
     loss = logits.tape.empty((), logits.dtype)
@@ -248,11 +247,3 @@ def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 def _full_size(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
-
-
-def integers(like_: Tensor, *shape: int) -> Tensor:
-    """A new int64 tensor (positions, shifted labels)."""
-    return like_.tape.empty(shape, INT64)
-
-
-__all__ = ["ACTIVATIONS", "Backward", "like"]

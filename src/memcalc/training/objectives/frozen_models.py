@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memcalc.autograd.tape import Tape
-from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.heads import SequenceClassifier
 from memcalc.models.spec import ModelSpec
+from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.nn.stack import Stack
@@ -90,7 +90,7 @@ def _rename(network: Network, owner: str) -> None:
 
 def size(network: Network) -> int:
     """Bytes of the weights and buffers of a bound network."""
-    return sum(rounded(value.numel * value.dtype.itemsize) * value.copies for _, value in network.tensors())
+    return parameter_bytes.total(value for _, value in network.tensors())
 
 
 def check_head(network: Network, setup: TrainingSetup) -> None:
