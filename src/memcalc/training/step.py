@@ -22,7 +22,8 @@ from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PrecisionRecipe
