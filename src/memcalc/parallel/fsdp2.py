@@ -15,6 +15,7 @@ from memcalc.autograd.tensor import Storage
 from memcalc.common.sizes import rounded
 from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel.engine import Engine, Job, Part, tensors_of
 from memcalc.parallel.fsdp2_groups import SHARDED, FSDPParam, Group, replaced
@@ -67,7 +68,7 @@ class FSDP2(Engine):
                 p.settle(tape)
             for module in group.modules:
                 module.hooks = group
-        tape.weights = self.job.compute
+        run_context(tape).weights_dtype = self.job.compute
 
     def cast_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Floating inputs in the dtype that the policy computes in (`cast_forward_inputs`)."""

@@ -18,6 +18,7 @@ from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
+from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
@@ -87,7 +88,12 @@ class Step:
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
         length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
-        used = {"seq_len": length, "target_len": self.target_len, "attention": self.tape.attention, **self.used}
+        used = {
+            "seq_len": length,
+            "target_len": self.target_len,
+            "attention": run_context(self.tape).attention,
+            **self.used,
+        }
         if self.training:
             used["optimizer_impl"] = self.implementation
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
@@ -199,7 +205,7 @@ def _trace(
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
         step = walk()
-        step.tape.retained_bytes = record_retained(keeping)
+        run_context(step.tape).retained_bytes = record_retained(keeping)
     return step
 
 
@@ -217,12 +223,14 @@ def _walk(
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
     tape = Tape(sum_out_of_place=like_tracker)
-    tape.attention = family(spec.model_type).attention_used(setup.attention)
-    tape.checkpointing = setup.activation_checkpointing == "full"
-    tape.selective = setup.activation_checkpointing == "selective"
-    tape.reentrant = setup.checkpoint_reentrant
-    tape.offloads_inputs = setup.activation_offloading and tape.checkpointing
-    tape.offloading = setup.activation_offloading and not tape.checkpointing
+    tape.run = RunContext(
+        attention=family(spec.model_type).attention_used(setup.attention),
+        checkpointing=setup.activation_checkpointing == "full",
+        selective=setup.activation_checkpointing == "selective",
+        reentrant=setup.checkpoint_reentrant,
+    )
+    tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
+    tape.offloading = setup.activation_offloading and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=setup.grad_accum > 1)
     tensors = engine.job.tensors
@@ -283,13 +291,14 @@ def _own_loss(
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
     """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
-    if tape.selective:
-        if not tape.recomputed_attentions:
+    run = run_context(tape)
+    if run.selective:
+        if not run.recomputed_attentions:
             raise UsageError(
                 "--activation-checkpointing selective recomputes scores of attention, which this model does not have "
                 "as memcalc knows them; use full."
             )
-        if tape.attention != "eager":
+        if run.attention != "eager":
             yield (
-                f"--attention {tape.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
             )
