@@ -7,6 +7,7 @@ The config gives the shapes that the model is built with; the headers give what 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
