@@ -41,7 +41,7 @@ GENERIC_IGNORE = typer.Option(
     rich_help_panel=_HEADING,
 )
 HEAD = typer.Option(
-    "--head",
+    "--task",
     metavar="TASK",
     show_default=False,
     rich_help_panel=_HEADING,
@@ -106,7 +106,7 @@ def answer(
     labels = None if num_labels is None else read_count("--num-labels", num_labels)
     if model.components:
         if head is not None or labels is not None:
-            raise UsageError("--head and --num-labels choose what a transformer is trained for; a pipeline has none.")
+            raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
         from memcalc.sources.diffusers_report import pipeline_report
 
         if generic or job.teacher is not None:

@@ -1,8 +1,7 @@
 """Models whose weights are all that is known of them: timm's, which has shapes of its own for each architecture."""
 
-from memcalc.common.validation import option_name
 from memcalc.diffusion import ComponentWeights, estimate_weights
-from memcalc.errors import ConfigError, UsageError
+from memcalc.errors import ConfigError, UsageError, option_name
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.display_names import shown

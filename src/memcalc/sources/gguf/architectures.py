@@ -7,13 +7,12 @@ An architecture without a row here is one that no family of memcalc describes, u
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from memcalc.common.records import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Metadata:
     """The keys of one architecture in a GGUF header, without the architecture's name before them."""
 
