@@ -59,7 +59,7 @@ def run_objective(
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
-    used: dict[str, Any] = {"reference": setup.reference_used, "sequences": rollout.sequences}
+    used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": rollout.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
     held_until_step_bytes = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.held}
