@@ -32,6 +32,10 @@ class Batch:
     """Their height and width in pixels; None: those of the config."""
     logits_to_keep: int | None = None
     """How many of the last tokens a language model computes logits of (without labels); None: all."""
+    scored_tokens: int | None = None
+    """How many of the last tokens of each sequence TRL's fused head scores in place of logits; None: no fused head."""
+    token_outputs: tuple[str, ...] = ()
+    """What the fused head computes of a token beside its log-probability (`ops.chunked_log_probs`)."""
 
     def pixels(
         self, c: Config, count: int = 1, sides: tuple[int, int] | None = None, *, resizable_input: bool = False

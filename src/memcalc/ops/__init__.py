@@ -3,6 +3,8 @@
 Each says what it makes, what it saves for backward, and what its backward allocates, in order.
 """
 
+from memcalc.ops.chunked_divergence import chunked_divergence
+from memcalc.ops.chunked_logprob import chunked_log_probs, fused_log_probs
 from memcalc.ops.clamp import (
     at_least,
     at_most,
@@ -127,6 +129,8 @@ __all__ = [
     "check_finite",
     "choose",
     "chunk",
+    "chunked_divergence",
+    "chunked_log_probs",
     "clamp",
     "clamp_",
     "clamp_between",
@@ -157,6 +161,7 @@ __all__ = [
     "function",
     "fused_gate",
     "fused_linear_cross_entropy",
+    "fused_log_probs",
     "fused_rms_norm",
     "fused_rotary",
     "gather",

@@ -73,7 +73,7 @@ class Actors:
 
         The value model runs first; its hidden states stand until the policy is through.
         """
-        self._mark_padding(ids)
+        self.mark_padding(ids)
         with self.tape.autocasting(self.autocast):
             outputs, values = self._forward_both(ids)
         _narrow = outputs.returned  # stands until all is in fp32
@@ -95,14 +95,14 @@ class Actors:
 
     def _run(self, network: Network, ids: Tensor, logits_to_keep: int | None) -> Outputs:
         setup = self.setup
-        self._mark_padding(ids)
+        self.mark_padding(ids)
         batch = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images, setup.image_size, logits_to_keep)
         with self.tape.autocasting(self.autocast):
             outputs = network(batch)
         outputs.logits_as_fp32()
         return outputs
 
-    def _mark_padding(self, ids: Tensor) -> None:
+    def mark_padding(self, ids: Tensor) -> None:
         """Give the models one padding mask, an input of the step, unless the trainer made one."""
         if self.setup.padding_mask and self.tape.padding is None:
             self.tape.padding = self.given(*ids.shape, name="padding mask")
