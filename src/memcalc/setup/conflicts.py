@@ -21,10 +21,10 @@ _OF_LORA = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "
 _PROJECTING = ("galore-adamw",)
 """Optimizers that project gradients (`tables/optimizers.py`)."""
 
-REFERRING = ("dpo", "grpo", "ppo")
+REFERRING = ("dpo", "kto", "grpo", "rloo", "ppo")
 """Objectives that compare the trained model with a reference."""
 
-_HAS_COMPLETIONS = ("dpo", "grpo", "ppo", "distillation")
+_HAS_COMPLETIONS = ("sft", "dpo", "kto", "grpo", "rloo", "ppo", "distillation", "gkd", "orpo", "cpo")
 
 
 def contradictions(setup: TrainingSetup) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _objective(setup: TrainingSetup) -> Iterator[str]:
             "--reference shared gets the reference by switching adapters off, but there are none; "
             "add --lora-rank, or use --reference copy."
         )
-    if setup.generations > 1 and setup.objective not in ("grpo", "ppo"):
+    if setup.generations > 1 and setup.objective not in ("grpo", "rloo", "ppo"):
         yield (
             f"--generations counts completions per prompt of grpo and ppo, but --objective is {setup.objective}; "
             "leave it out."

@@ -11,7 +11,7 @@ Precision = Literal["fp32", "bf16", "fp16", "mixed-bf16", "mixed-fp16"]
 Attention = Literal["eager", "sdpa", "flash"]
 OptimizerImpl = Literal["foreach", "for-loop", "fused"]
 Quantization = Literal["none", "nf4", "nf4-double", "fp4", "int8", "gptq-4", "awq-4", "fp8", "mxfp4"]
-Objective = Literal["sft", "dpo", "reward", "grpo", "ppo", "distillation"]
+Objective = Literal["sft", "dpo", "kto", "reward", "grpo", "rloo", "ppo", "distillation", "gkd", "orpo", "cpo"]
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -82,6 +82,13 @@ class TrainingSetup(_Setup):
         False, description="Reentrant checkpointing (use_reentrant=True), PyTorch's old way."
     )
     activation_offload: bool = Field(False, description="Keep the tensors saved for backward in host memory.")
+    autocast: Literal["bf16", "fp16"] | None = Field(
+        None, description="Run forward under torch.autocast to this dtype although the weights are 16-bit already."
+    )
+    trainer: Literal["plain", "hf", "trl"] | None = Field(
+        None, description="Training loop: plain, Hugging Face Trainer (hf), or TRL's trainers (trl)."
+    )
+    max_grad_norm: float | None = Field(None, ge=0, description="Clip gradients to this norm before the step.")
     optimizer: str = Field("adamw", description="Optimizer; `memcalc optimizers` lists them.")
     optimizer_impl: OptimizerImpl | None = Field(
         None, description="Implementation of the optimizer step. [default: the optimizer's own default on CUDA]"
@@ -159,7 +166,7 @@ class TrainingSetup(_Setup):
 
 def sequences(setup: TrainingSetup) -> int:
     """Sequences of a micro-batch: --batch counts pairs of a preference, and prompts of several completions."""
-    return setup.batch * (2 if setup.objective in ("dpo", "reward") else setup.generations)
+    return setup.batch * (2 if setup.objective in ("dpo", "reward", "orpo", "cpo") else setup.generations)
 
 
 class InferenceSetup(_Setup):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache, partial
 from typing import Any
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.autograd.graph import AccumulateGrad
+from memcalc.autograd.tape import BEFORE, OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
+from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
@@ -21,11 +23,12 @@ from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
 from memcalc.optim.weight import Weight
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
-from memcalc.tables.dtypes import INT64
+from memcalc.tables.dtypes import BF16, FP16, INT64, DType
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
+from memcalc.training.trainer_loop import runs_trainer
 
 
 @frozen
@@ -34,6 +37,8 @@ class Aims:
 
     beside: Mapping[str, int] = field(default_factory=dict)
     outlasting: int = 0
+    left_by_backward: int = 0
+    """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
     used: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -69,6 +74,8 @@ class Step:
     """Bytes of further weights, by name."""
     outlasting: int = 0
     """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
+    left_by_backward: int = 0
+    """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
     used: Mapping[str, Any] = field(default_factory=dict)
     """Options that were chosen for the user, by name."""
     notes: tuple[str, ...] = ()
@@ -100,8 +107,11 @@ class Step:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the batch that PyTorch's trackers do not see."""
-        return sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if not allocation.aliased)
+        """Bytes of the batch that PyTorch's trackers do not see: Trainer has all micro-batches of a step at once."""
+        seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
+        one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
+        batches = self.setup.grad_accum if isinstance(self.setup, TrainingSetup) and runs_trainer(self.setup) else 1
+        return one * batches - seen
 
     @property
     def parameters(self) -> list[tuple[str, Parameter]]:
@@ -119,7 +129,8 @@ def build(spec: ModelSpec) -> Network:
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
-    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank)
+    wide = runs_trainer(setup) and parameter.group == "embedding"
+    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, wide)
 
 
 def _steps_in_backward(setup: TrainingSetup) -> bool:
@@ -219,7 +230,11 @@ def _walk(
         length = setup.target_len or length
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
-    if setup.objective == "sft":
+    if setup.objective == "sft" and setup.trainer == "trl":
+        from memcalc.training.trl.sft import sft
+
+        loss, held, more = sft(tape, network, setup, length), (), Aims()
+    elif setup.objective == "sft":
         (loss, held), more = _own_loss(tape, network, setup, length), Aims()
     else:
         loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
@@ -233,6 +248,7 @@ def _walk(
     backward(tape, loss)
     if updater is not None:
         updater.finish()
+    left_by_backward = _left_by_backward(tape)
     tape.kept_by_graph.clear()
     del loss, held, inherited
     tape.finish()
@@ -244,6 +260,7 @@ def _walk(
         None,
         forward_end,
         length,
+        left_by_backward=left_by_backward,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
         update_order=tuple(_weight(p, n, setup) for p, n in trained.parameters_in_update_order(set()) if p.reached),
@@ -254,13 +271,48 @@ def _walk(
     )
 
 
+def autocast_of(setup: TrainingSetup) -> DType | None:
+    """The dtype of torch.autocast around forward: what the precision recipe has, or what was asked for."""
+    if setup.autocast is not None:
+        return {"bf16": BF16, "fp16": FP16}[setup.autocast]
+    return PRECISIONS[setup.precision].autocast
+
+
+def _left_by_backward(tape: Tape) -> int:
+    """Bytes that the graph's leaves keep alive after backward: a tensor that was made to need a gradient, and that."""
+    leaves = [kept for kept in tape.kept_by_graph if isinstance(kept, AccumulateGrad)]
+    storages = [leaf.context for leaf in leaves if leaf.context is not None]
+    storages += [leaf.gradient.storage for leaf in leaves if leaf.gradient is not None]
+    for kept in tape.kept_by_graph:  # keywords of blocks under reentrant checkpointing
+        if isinstance(kept, dict):
+            storages += [tensor.storage for tensor in _tensors(kept.values())]
+    distinct = {id(storage): storage.allocation for storage in storages}
+    return sum(allocation.nbytes for allocation in distinct.values() if allocation.born != BEFORE)
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)
+
+
 def _own_loss(
     tape: Tape, network: Network, setup: TrainingSetup, length: int
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """The loss that the model computes of a micro-batch, and the outputs that the loop holds through backward."""
-    ids = tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
-    with tape.autocasting(PRECISIONS[setup.precision].autocast):
-        outputs = network(batch(ids, ids, setup))
+    ids = labels = tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
+    counts_items = runs_trainer(setup) and any(isinstance(module, CausalLM) for module in network.all_modules)
+    if counts_items:
+        labels = tape.external_tensor(ids.shape, INT64, OVERHEAD, "token ids and labels")
+    if runs_trainer(setup) and setup.padding_mask:
+        tape.padding = tape.external_tensor(ids.shape, INT64, OVERHEAD, "padding mask")
+    with tape.autocasting(autocast_of(setup)):
+        outputs = network(replace(batch(ids, labels, setup), counts_items=counts_items))
+    if runs_trainer(setup) and autocast_of(setup) is not None:
+        outputs.convert_to_fp32()
+    tape.padding = None
     loss = outputs.compute_loss()
     return loss, outputs.returned if setup.hold_outputs else ()
 

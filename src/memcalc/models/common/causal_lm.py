@@ -211,7 +211,10 @@ class CausalLM(Network):
             if batch.logits_to_keep is not None:
                 hidden = ops.narrow(hidden, 1, batch.logits_to_keep)
             logits = self.logits(hidden)
-            return Outputs(None if batch.labels is None else causal_lm_loss(logits, batch.labels), (logits, *kept))
+            return Outputs(
+                None if batch.labels is None else causal_lm_loss(logits, batch.labels, counts_items=batch.counts_items),
+                (logits, *kept),
+            )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [b, s, V] of hidden states [b, s, h]. What the head saves stays on the device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memcalc.autograd.tensor import Tensor
+from memcalc.training.objectives.dpo_and_reward import reward
 from memcalc.training.objectives.rollout import Actors
 from memcalc.training.trl.distillation import distillation
 from memcalc.training.trl.full_logits import cpo, gkd, orpo
@@ -20,5 +21,6 @@ FUSED: dict[str, Callable[[Actors], Tensor]] = {
     "orpo": orpo,
     "cpo": cpo,
     "gkd": gkd,
+    "reward": reward,
 }
 """The loss of one micro-batch by objective."""

@@ -30,13 +30,13 @@ def grpo(actors: Actors) -> Tensor:
             difference = ops.subtract(known, own)
             penalty = ops.shift(ops.subtract(ops.exp(difference), difference))
             per_token = ops.add(per_token, ops.scale(penalty))
+        actors.tape.padding = None
         return ops.divide(ops.sum_over(ops.reshape(per_token, -1), 0), actors.tape.empty((), FP32))
 
 
 def rloo(actors: Actors) -> Tensor:
     """The clipped loss of completions as wholes."""
     ids, labels = _inputs(actors)
-    _known = _reference(actors, ids)
     log_probs, _entropy, *_mask = score(actors, ids, ("entropy",))
     del labels
     with actors.tape.scoped(LOSS):
@@ -45,6 +45,7 @@ def rloo(actors: Actors) -> Tensor:
         ratio = ops.exp(ops.subtract(sums, actors.given(sums.shape[0], dtype=FP32, name="log-probabilities")))
         advantages = actors.given(sums.shape[0], dtype=FP32, name="advantages")
         losses = ops.smaller(ops.multiply(ratio, advantages), ops.multiply(ops.clamp(ratio), advantages))
+        actors.tape.padding = None
         return ops.mean(ops.negative(losses), 0, keepdim=False)
 
 

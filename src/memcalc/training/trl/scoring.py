@@ -53,7 +53,7 @@ def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ..
         token_outputs=outputs,
     )
     with actors.tape.autocasting(actors.autocast):
-        return list(network(batch).kept)
+        return list(network(batch).returned)
 
 
 def mean_of_tokens(actors: Actors, values: Tensor) -> Tensor:
