@@ -55,11 +55,12 @@ def _backward(node: Node, grads: Grads) -> list[Tensor | None]:
     grad_hidden = tape.empty(hidden_shape, FP32) if node.needs(0) else None
     grad_weight = tape.empty(weight_shape, FP32) if node.needs(1) else None
     tiles = [tape.empty((min(n, TOKEN_CHUNK), VOCAB_CHUNK), FP32) for _ in range(2)]
+    grad_divergence = tape.empty((n,), FP32)  # that of the sum is expanded, so that contiguous() copies it
     grad_tile = None
     for tokens in chunks(n, TOKEN_CHUNK):
         for entries in chunks(weight_shape[0], VOCAB_CHUNK):
             grad_tile = None if hidden_dtype is FP32 else tape.empty((tokens, entries), hidden_dtype)
     made_hidden = None if grad_hidden is None else to(grad_hidden, hidden_dtype)
     made_weight = None if grad_weight is None else to(grad_weight, weight_dtype)
-    del tiles, grad_tile
+    del tiles, grad_tile, grad_divergence
     return [made_hidden, made_weight]

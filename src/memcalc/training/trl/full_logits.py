@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.nn.kv_cache import Cache
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.rollout import LOSS, Actors
 from memcalc.training.trl.scoring import input_ids
@@ -60,7 +61,10 @@ def gkd(actors: Actors) -> Tensor:
     ids = input_ids(actors, actors.sequences)
     outputs = actors.run(ids)
     with actors.tape.no_grad():
+        _teacher_cache = actors.tape.cache = Cache()  # its config has use_cache, and its outputs keep the cache
+        actors.tape.all_logits = True
         teacher_outputs = actors.ask(ids)
+        actors.tape.cache, actors.tape.all_logits = None, False
     with actors.tape.scoped(LOSS):
         student = ops.scale(ops.narrow(outputs.returned[0], 1, actors.length - 1))
         teacher = ops.scale(ops.narrow(teacher_outputs.returned[0], 1, actors.length - 1))
