@@ -107,7 +107,7 @@ class QueryValueAdapter(LoraLinear):
             channels = ops.contiguous(ops.transpose(self.lora_A(ops.dropout(x, self.dropout)), -2, -1))
             added = _convolved(channels, self.lora_B.weight, self.adapted)
             del channels
-            return ops.add(out, ops.scale(_placed(added, self.outputs)))
+            return ops.add(out, ops.mul_scalar(_placed(added, self.outputs)))
 
 
 def _convolved(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
@@ -150,7 +150,7 @@ def _loss_of_pieces(
         total = loss if total is None else ops.add(total, loss)
         del loss
     assert total is not None
-    return ops.scale(total), tuple(pieces)
+    return ops.mul_scalar(total), tuple(pieces)
 
 
 def _litgpt() -> list[AbstractContextManager[Any]]:

@@ -7,7 +7,7 @@ precision is computed in fp32, grouped heads are repeated, and the scale is spli
 from __future__ import annotations
 
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import add, scale, to
+from memcalc.ops.elementwise import add, mul_scalar, to
 from memcalc.ops.elementwise import dropout as drop_out
 from memcalc.ops.matmul import matmul
 from memcalc.ops.reduction import softmax
@@ -23,12 +23,12 @@ def math_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
     tape, dtype = query.tape, query.dtype
     with tape.autocasting(None):
         wide_query, wide_key, wide_value = to(query, FP32), to(key, FP32), to(value, FP32)
-        scaled = scale(wide_query)
+        scaled = mul_scalar(wide_query)
         if mask is None and tape.causal and query.shape[-2] > 1:
             mask = _causal(scaled, key.shape[-2])
         repeats = query.shape[1] // key.shape[1]
         repeated_key, repeated_value = _repeat(wide_key, repeats), _repeat(wide_value, repeats)
-        scores = matmul(scaled, scale(transpose(repeated_key, -2, -1)))
+        scores = matmul(scaled, mul_scalar(transpose(repeated_key, -2, -1)))
         if mask is not None:
             scores = add(scores, mask) if mask.requires_grad or tape.sum_out_of_place else scores
         probabilities = drop_out(softmax(scores, FP32), dropout)

@@ -8,7 +8,9 @@ from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
 
 
-def function(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def autograd_function(
+    x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """forward(x), outside the graph; its gradient is backward(gradient, x)."""
     with x.tape.no_grad():
         out = forward(x.detach())

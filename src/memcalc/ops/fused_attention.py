@@ -11,7 +11,7 @@ from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.attention_math import math_attention
-from memcalc.ops.matmul import lower
+from memcalc.ops.matmul import cached_cast
 from memcalc.ops.views import expand, narrow
 from memcalc.tables.dtypes import BOOL, FP32, INT64, DType
 
@@ -26,8 +26,8 @@ def scaled_dot_product_attention(
     """
     tape = query.tape
     if tape.autocast is not None:
-        mask = None if mask is None else lower(mask)
-        value, key, query = lower(value), lower(key), lower(query)
+        mask = None if mask is None else cached_cast(mask)
+        value, key, query = cached_cast(value), cached_cast(key), cached_cast(query)
     batch, heads, length, dim = query.shape
     kernel = _kernel(query, value, mask, dropout if tape.applies_dropout else 0.0)
     shape = (batch, heads, length, value.shape[-1])

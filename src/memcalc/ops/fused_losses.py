@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import like, to
-from memcalc.ops.matmul import lower
+from memcalc.ops.elementwise import empty_like, to
+from memcalc.ops.matmul import cached_cast
 from memcalc.ops.views import contiguous, view
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
@@ -23,14 +23,14 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
     rows, width = hidden.shape
     vocab = weight.shape[0]
     chunk = min(_power_of_two(-(-rows // -(-vocab // width))), rows)
-    grad_hidden = like(hidden.detach())
-    grad_weight = like(weight.detach()) if weight.requires_grad else None
+    grad_hidden = empty_like(hidden.detach())
+    grad_weight = empty_like(weight.detach()) if weight.requires_grad else None
     losses = tape.empty((rows,), FP32)
     mask = tape.empty(target.shape, BOOL)
     if tape.autocast is None:
         logits = tape.empty((chunk, vocab), hidden.dtype)
         if grad_weight is not None and grad_weight.dtype is FP32:
-            like(grad_weight)  # only 16-bit products are added in place
+            empty_like(grad_weight)  # only 16-bit products are added in place
         del logits
     else:
         for _ in range(min(2, -(-rows // chunk))):  # the second chunk meets the weight that the first left in the cache
@@ -38,7 +38,7 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
     loss = tape.empty((), FP32)
     del losses, mask
     made: list[Tensor | None] = [grad_hidden, grad_weight]
-    node = record(tape, loss, _hand_on, (hidden, weight), made)
+    node = record(tape, loss, _precomputed_backward, (hidden, weight), made)
     if node is not None:
         for gradient in made:
             if gradient is not None:
@@ -46,7 +46,7 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
     return loss
 
 
-def _hand_on(node: Node, grads: Grads) -> list[Tensor | None]:
+def _precomputed_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     """The gradients that forward made (scaled in place, where the loss was)."""
     node.tape.empty((), FP32)  # a one, that the incoming gradient is compared with
     made: list[Tensor | None] = list(node.context)
@@ -62,7 +62,7 @@ def _chunk_under_autocast(hidden: Tensor, weight: Tensor, rows: int) -> None:
     low, transposed = to(piece, tape.autocast), to(weight.detach(), tape.autocast)
     logits = tape.empty((rows, weight.shape[0]), tape.autocast)
     del low, transposed
-    cast = lower(weight)
+    cast = cached_cast(weight)
     product = tape.empty(piece.shape, tape.autocast)
     del cast, product
     if weight.requires_grad:
@@ -82,7 +82,7 @@ def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     the two gradients and nothing of the logits' size.
     """
     tape = hidden.tape
-    hidden, weight = contiguous(lower(hidden)), lower(weight)
+    hidden, weight = contiguous(cached_cast(hidden)), cached_cast(weight)
     labels = contiguous(labels)
     tokens = labels.shape[0] * (labels.shape[1] - 1)
     valid = _valid(labels, tokens)

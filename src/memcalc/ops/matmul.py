@@ -11,12 +11,12 @@ from memcalc.autograd.graph import AccumulateGrad, Grads, Node, record
 from memcalc.autograd.tape import WEIGHTS
 from memcalc.autograd.tensor import Tensor, contiguous_stride, is_contiguous
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import add, add_, broadcast_shapes, like, to
+from memcalc.ops.elementwise import add, add_, broadcast_shapes, empty_like, to
 from memcalc.ops.views import contiguous, expand, reshape, transpose, view
 from memcalc.tables.dtypes import short
 
 
-def lower(x: Tensor) -> Tensor:
+def cached_cast(x: Tensor) -> Tensor:
     """The autocast policy of matrix multiplications: x in the 16-bit dtype.
 
     The cast of a trained fp32 weight (of a leaf of the graph that is no view) is made once per autocast context, which
@@ -44,9 +44,9 @@ def lower(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, over the last dimension of x."""
     if x.tape.autocast is not None:
-        bias = None if bias is None else lower(bias)
-        weight = lower(weight)
-        x = lower(x)
+        bias = None if bias is None else cached_cast(bias)
+        weight = cached_cast(weight)
+        x = cached_cast(x)
     lead, width = x.shape[:-1], weight.shape[0]
     rows = prod(lead)
     if len(lead) == 1:
@@ -119,8 +119,8 @@ def _addmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b with broadcast batch dimensions (torch.matmul), through one bmm."""
     if a.tape.autocast is not None:
-        b = lower(b)
-        a = lower(a)
+        b = cached_cast(b)
+        a = cached_cast(a)
     if len(b.shape) == 2:
         lead = a.shape[:-1]
         if len(lead) == 1:
@@ -133,11 +133,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return view(bmm(left, right), *batch, a.shape[-2], b.shape[-1])
 
 
-def weight_times(weight: Tensor, x: Tensor) -> Tensor:
+def weight_matmul(weight: Tensor, x: Tensor) -> Tensor:
     """weight [out, in] @ x [b, in, s] where the weight is trained: folded into one mm, whose result is copied."""
     if x.tape.autocast is not None:
-        x = lower(x)
-        weight = lower(weight)
+        x = cached_cast(x)
+        weight = cached_cast(weight)
     turned, transposed = transpose(x, 1, 2), transpose(weight, 0, 1)
     batch, length, inner = turned.shape
     out = view(mm(reshape(turned, batch * length, inner), transposed), batch, length, weight.shape[0])
@@ -147,8 +147,8 @@ def weight_times(weight: Tensor, x: Tensor) -> Tensor:
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Batched a @ b: keeps each operand that the other's gradient needs; b's gradient comes first."""
     if a.tape.autocast is not None:
-        b = lower(b)
-        a = lower(a)
+        b = cached_cast(b)
+        a = cached_cast(a)
     out = a.tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _bmm_backward, (a, b), (a.shape, b.shape))
     if node is not None:
@@ -196,9 +196,9 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tens
     of its gradients, into a new tensor.
     """
     if a.tape.autocast is not None:
-        b = lower(b)
-        a = lower(a)
-        bias = lower(bias)
+        b = cached_cast(b)
+        a = cached_cast(a)
+        bias = cached_cast(bias)
     out = a.tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape, scaled))
     if node is not None:
@@ -249,6 +249,6 @@ def _solve_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     of_a = None
     if node.needs(0):
         of_a = grad.tape.empty((*grad.shape[:-1], grad.shape[-2]), grad.dtype)
-        of_a = like(of_a)
-        of_a = like(of_a)
+        of_a = empty_like(of_a)
+        of_a = empty_like(of_a)
     return [of_a, of_b if node.needs(1) else None]

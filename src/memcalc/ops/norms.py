@@ -8,7 +8,7 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, dense_stride
 from memcalc.ops.elementwise import fp32_under_autocast
-from memcalc.ops.reduction import sum_over
+from memcalc.ops.reduction import sum
 from memcalc.tables.dtypes import FP32
 
 
@@ -61,19 +61,19 @@ def weight_norm(direction: Tensor, length: Tensor) -> Tensor:
     return out
 
 
-def ctc(log_probs: Tensor, targets: Tensor, length: int) -> Tensor:
+def ctc_loss(log_probs: Tensor, targets: Tensor, length: int) -> Tensor:
     """The sum of the CTC losses of log_probs [s, b, V]: keeps its operands, and all paths [b, s, 2·length + 1]."""
     steps, batch, _ = log_probs.shape
     out = log_probs.tape.empty((batch,), log_probs.dtype)
     paths = log_probs.tape.empty((batch, steps, 2 * length + 1), log_probs.dtype)
-    node = record(log_probs.tape, out, _ctc_backward, (log_probs,), paths.shape)
+    node = record(log_probs.tape, out, _ctc_loss_backward, (log_probs,), paths.shape)
     if node is not None:
         for tensor in (log_probs, targets, out, paths):
             node.save(tensor)
-    return sum_over(out, 0)
+    return sum(out, 0)
 
 
-def _ctc_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _ctc_loss_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     edge = node.edges[0]
     if grad is None or edge is None:

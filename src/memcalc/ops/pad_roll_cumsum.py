@@ -8,7 +8,7 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, dense_stride
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import fp32_under_autocast, like
+from memcalc.ops.elementwise import empty_like, fp32_under_autocast
 from memcalc.tables.dtypes import BOOL
 
 
@@ -55,7 +55,7 @@ def _suggested_stride(x: Tensor, shape: Shape) -> Shape | None:
 def roll(x: Tensor) -> Tensor:
     """x rolled around along two dimensions, one after the other inside the operation; so is its gradient."""
     if not x.tape.sum_out_of_place:
-        once = like(x)
+        once = empty_like(x)
     out = x.tape.empty(x.shape, x.dtype)
     if not x.tape.sum_out_of_place:
         del once
@@ -80,14 +80,14 @@ def _cumsum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None or node.context == 1:
         return [grad]
-    flipped = like(grad)
-    summed = like(flipped)
-    out = like(summed)
+    flipped = empty_like(grad)
+    summed = empty_like(flipped)
+    out = empty_like(summed)
     del flipped, summed
     return [out]
 
 
-def triangle(tensor: Tensor, size: int) -> Tensor:
+def tril(tensor: Tensor, size: int) -> Tensor:
     """A boolean lower triangle [size, size]; `tensor` lends the tape."""
     ones = tensor.tape.empty((size, size), BOOL)
-    return like(ones)
+    return empty_like(ones)

@@ -9,7 +9,7 @@ from memcalc.autograd.graph import Backward, Grads, Node, record
 from memcalc.autograd.tape import ACTIVATIONS
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import fp32_under_autocast, like, to
+from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
 from memcalc.ops.views import unsqueeze
 from memcalc.tables.dtypes import FP16, FP32, INT64, DType, promote
 
@@ -31,7 +31,7 @@ def _mean_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def sum_over(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
+def sum(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """The sum over `dim`, in `dtype`, or in fp32 under autocast, without a copy of x.
 
     Its gradient is an expanded view, or a copy.
@@ -61,7 +61,7 @@ def logsumexp(x: Tensor, dim: int = -1) -> Tensor:
     dim %= len(x.shape)
     out = tape.empty((*x.shape[:dim], *x.shape[dim + 1 :]), x.dtype)
     if not tape.sum_out_of_place:
-        like(x)  # exp(x - max), inside the operation
+        empty_like(x)  # exp(x - max), inside the operation
     node = record(tape, out, _logsumexp_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -99,7 +99,7 @@ def _vector_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None]
     shape, dtype = node.context
-    ratio = like(grad)
+    ratio = empty_like(grad)
     out = node.tape.empty(shape, promote(dtype, ratio.dtype))
     del ratio
     return [out]
@@ -161,7 +161,7 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return out
 
 
-def rms_norm_fused(x: Tensor, weight: Tensor | None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32."""
     tape = x.tape
     out = tape.empty(x.shape, x.dtype)
@@ -235,7 +235,7 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
-def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def binary_cross_entropy_with_logits(logits: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy of logits: keeps both."""
     logits = fp32_under_autocast(logits)
     loss = logits.tape.empty((), logits.dtype)

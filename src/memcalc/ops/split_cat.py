@@ -68,13 +68,13 @@ def cat(pieces: Sequence[Tensor], dim: int) -> Tensor:
     for piece in pieces:
         dtype = promote(dtype, piece.dtype)
     out = tape.empty(
-        shape, dtype, channels_as(shape, [(x.shape, x.stride) for x in pieces]) if len(shape) == 4 else None
+        shape, dtype, memory_format_like(shape, [(x.shape, x.stride) for x in pieces]) if len(shape) == 4 else None
     )
     record(tape, out, _cat_backward, pieces, (dim, tuple(piece.shape for piece in pieces)))
     return out
 
 
-def channels_as(shape: Shape, layouts: Sequence[tuple[Shape, Shape]]) -> Shape:
+def memory_format_like(shape: Shape, layouts: Sequence[tuple[Shape, Shape]]) -> Shape:
     """Strides of `shape` [b, c, *sizes]: contiguous unless in all `layouts` (shape, stride) channels lie innermost."""
     order = (0, *range(2, len(shape)), 1)
     for sizes, strides in layouts:

@@ -144,7 +144,7 @@ def _narrow_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def step_slice(x: Tensor, dim: int, step: int) -> Tensor:
+def slice(x: Tensor, dim: int, step: int) -> Tensor:
     """Every `step`-th element of `x` along `dim`."""
     dim %= len(x.shape)
     length = -(-x.shape[dim] // step)
@@ -162,7 +162,7 @@ def select(x: Tensor, dim: int) -> Tensor:
     return out
 
 
-def pick(x: Tensor, *indices: Tensor) -> Tensor:
+def index(x: Tensor, *indices: Tensor) -> Tensor:
     """Elements of `x` at index tensors [n] over its first dimensions, a copy: keeps the indices."""
     shape = (*indices[0].shape, *x.shape[len(indices) :])
     out = x.tape.empty(shape, x.dtype)

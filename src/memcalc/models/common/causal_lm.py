@@ -80,7 +80,7 @@ class DecoderModel(Module):
         inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         del embeds
         if self.scaled:
-            inputs_embeds = ops.scale(inputs_embeds)
+            inputs_embeds = ops.mul_scalar(inputs_embeds)
         if ids.tape.cache is not None:
             for block in self.layers.blocks:
                 attention, window = _mixer(block)
@@ -189,7 +189,7 @@ class CausalLM(Network):
         auxiliary = load_balancing_loss(batch.ids, routed, padding=batch.padding)
         outputs.returned = (*outputs.returned, auxiliary, *(layer.logits for layer in routed))
         if outputs.loss is not None:
-            outputs.loss = ops.add_(outputs.loss, ops.scale(auxiliary))
+            outputs.loss = ops.add_(outputs.loss, ops.mul_scalar(auxiliary))
 
     def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""

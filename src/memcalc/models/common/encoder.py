@@ -160,7 +160,7 @@ class SentenceEmbedder(Network):
         tape = batch.ids.tape
         with tape.scoped("head and loss"):
             mask = tape.empty(hidden.shape, hidden.dtype)  # which tokens count, as wide as the hidden states
-            pooled = ops.divide(ops.sum_over(ops.multiply(hidden, mask), 1), ops.shift(ops.sum_over(mask, 1)))
+            pooled = ops.div(ops.sum(ops.mul(hidden, mask), 1), ops.add_scalar(ops.sum(mask, 1)))
             del mask
             if batch.labels is None:
                 return Outputs(None, (hidden, pooled))

@@ -25,15 +25,15 @@ def fused_lm_head(head: Module, hidden: Tensor, batch: Batch) -> Outputs:
     labels = ops.narrow(batch.ids, 1, length - 1)
     mask = tape.empty(labels.shape, BOOL)
     count = rows * batch.scored_tokens
-    hidden_rows = ops.take_where(shifted, mask, count)
-    targets = ops.take_where(labels, mask, count)
+    hidden_rows = ops.index_mask(shifted, mask, count)
+    targets = ops.index_mask(labels, mask, count)
     log_probs, more = ops.chunked_log_probs(hidden_rows, head_weight(head), targets, batch.token_outputs)
     del hidden_rows, targets
     log_probs = _scattered(log_probs, mask)
     outputs = [_scattered(more.pop(name), mask) for name in batch.token_outputs]
-    _sum = ops.sum_over(ops.reshape(log_probs, -1), 0)
-    _count = ops.sum_over(ops.reshape(ops.like(mask, INT64), -1), 0)
-    loss = ops.divide(ops.negative(_sum), _count)
+    _sum = ops.sum(ops.reshape(log_probs, -1), 0)
+    _count = ops.sum(ops.reshape(ops.empty_like(mask, INT64), -1), 0)
+    loss = ops.div(ops.neg(_sum), _count)
     return Outputs(loss, (log_probs, *outputs, mask))
 
 

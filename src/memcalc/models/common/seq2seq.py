@@ -30,7 +30,7 @@ def wrap_right(labels: Tensor) -> Tensor:
     batch, length = labels.shape
     shifted = ops.clone(labels)
     ops.compare(shifted)
-    last = ops.shift(ops.to(ops.compare(shifted), INT64))
+    last = ops.add_scalar(ops.to(ops.compare(shifted), INT64))
     del last
     first = tape.empty((batch, 1), INT64)
     if length > 1:
@@ -52,7 +52,7 @@ def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool],
     states = encoder(batch.ids, batch.padding)
     tape.cache = kept
     if tape.beams > 1:
-        states = ops.repeat_rows(states, tape.beams)
+        states = ops.repeat(states, tape.beams)
     if cache is not None and batch.labels is None:
         cache.states = states
     return states

@@ -188,4 +188,4 @@ class TextTower(Module):
         narrow = ops.to(ids, INT32)
         where = tape.empty(ids.shape[:1], INT64)
         del narrow
-        return last, ops.pick(last, tape.empty(ids.shape[:1], INT64), where)
+        return last, ops.index(last, tape.empty(ids.shape[:1], INT64), where)

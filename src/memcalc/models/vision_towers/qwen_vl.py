@@ -115,12 +115,12 @@ class WindowedEye(PackedEye):
             lengths = [count] * images if block.traced.position in self.full else windows
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         merged = self.merger(hidden)
-        merged = ops.take(merged, order)
+        merged = ops.index_select(merged, order)
         return Sight(self.by_image(merged, images), (hidden,))
 
     def _ordered(self, x: Tensor, order: Tensor) -> Tensor:
         squares = ops.reshape(x, order.shape[0], self.side**2, -1)
-        return ops.reshape(ops.take(squares, order), x.shape[0], -1)
+        return ops.reshape(ops.index_select(squares, order), x.shape[0], -1)
 
 
 class DeepstackEye(PackedEye):
@@ -147,7 +147,7 @@ class DeepstackEye(PackedEye):
         places = tape.empty((count, 2), INT64)
         hidden = self.patch_embed(pixels)
         assert self.pos_embed is not None
-        learned = ops.sum_over(ops.multiply(self.pos_embed(indices), ops.unsqueeze(weights, -1)), 1)
+        learned = ops.sum(ops.mul(self.pos_embed(indices), ops.unsqueeze(weights, -1)), 1)
         hidden = ops.add(hidden, ops.to(learned, hidden.dtype))
         rotation = self.rotary_pos_emb(hidden, places)
         lengths = [count // images] * images

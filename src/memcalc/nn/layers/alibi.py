@@ -27,8 +27,8 @@ def alibi_by_mask(mask: Tensor, heads: int, dtype: DType, *, rounded: bool = Fal
     """The bias [b · heads, 1, s] by the positions that a padding mask [b, s] counts; Falcon's slopes are `rounded`."""
     batch, length = mask.shape
     slopes = ops.unsqueeze(alibi_slopes(mask.tape, heads), -1)
-    positions = ops.unsqueeze(ops.multiply(ops.shift(ops.to(ops.cumsum(mask), INT64)), mask), 1)
+    positions = ops.unsqueeze(ops.mul(ops.add_scalar(ops.to(ops.cumsum(mask), INT64)), mask), 1)
     if rounded:
         slopes = ops.to(slopes, BF16)
-    bias = ops.multiply(slopes, positions)
+    bias = ops.mul(slopes, positions)
     return ops.to(ops.reshape(bias, batch * heads, 1, length), dtype)

@@ -33,11 +33,11 @@ def eager(
     """Scores, fp32 softmax and probabilities as tensors: [b, s, h, d] and the probabilities [b, h, s, t]."""
     key = repeat_kv(key, repeats)
     value = repeat_kv(value, repeats)
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     if softcapped:
-        weights = ops.scale(weights)
+        weights = ops.mul_scalar(weights)
         weights = ops.tanh(weights)
-        weights = ops.scale(weights)
+        weights = ops.mul_scalar(weights)
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.to(ops.softmax(weights, FP32), query.dtype)
@@ -52,12 +52,12 @@ def eager_with_sinks(
     """Eager attention in which each head has one more score, that no value belongs to (gpt-oss); no fp32 softmax."""
     key = repeat_kv(key, repeats)
     value = repeat_kv(value, repeats)
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     if mask is not None:
         weights = ops.add(weights, mask)
     sinks = ops.expand(ops.reshape(sinks, 1, -1, 1, 1), query.shape[0], -1, query.shape[-2], -1)
     scores = ops.cat([weights, sinks], -1)
-    scores = ops.subtract(scores, ops.max_over(scores, keepdim=True)[0])
+    scores = ops.sub(scores, ops.max(scores, keepdim=True)[0])
     probs = ops.softmax(scores, scores.dtype)
     weights = ops.to(ops.dropout(ops.narrow(probs, -1, probs.shape[-1] - 1), dropout), value.dtype)
     out = ops.matmul(weights, value)
@@ -148,7 +148,7 @@ def _same_dtype(
 ) -> tuple[Tensor, Tensor | None]:
     if query.tape.attention != "eager":
         return sdpa(query, key, value, mask, 1, dropout), None
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.softmax(weights)

@@ -73,9 +73,9 @@ def count_tokens(ids: Tensor) -> Tensor:
     running = ids.tape.empty(mask.shape, INT64)  # the running sum of a 32-bit mask has 64 bits
     narrow = ops.to(running, INT32)
     del running
-    counted = ops.multiply(ops.shift(narrow), mask)
+    counted = ops.mul(ops.add_scalar(narrow), mask)
     del narrow
-    return ops.shift(ops.to(counted, INT64))
+    return ops.add_scalar(ops.to(counted, INT64))
 
 
 class SelfAttention(Module):

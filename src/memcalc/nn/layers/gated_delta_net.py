@@ -33,10 +33,10 @@ class NormThenGate(Module):
         """[..., width] to [..., width]."""
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
-        variance = ops.mean(ops.power(hidden))
-        hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
-        hidden = ops.multiply(self.weight, ops.to(hidden, dtype))
-        hidden = ops.multiply(hidden, ops.silu(ops.to(gate, FP32)))
+        variance = ops.mean(ops.pow(hidden))
+        hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
+        hidden = ops.mul(self.weight, ops.to(hidden, dtype))
+        hidden = ops.mul(hidden, ops.silu(ops.to(gate, FP32)))
         return ops.to(hidden, dtype)
 
 
@@ -123,8 +123,8 @@ class GatedDeltaNet(Module):
         key = ops.reshape(key, *lead, -1, shape.k_dim)
         value = ops.reshape(value, *lead, -1, shape.v_dim)
         beta = ops.sigmoid(rate)
-        step = ops.multiply(
-            ops.negative(ops.exp(ops.to(self.A_log, FP32))), ops.softplus(ops.add(ops.to(decay, FP32), self.dt_bias))
+        step = ops.mul(
+            ops.neg(ops.exp(ops.to(self.A_log, FP32))), ops.softplus(ops.add(ops.to(decay, FP32), self.dt_bias))
         )
         state_shape = (lead[0], shape.v_heads, shape.k_dim, shape.v_dim)
         state = cache.state(self, state_shape, FP32, hidden, STATE) if cache is not None and seen else None
@@ -179,5 +179,5 @@ class GatedAttention(Module):
             key, value = query.tape.cache.update(self, key, value, self.window)
         out, weights = attend(query, key, value, mask, self.repeats, self.dropout)
         out = ops.contiguous(ops.reshape(out, *lead, -1))
-        out = ops.multiply(out, ops.sigmoid(gate))
+        out = ops.mul(out, ops.sigmoid(gate))
         return self.o_proj(out), weights

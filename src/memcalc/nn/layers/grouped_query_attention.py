@@ -136,7 +136,7 @@ class GroupedQueryAttention(Module):
         query = ops.transpose(q_norm(self._split(self.q_proj(hidden))), 1, 2)
         key = ops.transpose(k_norm(self._split(self.k_proj(hidden))), 1, 2)
         if self.key_scaled:
-            key = ops.scale(key)
+            key = ops.mul_scalar(key)
         value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
         return query, key, value, None
 

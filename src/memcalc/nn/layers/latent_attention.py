@@ -22,18 +22,15 @@ def rotate_interleaved(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dim
     """
     cos = ops.unsqueeze(ops.narrow(cos, -1, cos.shape[-1] // 2), dim)
     sin = ops.unsqueeze(ops.narrow(sin, -1, sin.shape[-1] // 2), dim)
-    query_1, query_2 = ops.step_slice(query, -1, 2), ops.step_slice(query, -1, 2)
-    key_1, key_2 = ops.step_slice(key, -1, 2), ops.step_slice(key, -1, 2)
+    query_1, query_2 = ops.slice(query, -1, 2), ops.slice(query, -1, 2)
+    key_1, key_2 = ops.slice(key, -1, 2), ops.slice(key, -1, 2)
     query_out = ops.cat(_rotated(query_1, query_2, cos, sin), -1)
     key_out = ops.cat(_rotated(key_1, key_2, cos, sin), -1)
     return query_out, key_out
 
 
 def _rotated(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-    return [
-        ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin)),
-        ops.add(ops.multiply(second, cos), ops.multiply(first, sin)),
-    ]
+    return [ops.sub(ops.mul(first, cos), ops.mul(second, sin)), ops.add(ops.mul(second, cos), ops.mul(first, sin))]
 
 
 class LatentAttention(Module):
@@ -92,8 +89,8 @@ class LatentAttention(Module):
         key_nope, value = ops.split(latent, [nope_dim, self.value_dim], -1)
         key_rot = ops.expand(key_rot, -1, key_nope.shape[1], -1, -1)
         key = latent.tape.empty((*latent.shape[:-1], nope_dim + rope_dim), latent.dtype)
-        key = ops.copy_into(key, key_nope)
-        key = ops.copy_into(key, key_rot)
+        key = ops.copy_slice_(key, key_nope)
+        key = ops.copy_slice_(key, key_rot)
         return key, value
 
     def _absorbed(self, query_pass: Tensor, query_rot: Tensor, latent: Tensor) -> Tensor:

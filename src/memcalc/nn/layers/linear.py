@@ -43,9 +43,9 @@ class Conv1D(Module):
         if x.tape.autocast is None:
             out = ops.addmm(self.bias, flat, self.weight)
         else:
-            weight = ops.lower(self.weight)
-            flat = ops.lower(flat)
-            out = ops.addmm(ops.lower(self.bias), flat, weight)
+            weight = ops.cached_cast(self.weight)
+            flat = ops.cached_cast(flat)
+            out = ops.addmm(ops.cached_cast(self.bias), flat, weight)
         return ops.view(out, *x.shape[:-1], self.weight.shape[1])
 
 
@@ -101,4 +101,4 @@ class ScaledEmbedding(Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""
-        return ops.multiply(super().forward(ids), ops.to(self.embed_scale, self.weight.dtype))
+        return ops.mul(super().forward(ids), ops.to(self.embed_scale, self.weight.dtype))

@@ -30,12 +30,12 @@ def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> 
         _values, chosen = ops.topk(weights, layer.per_token)
         if mask is None:
             busy = ops.add(busy, _histogram(chosen, experts))
-            likely = ops.add(likely, ops.sum_over(ops.to(weights, FP32), 0))
+            likely = ops.add(likely, ops.sum(ops.to(weights, FP32), 0))
         else:
             busy = ops.add(busy, _counts(chosen, mask, experts))
-            likely = ops.add(likely, ops.sum_over(ops.multiply(ops.to(weights, FP32), ops.unsqueeze(mask, -1)), 0))
-            total = ops.sum_over(mask)
-            rows = ops.shift(total) if rows is None else ops.add(rows, total)
+            likely = ops.add(likely, ops.sum(ops.mul(ops.to(weights, FP32), ops.unsqueeze(mask, -1)), 0))
+            total = ops.sum(mask)
+            rows = ops.add_scalar(total) if rows is None else ops.add(rows, total)
             del total
         for held in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
             if held is not None:  # it goes when the next layer puts another in its place
@@ -43,8 +43,8 @@ def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> 
     tape.begin_span(tape.phase, None)
     busy = _over(busy, rows)
     likely = _over(likely, rows)
-    loss = ops.sum_over(ops.multiply(busy, ops.unsqueeze(likely, 0)))
-    return ops.scale(ops.reshape(loss))
+    loss = ops.sum(ops.mul(busy, ops.unsqueeze(likely, 0)))
+    return ops.mul_scalar(ops.reshape(loss))
 
 
 def part_first_routed(layers: Stack) -> None:
@@ -61,7 +61,7 @@ def _enter(tape: Tape, block: TracedBlock | None) -> None:
 
 
 def _over(sums: Tensor, rows: Tensor | None) -> Tensor:
-    return ops.scale(sums) if rows is None else ops.divide(sums, rows)
+    return ops.mul_scalar(sums) if rows is None else ops.div(sums, rows)
 
 
 def _histogram(chosen: Tensor, experts: int) -> Tensor:

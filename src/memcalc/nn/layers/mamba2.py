@@ -30,13 +30,13 @@ class GatedRMSNorm(Module):
         """[..., width] to [..., width]."""
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
-        hidden = ops.multiply(hidden, ops.silu(ops.to(gate, FP32)))
+        hidden = ops.mul(hidden, ops.silu(ops.to(gate, FP32)))
         lead, width = hidden.shape[:-1], hidden.shape[-1]
         grouped = ops.view(hidden, *lead, self.groups, width // self.groups)
-        variance = ops.mean(ops.power(grouped))
-        grouped = ops.multiply(grouped, ops.rsqrt(ops.shift(variance)))
+        variance = ops.mean(ops.pow(grouped))
+        grouped = ops.mul(grouped, ops.rsqrt(ops.add_scalar(variance)))
         hidden = ops.view(grouped, *lead, width)
-        return ops.multiply(self.weight, ops.to(hidden, dtype))
+        return ops.mul(self.weight, ops.to(hidden, dtype))
 
 
 @frozen
@@ -102,11 +102,11 @@ class Mamba2Mixer(Module):
         cache = hidden.tape.cache
         hidden = masked(hidden, mask)
         if self.mup_vector is not None:
-            hidden = ops.scale(hidden)
+            hidden = ops.mul_scalar(hidden)
         projected = self.in_proj(hidden)
         if self.mup_vector is not None:
-            projected = ops.multiply(projected, self.mup_vector)
-        a = ops.negative(ops.exp(ops.to(self.A_log, FP32)))
+            projected = ops.mul(projected, self.mup_vector)
+        a = ops.neg(ops.exp(ops.to(self.A_log, FP32)))
         seen = cache is not None and cache.has_state(self, STATE)
         gate, mixed, dt = ops.split(projected, [shape.inner, sum(shape.widths), shape.heads], -1)
         mixed = ops.transpose(mixed, 1, 2)
@@ -136,7 +136,7 @@ class Mamba2Mixer(Module):
                 del last
             out = ops.reshape(scanned, batch, length, -1)
             if self.norm is None:
-                out = ops.multiply(out, ops.silu(gate))
+                out = ops.mul(out, ops.silu(gate))
         if self.norm is not None:
             out = self.norm(out, gate)
         return self.out_proj(ops.to(out, dtype)), None

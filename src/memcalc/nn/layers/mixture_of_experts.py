@@ -28,18 +28,18 @@ def swiglu(act: Callable[[Tensor], Tensor]) -> Gate:
 
     def gate(up: Tensor) -> Tensor:
         first, second = ops.chunk(up, 2, -1)
-        return ops.multiply(act(first), second)
+        return ops.mul(act(first), second)
 
     return gate
 
 
 def clamped_swiglu(up: Tensor) -> Tensor:
     """gpt-oss's: interleaved halves, clamped; (up + 1) · gate · sigmoid(alpha · gate)."""
-    gate, linear = ops.step_slice(up, -1, 2), ops.step_slice(up, -1, 2)
+    gate, linear = ops.slice(up, -1, 2), ops.slice(up, -1, 2)
     gate = ops.clamp(gate, 1)
     linear = ops.clamp(linear)
-    glu = ops.multiply(gate, ops.sigmoid(ops.scale(gate)))
-    return ops.multiply(ops.shift(linear), glu)
+    glu = ops.mul(gate, ops.sigmoid(ops.mul_scalar(gate)))
+    return ops.mul(ops.add_scalar(linear), glu)
 
 
 class ExpertWeights(Module):
@@ -102,21 +102,21 @@ class Experts(ExpertWeights):
         sample_weights = ops.reshape(top_k_weights, -1)
         expert_ids = ops.reshape(top_k_index, -1)
         expert_ids, order = ops.sort(expert_ids)
-        rows = ops.take(hidden, ops.like(order))
-        row_weights = ops.take(sample_weights, order)
-        histogram = ops.like(expert_ids, INT32), tape.empty((self.count,), INT32)
+        rows = ops.index_select(hidden, ops.empty_like(order))
+        row_weights = ops.index_select(sample_weights, order)
+        histogram = ops.empty_like(expert_ids, INT32), tape.empty((self.count,), INT32)
         offsets = tape.empty((self.count,), INT32)
-        bias = None if self.up_proj_bias is None else ops.take(self.up_proj_bias, expert_ids)
+        bias = None if self.up_proj_bias is None else ops.index_select(self.up_proj_bias, expert_ids)
         out = self._grouped(rows, self.up_proj, offsets, bias)
         out = self.gate(out)
-        bias = None if self.down_proj_bias is None else ops.take(self.down_proj_bias, expert_ids)
+        bias = None if self.down_proj_bias is None else ops.index_select(self.down_proj_bias, expert_ids)
         out = self._grouped(out, self.down_proj, offsets, bias)
-        weighted = ops.multiply(out, ops.unsqueeze(row_weights, -1))
-        back = ops.like(order)
-        arranged = ops.like(order)
+        weighted = ops.mul(out, ops.unsqueeze(row_weights, -1))
+        back = ops.empty_like(order)
+        arranged = ops.empty_like(order)
         del arranged
-        weighted = ops.take(weighted, back)
-        summed = ops.sum_over(ops.view(weighted, tokens, self.per_token, width), 1)
+        weighted = ops.index_select(weighted, back)
+        summed = ops.sum(ops.view(weighted, tokens, self.per_token, width), 1)
         out = ops.to(summed, hidden.dtype)
         del histogram
         return out
@@ -165,7 +165,7 @@ class MixtureOfExperts(Module):
         out = self.experts(flat, weights, indices)
         if shared is not None:
             if self.shared_expert_gate is not None:
-                shared = ops.multiply(ops.sigmoid(self.shared_expert_gate(flat)), shared)
+                shared = ops.mul(ops.sigmoid(self.shared_expert_gate(flat)), shared)
             out = ops.add(out, shared)
         out = ops.reshape(out, *hidden.shape)
         return (out, weights) if self.weights_too else out

@@ -60,16 +60,16 @@ class AxialRotary(Module):
 
     def forward(self, x: Tensor, places: Tensor) -> Rotation:
         """The pair for `places`; `x` lends its dtype where it is cast."""
-        freqs = ops.multiply(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
-        cos = ops.scale(ops.cos(freqs))
-        sin = ops.scale(ops.sin(freqs))
+        freqs = ops.mul(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
+        cos = ops.mul_scalar(ops.cos(freqs))
+        sin = ops.mul_scalar(ops.sin(freqs))
         cos = self._both(cos)
         sin = self._both(sin)
         return (ops.to(cos, x.dtype), ops.to(sin, x.dtype)) if self.cast else (cos, sin)
 
     def _both(self, freqs: Tensor) -> Tensor:
         if self.flipped:
-            turns = ops.reshape(ops.like(ops.transpose(freqs, 1, 2)), freqs.shape[0], -1)
+            turns = ops.reshape(ops.empty_like(ops.transpose(freqs, 1, 2)), freqs.shape[0], -1)
             return ops.cat((turns, turns), -1)
         row, column = ops.chunk(freqs, 2, -1) if self.halves else (freqs, freqs)
         row, column = ops.select(row, 1), ops.select(column, 1)
@@ -78,7 +78,7 @@ class AxialRotary(Module):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_half(x), sin))
+    return ops.add(ops.mul(x, cos), ops.mul(rotate_half(x), sin))
 
 
 def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ def attend_with_bias(
         causal = causal and mask is None and query.shape[2] > 1
         additive = _bias_as_mask(bias, mask, query, key, causal=causal)
         return sdpa(query, key, value, additive, 1, dropout), None
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     weights = ops.add(weights, bias)
     if mask is not None:
         weights = ops.add(weights, mask)
@@ -104,9 +104,9 @@ class RelativeAttention(Module):
                 if tape.phase == "forward":
                     tape.leaves.append(bias)
             return bias
-        positions = ops.shift(ops.unsqueeze(tape.empty((length,), INT64), 1))
+        positions = ops.add_scalar(ops.unsqueeze(tape.empty((length,), INT64), 1))
         memory = ops.unsqueeze(tape.empty((seen,), INT64), 0)
-        distance = ops.subtract(memory, positions)
+        distance = ops.sub(memory, positions)
         buckets = buckets_of(distance, bidirectional=not self.decoder, keeps_logarithm=self.umt5)
         values = self.relative_attention_bias(buckets)
         return ops.unsqueeze(ops.permute(values, 2, 0, 1), 0)
@@ -116,16 +116,16 @@ def buckets_of(distance: Tensor, *, bidirectional: bool, keeps_logarithm: bool) 
     """The bucket [s, t] of each distance, by way of the tensors that its logarithm takes."""
     buckets = None
     if bidirectional:
-        buckets = ops.shift(ops.scale(ops.to(ops.compare(distance), INT64)))
-        distance = ops.like(distance)
+        buckets = ops.add_scalar(ops.mul_scalar(ops.to(ops.compare(distance), INT64)))
+        distance = ops.empty_like(distance)
     else:
-        distance = ops.negative(ops.minimum(distance, ops.like(distance)))
+        distance = ops.neg(ops.minimum(distance, ops.empty_like(distance)))
     small = ops.compare(distance)
-    logarithm = ops.scale(ops.scale(ops.log(ops.scale(ops.to(distance, FP32)))))
+    logarithm = ops.mul_scalar(ops.mul_scalar(ops.log(ops.mul_scalar(ops.to(distance, FP32)))))
     large = ops.to(logarithm, INT64)
     if not keeps_logarithm:
         del logarithm
-    large = ops.shift(large)
-    large = ops.minimum(large, ops.like(large))
-    chosen = ops.like(small, INT64)
-    return ops.shift(chosen) if buckets is None else ops.add_(buckets, chosen)
+    large = ops.add_scalar(large)
+    large = ops.minimum(large, ops.empty_like(large))
+    chosen = ops.empty_like(small, INT64)
+    return ops.add_scalar(chosen) if buckets is None else ops.add_(buckets, chosen)

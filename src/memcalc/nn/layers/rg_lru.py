@@ -17,12 +17,12 @@ STATE, CONVOLVED = "recurrent states", "convolution states"
 
 def _bounded_root(x: Tensor) -> Tensor:
     """A square root whose gradient is clipped."""
-    return ops.function(x, ops.sqrt, _bounded_root_backward)
+    return ops.autograd_function(x, ops.sqrt, _bounded_root_backward)
 
 
 def _bounded_root_backward(grad: Tensor, x: Tensor) -> Tensor:
-    clipped = ops.clamp(ops.scale(x), 1)
-    return ops.divide(grad, ops.sqrt(clipped))
+    clipped = ops.clamp(ops.mul_scalar(x), 1)
+    return ops.div(grad, ops.sqrt(clipped))
 
 
 class RgLru(RetainingModule):
@@ -55,13 +55,13 @@ class RgLru(RetainingModule):
         input_gate = ops.sigmoid(ops.reshape(ops.transpose(res, 0, 1), batch, length, width))
         res = ops.baddbmm(ops.unsqueeze(self.recurrent_gate_bias, 1), split, self.recurrent_gate_weight)
         recurrent_gate = ops.sigmoid(ops.reshape(ops.transpose(res, 0, 1), batch, length, width))
-        log_gate = ops.multiply(ops.scale(recurrent_gate), ops.softplus(self.recurrent_param))
+        log_gate = ops.mul(ops.mul_scalar(recurrent_gate), ops.softplus(self.recurrent_param))
         recurrent_gate = ops.exp(log_gate)
-        a_square = ops.exp(ops.scale(log_gate))
-        gated = ops.multiply(x, input_gate)
-        multiplier = _bounded_root(ops.shift(a_square))
-        multiplier = ops.add(reset, ops.multiply(ops.like(reset), multiplier))
-        normalised = ops.multiply(gated, ops.to(multiplier, x.dtype))
+        a_square = ops.exp(ops.mul_scalar(log_gate))
+        gated = ops.mul(x, input_gate)
+        multiplier = _bounded_root(ops.add_scalar(a_square))
+        multiplier = ops.add(reset, ops.mul(ops.empty_like(reset), multiplier))
+        normalised = ops.mul(gated, ops.to(multiplier, x.dtype))
         cache = x.tape.cache
         out, last = _scan(normalised, recurrent_gate, reset, None if cache is None else cache.get_state(self, STATE))
         if cache is None:
@@ -73,20 +73,20 @@ class RgLru(RetainingModule):
 
 def _scan(x: Tensor, gate: Tensor, reset: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The recurrence over x and gate [b, s, width] from a state [b, width] in fp32, if there is one; and the last."""
-    gate = ops.multiply(gate, ops.like(reset))
+    gate = ops.mul(gate, ops.empty_like(reset))
     if x.shape[1] == 1:
         if state is None:
             return x, ops.to(ops.select(x, 1), FP32)
-        moved = ops.multiply(ops.to(gate, FP32), ops.unsqueeze(state, 1))
+        moved = ops.mul(ops.to(gate, FP32), ops.unsqueeze(state, 1))
         moved = ops.add_(moved, ops.to(x, FP32))
         return ops.to(moved, x.dtype), ops.select(moved, 1)
     if state is None:
         state = x.tape.empty((x.shape[0], x.shape[2]), FP32)
-    out = ops.like(x.detach())
+    out = ops.empty_like(x.detach())
     for _ in token_steps(x.tape, x.shape[1]):
-        state = ops.multiply(ops.to(ops.select(gate, 1), FP32), state)
+        state = ops.mul(ops.to(ops.select(gate, 1), FP32), state)
         state = ops.add(state, ops.to(ops.select(x, 1), FP32))
-        out = ops.copy_into(out, ops.to(state, x.dtype))
+        out = ops.copy_slice_(out, ops.to(state, x.dtype))
     return out, state
 
 
@@ -117,7 +117,7 @@ class RecurrentBlock(Module):
         else:
             x = self._convolved(x)
         x = self.rg_lru(ops.transpose(x, 1, 2), position_ids)
-        hidden = ops.multiply(x, y)
+        hidden = ops.mul(x, y)
         return self.linear_out(hidden), None
 
     def _convolved(self, x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class RecurrentBlock(Module):
             cache.set_state(self, CONVOLVED, ops.pad(x, -1, kernel - length - 1))
             return ops.narrow(self.conv_1d(x), -1, length)
         seen = ops.cat((cache.get_state(self, CONVOLVED), x), -1)
-        x = ops.add(ops.sum_over(ops.multiply(seen, ops.select(self.conv_1d.weight, 1))), self.conv_1d.bias)
+        x = ops.add(ops.sum(ops.mul(seen, ops.select(self.conv_1d.weight, 1))), self.conv_1d.bias)
         x = ops.unsqueeze(x, -1)
         cache.set_state(self, CONVOLVED, ops.narrow(seen, -1, kernel - 1))
         return x

@@ -58,14 +58,16 @@ class Indexer(Module):
             k = ops.squeeze(ops.cat((k_rot, k_pass), -1), 2)
             if cache is not None:
                 k = cache.update_index(self, k)
-            scores = ops.scale(ops.matmul(ops.to(q, FP32), ops.unsqueeze(ops.to(ops.transpose(k, -1, -2), FP32), 1)))
+            scores = ops.mul_scalar(
+                ops.matmul(ops.to(q, FP32), ops.unsqueeze(ops.to(ops.transpose(k, -1, -2), FP32), 1))
+            )
             scores = ops.relu(scores)
-            weights = ops.scale(ops.to(self.weights_proj(hidden), FP32))
+            weights = ops.mul_scalar(ops.to(self.weights_proj(hidden), FP32))
             chosen = ops.squeeze(ops.matmul(ops.unsqueeze(weights, -2), scores), -2)
-            chosen = ops.masked_fill(chosen, ops.like(mask)) if mask.dtype is BOOL else ops.add(chosen, mask)
+            chosen = ops.masked_fill(chosen, ops.empty_like(mask)) if mask.dtype is BOOL else ops.add(chosen, mask)
             _values, indices = ops.topk(chosen, min(self.count, chosen.shape[-1]))
             del _values
-            return ops.like(indices, INT32)
+            return ops.empty_like(indices, INT32)
 
 
 class IndexedLatentAttention(LatentAttention):
@@ -116,14 +118,14 @@ class IndexedLatentAttention(LatentAttention):
 def _not_chosen(indices: Tensor, tokens: int) -> Tensor:
     """A boolean mask [b, s, tokens] that is false at the indices."""
     ones = indices.tape.empty((*indices.shape[:-1], tokens), BOOL)
-    long = ops.like(indices, INT64)
-    out = ops.like(ones)
+    long = ops.empty_like(indices, INT64)
+    out = ops.empty_like(ones)
     del long
     return out
 
 
 def _both(mask: Tensor, left_out: Tensor) -> Tensor:
-    chosen = ops.like(left_out)
+    chosen = ops.empty_like(left_out)
     out = mask.tape.empty(left_out.shape, BOOL)
     del chosen
     return out

@@ -42,7 +42,7 @@ class WindowBias(Module):
 
     def forward(self, _states: Tensor) -> Tensor:
         """The bias; the states only lend their tape."""
-        bias = ops.take(self.relative_position_bias_table, self.relative_position_index)
+        bias = ops.index_select(self.relative_position_bias_table, self.relative_position_index)
         bias = ops.view(bias, self.area, self.area, -1)
         return ops.unsqueeze(ops.contiguous(ops.permute(bias, 2, 0, 1)), 0)
 
@@ -85,7 +85,7 @@ class WindowAttention(Module):
 
 
 class ShiftedLayer(Module):
-    """Norm, attention in windows shifted by `shift`, add; norm, MLP, add. Windows that stick out are padded."""
+    """Norm, attention in windows shifted by `add_scalar`, add; norm, MLP, add. Windows that stick out are padded."""
 
     scope = "residual stream"
     supports_checkpointing = False
@@ -139,6 +139,6 @@ class ShiftedLayer(Module):
         with tape.scoped("attention mask"):
             regions = tape.empty((1, *grid, 1), dtype)
             inside = ops.view(partition(regions, self.window), -1, area)
-            mask = ops.subtract(ops.unsqueeze(inside, 1), ops.unsqueeze(inside, 2))
+            mask = ops.sub(ops.unsqueeze(inside, 1), ops.unsqueeze(inside, 2))
             mask = ops.masked_fill(mask, ops.compare(mask))
             return ops.masked_fill(mask, ops.compare(mask))

@@ -203,7 +203,7 @@ class SpecAugment(Module):
         if self.share > 0 and self.masked_spec_embed is not None:
             spans = min(int(self.share * length / self.span + 1), length // self.span)
             mask = hidden.tape.empty((batch, length), BOOL)
-            hidden = ops.fill_where_(hidden, mask, self.masked_spec_embed, batch * spans * self.span)
+            hidden = ops.index_put_row_(hidden, mask, self.masked_spec_embed, batch * spans * self.span)
         if self.channels:
             mask = ops.expand(ops.unsqueeze(hidden.tape.empty((batch, width), BOOL), 1), -1, length, -1)
             hidden = ops.masked_fill_(hidden, mask)

@@ -29,10 +29,10 @@ def distillation(actors: Actors) -> Tensor:
         teacher = _hidden_states(actors, actors.companion.network, ids)
     actors.tape.training, actors.tape.padding = training, None
     with actors.tape.scoped(LOSS):
-        valid = ops.like(ops.reshape(mask, -1), BOOL)
+        valid = ops.empty_like(ops.reshape(mask, -1), BOOL)
         count = rows * completion
         flat, flat_teacher = _flat(student, completion), _flat(teacher, completion)
-        flat, flat_teacher = ops.take_where(flat, valid, count), ops.take_where(flat_teacher, valid, count)
+        flat, flat_teacher = ops.index_mask(flat, valid, count), ops.index_mask(flat_teacher, valid, count)
         divergence = ops.chunked_divergence(
             flat,
             head_weight(_lm(actors.policy).lm_head),
@@ -40,7 +40,7 @@ def distillation(actors: Actors) -> Tensor:
             head_weight(_lm(actors.companion.network).lm_head),
         )
         del flat, flat_teacher
-        return ops.divide(ops.sum_over(divergence, 0), actors.tape.empty((), FP32))
+        return ops.div(ops.sum(divergence, 0), actors.tape.empty((), FP32))
 
 
 def _hidden_states(actors: Actors, network: Network, ids: Tensor) -> Tensor:

@@ -23,9 +23,9 @@ def orpo(actors: Actors) -> Tensor:
         nll = _chosen_loss(logits, ids, pairs)
         averages = _log_probs(logits, ids, length)
         chosen, rejected = ops.chunk(averages, 2, 0)
-        odds = ops.subtract(ops.subtract(chosen, rejected), ops.subtract(ops.exp(chosen), ops.exp(rejected)))
+        odds = ops.sub(ops.sub(chosen, rejected), ops.sub(ops.exp(chosen), ops.exp(rejected)))
         _metrics = outputs
-        return ops.subtract(nll, ops.mean(ops.scale(ops.log_sigmoid(odds)), 0, keepdim=False))
+        return ops.sub(nll, ops.mean(ops.mul_scalar(ops.log_sigmoid(odds)), 0, keepdim=False))
 
 
 def cpo(actors: Actors) -> Tensor:
@@ -38,8 +38,8 @@ def cpo(actors: Actors) -> Tensor:
         nll = _chosen_loss(logits, ids, pairs)
         sums = _log_probs(logits, ids, length)
         chosen, rejected = ops.chunk(sums, 2, 0)
-        losses = ops.negative(ops.log_sigmoid(ops.scale(ops.subtract(chosen, rejected))))
-        return ops.add(ops.mean(losses, 0, keepdim=False), ops.scale(nll))
+        losses = ops.neg(ops.log_sigmoid(ops.mul_scalar(ops.sub(chosen, rejected))))
+        return ops.add(ops.mean(losses, 0, keepdim=False), ops.mul_scalar(nll))
 
 
 def _chosen_loss(logits: Tensor, ids: Tensor, pairs: int) -> Tensor:
@@ -51,9 +51,9 @@ def _chosen_loss(logits: Tensor, ids: Tensor, pairs: int) -> Tensor:
 
 def _log_probs(logits: Tensor, ids: Tensor, length: int) -> Tensor:
     """Log-probabilities [2b] of sequences: TRL's kernel keeps the logits and vectors over tokens."""
-    labels = ops.like(ops.narrow(ids, 1, length - 1))
+    labels = ops.empty_like(ops.narrow(ids, 1, length - 1))
     per_token = ops.fused_log_probs(ops.narrow(logits, 1, length - 1), labels)
-    return ops.sum_over(per_token, 1)
+    return ops.sum(per_token, 1)
 
 
 def gkd(actors: Actors) -> Tensor:
@@ -66,15 +66,15 @@ def gkd(actors: Actors) -> Tensor:
         teacher_outputs = actors.ask(ids)
         actors.tape.cache, actors.tape.all_logits = None, False
     with actors.tape.scoped(LOSS):
-        student = ops.scale(ops.narrow(outputs.returned[0], 1, actors.length - 1))
-        teacher = ops.scale(ops.narrow(teacher_outputs.returned[0], 1, actors.length - 1))
+        student = ops.mul_scalar(ops.narrow(outputs.returned[0], 1, actors.length - 1))
+        teacher = ops.mul_scalar(ops.narrow(teacher_outputs.returned[0], 1, actors.length - 1))
         log_p, log_q = ops.log_softmax(student), ops.log_softmax(teacher)
-        mixture = ops.logsumexp(ops.stack([ops.shift(log_p), ops.shift(log_q)], 0), 0)
+        mixture = ops.logsumexp(ops.stack([ops.add_scalar(log_p), ops.add_scalar(log_q)], 0), 0)
         kl_teacher, kl_student = _kl_div(mixture, log_q), _kl_div(mixture, log_p)
-        divergence = ops.add(ops.scale(kl_teacher), ops.scale(kl_student))
-        return ops.divide(ops.sum_over(ops.reshape(divergence, -1), 0), actors.tape.empty((), FP32))
+        divergence = ops.add(ops.mul_scalar(kl_teacher), ops.mul_scalar(kl_student))
+        return ops.div(ops.sum(ops.reshape(divergence, -1), 0), actors.tape.empty((), FP32))
 
 
 def _kl_div(log_probs: Tensor, log_target: Tensor) -> Tensor:
     """`torch.nn.functional.kl_div(..., log_target=True)` element by element."""
-    return ops.multiply(ops.exp(log_target), ops.subtract(log_target, log_probs))
+    return ops.mul(ops.exp(log_target), ops.sub(log_target, log_probs))

@@ -23,15 +23,15 @@ def grpo(actors: Actors) -> Tensor:
         own = ops.cat([ops.narrow(log_probs, 1, actors.completion)], 0)
         old = own.detach() if _on_policy(actors) else actors.given(*own.shape, dtype=FP32, name="log-probabilities")
         advantages = actors.given(own.shape[0], 1, dtype=FP32, name="advantages")
-        ratio = ops.exp(ops.subtract(own, old))
+        ratio = ops.exp(ops.sub(own, old))
         clipped = ops.clamp(ratio)
-        per_token = ops.negative(ops.smaller(ops.multiply(ratio, advantages), ops.multiply(clipped, advantages)))
+        per_token = ops.neg(ops.minimum(ops.mul(ratio, advantages), ops.mul(clipped, advantages)))
         if known is not None:
-            difference = ops.subtract(known, own)
-            penalty = ops.shift(ops.subtract(ops.exp(difference), difference))
-            per_token = ops.add(per_token, ops.scale(penalty))
+            difference = ops.sub(known, own)
+            penalty = ops.add_scalar(ops.sub(ops.exp(difference), difference))
+            per_token = ops.add(per_token, ops.mul_scalar(penalty))
         actors.tape.padding = None
-        return ops.divide(ops.sum_over(ops.reshape(per_token, -1), 0), actors.tape.empty((), FP32))
+        return ops.div(ops.sum(ops.reshape(per_token, -1), 0), actors.tape.empty((), FP32))
 
 
 def rloo(actors: Actors) -> Tensor:
@@ -41,12 +41,12 @@ def rloo(actors: Actors) -> Tensor:
     del labels
     with actors.tape.scoped(LOSS):
         own = ops.cat([ops.narrow(log_probs, 1, actors.completion)], 0)
-        sums = ops.sum_over(own, 1)
-        ratio = ops.exp(ops.subtract(sums, actors.given(sums.shape[0], dtype=FP32, name="log-probabilities")))
+        sums = ops.sum(own, 1)
+        ratio = ops.exp(ops.sub(sums, actors.given(sums.shape[0], dtype=FP32, name="log-probabilities")))
         advantages = actors.given(sums.shape[0], dtype=FP32, name="advantages")
-        losses = ops.smaller(ops.multiply(ratio, advantages), ops.multiply(ops.clamp(ratio), advantages))
+        losses = ops.minimum(ops.mul(ratio, advantages), ops.mul(ops.clamp(ratio), advantages))
         actors.tape.padding = None
-        return ops.mean(ops.negative(losses), 0, keepdim=False)
+        return ops.mean(ops.neg(losses), 0, keepdim=False)
 
 
 def _on_policy(actors: Actors) -> bool:

@@ -19,18 +19,18 @@ def dpo(actors: Actors) -> Tensor:
     labels = masked_labels(ids)
     log_probs, *_metrics = score(actors, ids, ("entropy", "mean_logits", "is_top1"))
     with actors.tape.scoped(LOSS):
-        chosen, rejected = ops.chunk(ops.sum_over(log_probs, 1), 2, 0)
+        chosen, rejected = ops.chunk(ops.sum(log_probs, 1), 2, 0)
     if actors.companion is None:
         known = [actors.given(actors.setup.batch, dtype=FP32, name="log-probabilities") for _ in range(2)]
     else:
         with actors.tape.no_grad():
             reference = score_frozen(actors, ids)
             with actors.tape.scoped(LOSS):
-                known = ops.chunk(ops.sum_over(reference, 1), 2, 0)
+                known = ops.chunk(ops.sum(reference, 1), 2, 0)
     del labels
     with actors.tape.scoped(LOSS):
-        delta = ops.subtract(ops.subtract(chosen, known[0]), ops.subtract(rejected, known[1]))
-        return ops.mean(ops.negative(ops.log_sigmoid(ops.scale(delta))), 0, keepdim=False)
+        delta = ops.sub(ops.sub(chosen, known[0]), ops.sub(rejected, known[1]))
+        return ops.mean(ops.neg(ops.log_sigmoid(ops.mul_scalar(delta))), 0, keepdim=False)
 
 
 def kto(actors: Actors) -> Tensor:
@@ -42,16 +42,16 @@ def kto(actors: Actors) -> Tensor:
     labels = masked_labels(ids)
     log_probs, *_metrics = score(actors, ids, ("entropy", "mean_logits"))
     with actors.tape.scoped(LOSS):
-        sums = ops.sum_over(log_probs, 1)
+        sums = ops.sum(log_probs, 1)
     with actors.tape.no_grad():
         _reference_kl = _kl_pass(actors, other, frozen=True)
         reference = score_frozen(actors, ids)
         with actors.tape.scoped(LOSS):
-            known = ops.sum_over(reference, 1)
+            known = ops.sum(reference, 1)
     del labels
     with actors.tape.scoped(LOSS):
-        ratio = ops.subtract(sums, known)
-        return ops.mean(ops.shift(ops.sigmoid(ops.scale(ratio))), 0, keepdim=False)
+        ratio = ops.sub(sums, known)
+        return ops.mean(ops.add_scalar(ops.sigmoid(ops.mul_scalar(ratio))), 0, keepdim=False)
 
 
 def _kl_pass(actors: Actors, ids: Tensor, *, frozen: bool) -> Tensor:
@@ -61,4 +61,4 @@ def _kl_pass(actors: Actors, ids: Tensor, *, frozen: bool) -> Tensor:
         per_token = score_frozen(actors, ids) if frozen else score(actors, ids, ("entropy", "mean_logits"))[0]
         del labels
         with actors.tape.scoped(LOSS):
-            return ops.sum_over(per_token, 1)
+            return ops.sum(per_token, 1)

@@ -17,7 +17,7 @@ def input_ids(actors: Actors, rows: int, *, names: int = 3) -> Tensor:
 
 def masked_labels(ids: Tensor) -> Tensor:
     """Labels [b, s]: ids with -100 where no completion is, a copy."""
-    return ops.like(ids, INT64)
+    return ops.empty_like(ids, INT64)
 
 
 def score(actors: Actors, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
@@ -59,4 +59,4 @@ def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ..
 def mean_of_tokens(actors: Actors, values: Tensor) -> Tensor:
     """The sum of values [b, s] over a count."""
     with actors.tape.scoped(LOSS):
-        return ops.divide(ops.sum_over(ops.reshape(values, -1), 0), actors.tape.empty((), INT64))
+        return ops.div(ops.sum(ops.reshape(values, -1), 0), actors.tape.empty((), INT64))

@@ -38,8 +38,8 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> Tens
         outputs = network(fused)
     log_probs, *_metrics = outputs.returned
     with tape.scoped(LOSS):
-        per_token = ops.negative(log_probs)
-        return ops.divide(ops.sum_over(ops.reshape(per_token, -1), 0), tape.empty((), INT64))
+        per_token = ops.neg(log_probs)
+        return ops.div(ops.sum(ops.reshape(per_token, -1), 0), tape.empty((), INT64))
 
 
 def _smoothed_loss(tape: Tape, network: Network, setup: TrainingSetup, batch: Batch) -> Tensor:

@@ -55,7 +55,7 @@ class MeanOfTwo(Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[b, n, h] to [b, h]."""
-        return ops.scale(ops.add(ops.select(states, 1), ops.select(states, 1)))
+        return ops.mul_scalar(ops.add(ops.select(states, 1), ops.select(states, 1)))
 
 
 class NormedScores(Module):

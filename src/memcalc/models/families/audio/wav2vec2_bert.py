@@ -54,12 +54,12 @@ class DistanceAttention(Module):
         length = query.shape[2]
         left = ops.unsqueeze(query.tape.empty((length,), INT64), 1)
         right = ops.unsqueeze(query.tape.empty((length,), INT64), 0)
-        distance = ops.subtract(right, left)
-        distance = ops.like(distance)
-        embedded = self.distance_embedding(ops.shift(distance))
+        distance = ops.sub(right, left)
+        distance = ops.empty_like(distance)
+        embedded = self.distance_embedding(ops.add_scalar(distance))
         embedded = ops.to(embedded, query.dtype)
         scores = ops.einsum("bhld,lrd->bhlr", query, embedded)
-        return ops.scale(scores)
+        return ops.mul_scalar(scores)
 
 
 class ConvolutionModule(Module):
@@ -115,7 +115,7 @@ class ConformerLayer(Module):
         residual = hidden
         hidden = self.ffn1_layer_norm(hidden)
         hidden = self.ffn1(hidden)
-        hidden = ops.add(ops.scale(hidden), residual)
+        hidden = ops.add(ops.mul_scalar(hidden), residual)
         residual = hidden
         hidden = self.self_attn_layer_norm(hidden)
         hidden, _weights = self.self_attn(hidden)
@@ -127,7 +127,7 @@ class ConformerLayer(Module):
         residual = hidden
         hidden = self.ffn2_layer_norm(hidden)
         hidden = self.ffn2(hidden)
-        hidden = ops.add(ops.scale(hidden), residual)
+        hidden = ops.add(ops.mul_scalar(hidden), residual)
         return self.final_layer_norm(hidden)  # type: ignore[no-any-return]
 
 

@@ -100,9 +100,9 @@ class WhisperDecoder(Module):
         inputs_embeds = self.embed_tokens(ids)
         if cache is None:
             check_length(ids, self.embed_positions.weight.shape[0], "--target-len")
-        position_ids = ops.shift(token_range(ids))
+        position_ids = ops.add_scalar(token_range(ids))
         position_ids = ops.clone(ops.expand(ops.unsqueeze(position_ids, 0), *ids.shape), contiguous=True)
-        positions = ops.take(self.embed_positions.weight, position_ids)
+        positions = ops.index_select(self.embed_positions.weight, position_ids)
         hidden = ops.add(inputs_embeds, positions)
         hidden = ops.dropout(hidden, self.dropout)
         mask = causal_mask(inputs_embeds, False, past=0 if cache is None else cache.past)

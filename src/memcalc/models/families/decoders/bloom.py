@@ -19,20 +19,22 @@ from memcalc.tables.dtypes import FP32, INT64
 
 def _gelu(x: Tensor) -> Tensor:
     """x·0.5·(1 + tanh(c·x·(1 + a·x·x)))."""
-    return ops.multiply(
-        ops.scale(x), ops.shift(ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x)))))
+    return ops.mul(
+        ops.mul_scalar(x),
+        ops.add_scalar(ops.tanh(ops.mul(ops.mul_scalar(x), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))))),
     )
 
 
 def _gelu_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    tanh = ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x))))
+    tanh = ops.tanh(ops.mul(ops.mul_scalar(x), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))))
     slope = ops.add(
-        ops.multiply(
-            ops.scale(x), ops.multiply(ops.shift(ops.multiply(tanh, tanh)), ops.shift(ops.multiply(ops.scale(x), x)))
+        ops.mul(
+            ops.mul_scalar(x),
+            ops.mul(ops.add_scalar(ops.mul(tanh, tanh)), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))),
         ),
-        ops.scale(ops.shift(tanh)),
+        ops.mul_scalar(ops.add_scalar(tanh)),
     )
-    return ops.multiply(slope, grad)
+    return ops.mul(slope, grad)
 
 
 def dropout_add(x: Tensor, residual: Tensor, dropout: float) -> Tensor:
@@ -92,7 +94,7 @@ class BloomMLP(Module):
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         """[b, s, h] twice to [b, s, h]."""
-        hidden = ops.function(self.dense_h_to_4h(hidden), _gelu, _gelu_gradient)
+        hidden = ops.autograd_function(self.dense_h_to_4h(hidden), _gelu, _gelu_gradient)
         out = self.dense_4h_to_h(hidden)
         return dropout_add(out, residual, self.dropout)
 
@@ -140,7 +142,7 @@ class BloomModel(Module):
             else:
                 seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
                 slopes = alibi_slopes(tape, self.heads)
-                alibi = ops.multiply(ops.view(slopes, -1, 1, 1), tape.empty((seen,), INT64))
+                alibi = ops.mul(ops.view(slopes, -1, 1, 1), tape.empty((seen,), INT64))
                 alibi = ops.to(ops.repeat(alibi, batch), hidden.dtype)
         mask = causal_mask(inputs_embeds, padding)
         for block in self.h:

@@ -56,8 +56,8 @@ class FalconAttention(Module):
             groups = self.heads // self.kv_heads
             apart = ops.view(fused, *fused.shape[:-1], -1, groups + 2, self.head_dim)
             query = ops.narrow(apart, 3, groups)
-            key = ops.take_one(apart, 3)
-            value = ops.take_one(apart, 3)
+            key = ops.index_list(apart, 3)
+            value = ops.index_list(apart, 3)
             key = ops.expand(key, *query.shape)
             value = ops.expand(value, *query.shape)
             flat = [ops.reshape(x, *x.shape[:2], -1, self.head_dim) for x in (query, key, value)]
@@ -66,7 +66,7 @@ class FalconAttention(Module):
             apart = ops.view(fused, *fused.shape[:-1], self.heads, 3, self.head_dim)
             return ops.select(apart, -2), ops.select(apart, -2), ops.select(apart, -2)
         apart = ops.view(fused, *fused.shape[:-1], self.heads + 2, self.head_dim)
-        return ops.narrow(apart, -2, self.heads), ops.take_one(apart, -2), ops.take_one(apart, -2)
+        return ops.narrow(apart, -2, self.heads), ops.index_list(apart, -2), ops.index_list(apart, -2)
 
     def forward(
         self, hidden: Tensor, alibi: Tensor | None, rotation: Rotation, mask: Tensor | None
@@ -99,7 +99,7 @@ class FalconAttention(Module):
         if scores.dtype is not FP32:
             scores = ops.to(scores, FP32)
         logits = ops.add(scores, ops.view(alibi, query.shape[0], self.heads, 1, -1))
-        logits = ops.scale_(logits)
+        logits = ops.mul_scalar_(logits)
         weights = ops.softmax(logits if mask is None else ops.add(logits, mask), hidden.dtype)
         weights = ops.dropout(weights, self.dropout)
         out = ops.matmul(weights, value)
@@ -108,7 +108,7 @@ class FalconAttention(Module):
 
 def _scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor]:
     scores = ops.matmul(query, ops.transpose(key, -1, -2))
-    scores = ops.scale_(scores)
+    scores = ops.mul_scalar_(scores)
     scores = ops.softmax(scores if mask is None else ops.add(scores, mask), hidden.dtype)
     return scores, ops.matmul(scores, value)
 
@@ -205,7 +205,7 @@ class FalconModel(Module):
             if mask.dtype is BOOL:
                 mask = _as_numbers(mask, inputs_embeds)
             alibi = ops.reshape(alibi, ids.shape[0], -1, *alibi.shape[1:])
-            mask = ops.masked_fill(ops.scale(alibi), ops.compare(mask))
+            mask = ops.masked_fill(ops.mul_scalar(alibi), ops.compare(mask))
         hidden = inputs_embeds
         rotation = self.rotary_emb(hidden, position_ids)
         for block in self.h:

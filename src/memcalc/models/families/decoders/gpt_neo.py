@@ -44,7 +44,7 @@ class NeoAttention(Module):
         weights = ops.matmul(query, ops.transpose(key, -1, -2))
         own = ops.narrow(ops.narrow(self.bias, -2, query.shape[-2]), -1, key.shape[-2])
         lowest = query.tape.empty((), weights.dtype)
-        weights = ops.choose(own, weights, lowest)
+        weights = ops.where(own, weights, lowest)
         if mask is not None:
             weights = ops.add(weights, mask)
         weights = ops.softmax(weights)

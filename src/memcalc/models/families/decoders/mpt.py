@@ -43,7 +43,7 @@ class MptAttention(Module):
         value = self._heads(value)
         if query.tape.cache is not None:
             key, value = query.tape.cache.update(self, key, value)
-        scores = ops.scale(ops.matmul(query, ops.transpose(key, -1, -2)))
+        scores = ops.mul_scalar(ops.matmul(query, ops.transpose(key, -1, -2)))
         bias = ops.narrow(bias, 2, min(bias.shape[2], key.shape[-2]))
         scores = ops.add(scores, bias)
         if mask is not None:
@@ -127,12 +127,12 @@ def _alibi(tape: Tape, heads: int, length: int) -> Tensor:
     power_of_two = 1 << (heads - 1).bit_length()
     distances = ops.view(tape.empty((length,), INT32), 1, 1, 1, length)
     base = ops.to(tape.empty((power_of_two,), INT64), FP32)
-    base = ops.scale(base)
-    slopes = ops.view(ops.scale(ops.like(base)), 1, power_of_two, 1, 1)
+    base = ops.mul_scalar(base)
+    slopes = ops.view(ops.mul_scalar(ops.empty_like(base)), 1, power_of_two, 1, 1)
     if power_of_two != heads:
-        half = ops.step_slice(slopes, 1, 2)
+        half = ops.slice(slopes, 1, 2)
         slopes = ops.narrow(ops.cat((half, half), 1), 1, heads)
-    return ops.squeeze(ops.multiply(distances, slopes), 0)
+    return ops.squeeze(ops.mul(distances, slopes), 0)
 
 
 def mpt(c: Config, architecture: str | None) -> Network:

@@ -37,7 +37,7 @@ class OPTAttention(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
-        query = ops.scale(self.q_proj(hidden))
+        query = ops.mul_scalar(self.q_proj(hidden))
         query = self._heads(query)
         key = self.k_proj(hidden)
         value = self.v_proj(hidden)
@@ -115,10 +115,10 @@ class OPTModel(Module):
         past = 0 if tape.cache is None else tape.cache.length
         seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         position_ids = ops.cumsum(seen)
-        position_ids = ops.to(ops.shift(ops.multiply(position_ids, seen)), INT64)
+        position_ids = ops.to(ops.add_scalar(ops.mul(position_ids, seen)), INT64)
         position_ids = ops.narrow(position_ids, 1, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding)
-        positions = self.embed_positions(ops.shift(position_ids))
+        positions = self.embed_positions(ops.add_scalar(position_ids))
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
         hidden = ops.add(inputs_embeds, positions)

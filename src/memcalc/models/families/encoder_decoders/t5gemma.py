@@ -172,7 +172,7 @@ class GemmaSide(Module):
             states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
         hidden = inputs_embeds
         normalizer = tape.empty((), hidden.dtype)
-        hidden = ops.multiply(hidden, normalizer)
+        hidden = ops.mul(hidden, normalizer)
         hidden = ops.dropout(hidden, self.dropout)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:

@@ -91,8 +91,8 @@ def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
     """The mean of states [b, s, h] over the tokens that are no padding."""
     if mask is None:
         return ops.mean(states, 1, keepdim=False)
-    total = ops.sum_over(ops.multiply(states, ops.unsqueeze(mask, -1)), 1)
-    return ops.divide_(total, ops.sum_over(mask, 1, keepdim=True))
+    total = ops.sum(ops.mul(states, ops.unsqueeze(mask, -1)), 1)
+    return ops.div_(total, ops.sum(mask, 1, keepdim=True))
 
 
 def eurobert(c: Config, architecture: str | None) -> Network:

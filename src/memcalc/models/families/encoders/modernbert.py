@@ -77,7 +77,7 @@ class HalvedMLP(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         first, gate = ops.chunk(self.Wi(hidden), 2, -1)
-        return self.Wo(ops.dropout(ops.multiply(self.act(first), gate), self.dropout))  # type: ignore[no-any-return]
+        return self.Wo(ops.dropout(ops.mul(self.act(first), gate), self.dropout))  # type: ignore[no-any-return]
 
 
 class ModernLayer(Module):
@@ -151,8 +151,8 @@ def _first_token(hidden: Tensor) -> tuple[Tensor, ...]:
 def _mean_of_tokens(hidden: Tensor) -> tuple[Tensor, ...]:
     """The mean over tokens [b, h] of hidden states [b, s, h], through a mask of ones, which stays."""
     mask = hidden.tape.empty(hidden.shape[:2], BOOL)
-    total = ops.sum_over(ops.multiply(hidden, ops.unsqueeze(mask, -1)), 1)
-    return ops.divide(total, hidden.tape.empty((hidden.shape[0], 1), INT64)), mask
+    total = ops.sum(ops.mul(hidden, ops.unsqueeze(mask, -1)), 1)
+    return ops.div(total, hidden.tape.empty((hidden.shape[0], 1), INT64)), mask
 
 
 def modernbert(c: Config, architecture: str | None) -> Network:

@@ -158,7 +158,7 @@ class GteMLP(GatedMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        inner = ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x))
+        inner = ops.mul(self.act(self.gate_proj(x)), self.up_proj(x))
         inner = ops.dropout(inner, self.inner_dropout)
         return self.down_proj(inner)  # type: ignore[no-any-return]
 

@@ -50,9 +50,9 @@ class XLNetAttention(Module):
         content = ops.einsum("ibnd,jbnd->bnij", ops.add(query, self.r_w_bias), key)
         position = ops.einsum("ibnd,jbnd->bnij", ops.add(query, self.r_r_bias), distance)
         position = _shifted(position, content.shape[3])
-        score = ops.scale(ops.shift(ops.add(content, position)))
+        score = ops.mul_scalar(ops.add_scalar(ops.add(content, position)))
         if mask is not None:
-            score = ops.subtract(score, ops.scale(ops.permute(mask, 2, 3, 0, 1)))
+            score = ops.sub(score, ops.mul_scalar(ops.permute(mask, 2, 3, 0, 1)))
         prob = ops.softmax(score)
         prob = ops.dropout(prob, self.dropout)
         return ops.einsum("bnij,jbnd->ibnd", prob, value)
@@ -70,7 +70,7 @@ def _shifted(x: Tensor, length: int) -> Tensor:
     x = ops.reshape(x, shape[0], shape[1], shape[3], shape[2])
     x = ops.narrow(x, 2, shape[3] - 1)
     x = ops.reshape(x, shape[0], shape[1], shape[2], shape[3] - 1)
-    return ops.take(x, x.tape.empty((length,), INT64), 3)
+    return ops.index_select(x, x.tape.empty((length,), INT64), 3)
 
 
 class XLNetFeedForward(Module):

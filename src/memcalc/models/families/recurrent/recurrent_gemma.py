@@ -57,7 +57,7 @@ class PlainGatedMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         gate = self.act(self.gate_proj(x))
-        return self.down_proj(ops.multiply(gate, self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(gate, self.up_proj(x)))  # type: ignore[no-any-return]
 
 
 class GriffinBlock(Module):
@@ -102,7 +102,7 @@ class RecurrentGemmaModel(Module):
                     ids.tape.cache.register_layer(mixer, self.window, block.copies, embeds)
         position_ids = positions(ids.tape, ids.shape[1])
         mask = causal_mask(embeds, padding, self.window)
-        hidden = ops.multiply(hidden, ops.to(self.normalizer, hidden.dtype))
+        hidden = ops.mul(hidden, ops.to(self.normalizer, hidden.dtype))
         for layer in self.layers:
             hidden = layer(hidden, position_ids, mask)
         return self.final_norm(hidden)  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ class RecurrentGemmaModel(Module):
 
 def _soft_cap(logits: Tensor) -> Tensor:
     """Logits divided by a number, through tanh, and multiplied by it, while the logits themselves stay."""
-    return ops.scale(ops.tanh(ops.scale(logits)))
+    return ops.mul_scalar(ops.tanh(ops.mul_scalar(logits)))
 
 
 _KINDS = ("recurrent", "attention")

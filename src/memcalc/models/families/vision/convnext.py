@@ -44,8 +44,8 @@ class ResponseNorm(Module):
     def forward(self, states: Tensor) -> Tensor:
         """[b, rows, columns, c] to the same."""
         lengths = ops.vector_norm(states, 1, 2)
-        shares = ops.divide(lengths, ops.shift(ops.mean(lengths)))
-        states = ops.add(ops.add(ops.multiply(self.weight, ops.multiply(states, shares)), self.bias), states)
+        shares = ops.div(lengths, ops.add_scalar(ops.mean(lengths)))
+        states = ops.add(ops.add(ops.mul(self.weight, ops.mul(states, shares)), self.bias), states)
         return states  # noqa: RET504 (the name is what lets the old states go last)
 
 
@@ -81,7 +81,7 @@ class NextLayer(Module):
             states = self.grn(states)
         states = self.pwconv2(states)
         if self.layer_scale_parameter is not None:
-            states = ops.multiply(self.layer_scale_parameter, states)
+            states = ops.mul(self.layer_scale_parameter, states)
         states = ops.permute(states, 0, 3, 1, 2)
         return ops.add(residual, drop_path(states, self.dropped))
 

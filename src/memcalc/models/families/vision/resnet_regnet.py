@@ -90,7 +90,7 @@ class ConvTower(VisionTower):
         """Pixels [b, c, height, width] to the last stage's, and their mean [b, c, 1, 1]."""
         embedded = self.embedder(pixels)
         if self.pooled:
-            embedded = ops.max_pool(embedded, 3, 2, 1)
+            embedded = ops.max_pool2d(embedded, 3, 2, 1)
         hidden = self._stages(embedded)
         return hidden, mean_of_places(hidden), ()
 

@@ -37,7 +37,7 @@ class TubeletEmbeddings(Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [b, frames, c, height, width] to [b, n, h]."""
         embeddings = self._patches(pixels)
-        return ops.add(embeddings, ops.like(embeddings.tape.empty((1, *embeddings.shape[1:]), embeddings.dtype)))
+        return ops.add(embeddings, ops.empty_like(embeddings.tape.empty((1, *embeddings.shape[1:]), embeddings.dtype)))
 
     def _patches(self, pixels: Tensor) -> Tensor:
         pixels = ops.permute(pixels, 0, 2, 1, 3, 4)

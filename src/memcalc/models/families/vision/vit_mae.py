@@ -144,10 +144,10 @@ class MaskedAutoencoder(Network):
             if self.config.flag("norm_pix_loss"):
                 mean = ops.mean(target)
                 var = ops.mean(target)
-                target = ops.divide(ops.subtract(target, mean), ops.power(ops.shift(var), 0.5))
-            loss = ops.power(ops.subtract(painted, target))
+                target = ops.div(ops.sub(target, mean), ops.pow(ops.add_scalar(var), 0.5))
+            loss = ops.pow(ops.sub(painted, target))
             loss = ops.mean(loss, keepdim=False)
-            loss = ops.divide(_total(ops.multiply(loss, mask)), _total(mask))
+            loss = ops.div(_total(ops.mul(loss, mask)), _total(mask))
         return Outputs(loss, (painted, mask, restore))
 
     def _patches(self, pixels: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class MaskedAutoencoder(Network):
 
 def _total(x: Tensor) -> Tensor:
     """The sum of all elements."""
-    return ops.sum_over(ops.view(x, -1), 0)
+    return ops.sum(ops.view(x, -1), 0)
 
 
 def vit_mae(c: Config, architecture: str | None) -> Network:

@@ -59,7 +59,7 @@ class FusedAttention(Module):
         mixed = ops.permute(ops.reshape(self.qkv(hidden), batch, length, 3, self.heads, self.head_dim), 2, 0, 3, 1, 4)
         query, key, value = ops.select(mixed, 0), ops.select(mixed, 0), ops.select(mixed, 0)
         scores = ops.matmul(query, ops.transpose(key, -1, -2))
-        scores = ops.scale(scores)
+        scores = ops.mul_scalar(scores)
         probs = ops.softmax(scores)
         probs = ops.dropout(probs, self.dropout)
         context = ops.permute(ops.matmul(probs, value), 0, 2, 1, 3)
@@ -114,7 +114,7 @@ class TextAttention(Module):
             if cache is not None:
                 key, value = cache.update(self, key, value)
         scores = ops.matmul(query, ops.transpose(key, -1, -2))
-        scores = ops.scale(scores)
+        scores = ops.mul_scalar(scores)
         if mask is not None:
             scores = ops.add(scores, mask)
         probs = ops.softmax(scores)

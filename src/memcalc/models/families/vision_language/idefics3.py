@@ -105,9 +105,9 @@ class TilingEye(Eye):
         real = ops.compare(sums)
         del sums
         how_many = tape.empty((batch,), INT64)
-        pixels = ops.take(pixels, tape.empty((count,), INT64))
+        pixels = ops.index_select(pixels, tape.empty((count,), INT64))
         mask = ops.view(mask, -1, *mask.shape[2:])
-        mask = ops.take(mask, tape.empty((count,), INT64))
+        mask = ops.index_select(mask, tape.empty((count,), INT64))
         told = tape.empty((count, *self.patches), BOOL)
         states = self.vision_model(pixels)
         features = self.connector(pixel_shuffle_flat(states, self.factor))

@@ -55,7 +55,7 @@ class Positions(Module):
         table = ops.view(self.position_embeddings, -1, hidden.shape[1])
         indices, weights = tape.empty((count, NEIGHBOURS), INT64), tape.empty((count, NEIGHBOURS), FP32)
         places = ops.embedding_bag(indices, table, ops.to(weights, table.dtype))
-        places = ops.add(places, ops.take(self.time_position_embeddings, tape.empty((count,), INT64)))
+        places = ops.add(places, ops.index_select(self.time_position_embeddings, tape.empty((count,), INT64)))
         out = ops.add(hidden, ops.to(places, hidden.dtype))
         del indices, weights
         return out
@@ -123,7 +123,7 @@ class KimiTower(Module):
         tape, count = hidden.tape, hidden.shape[0]
         where, share = tape.empty((count,), INT64), tape.empty((count,), FP32)
         pooled = tape.empty(hidden.shape, FP32)
-        pooled = ops.index_add_(pooled, where, ops.multiply(ops.to(hidden, FP32), ops.unsqueeze(share, 1)))
+        pooled = ops.index_add_(pooled, where, ops.mul(ops.to(hidden, FP32), ops.unsqueeze(share, 1)))
         out = ops.to(ops.view(pooled, -1, self.square, hidden.shape[1]), hidden.dtype)
         del where, share
         return out

@@ -103,13 +103,13 @@ class StatesBlock(Module):
         residual = hidden
         hidden = self.input_layernorm(hidden)
         hidden, _weights = self.cross_attn(hidden, mask=states_mask, states=states)
-        hidden = ops.add(residual, ops.multiply(ops.tanh(self.cross_attn_attn_gate), hidden))
+        hidden = ops.add(residual, ops.mul(ops.tanh(self.cross_attn_attn_gate), hidden))
         residual = hidden
         hidden = self.post_attention_layernorm(hidden)
         hidden = self.mlp(hidden)
         if seeing is not None:
-            hidden = ops.multiply(ops.select(seeing, 1), hidden)
-        return ops.add(residual, ops.multiply(ops.tanh(self.cross_attn_mlp_gate), hidden))
+            hidden = ops.mul(ops.select(seeing, 1), hidden)
+        return ops.add(residual, ops.mul(ops.tanh(self.cross_attn_mlp_gate), hidden))
 
 
 class SeeingDecoder(Module):

@@ -51,8 +51,8 @@ class Deepstack(QwenVL):
 def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
     """Hidden states [b, s, h] with features [n, h] added where images are."""
     hidden = ops.clone(hidden)
-    summed = ops.add(ops.take_where(hidden, where, features.shape[0]), features)
-    return ops.put_where_(hidden, where, summed)
+    summed = ops.add(ops.index_mask(hidden, where, features.shape[0]), features)
+    return ops.index_put_(hidden, where, summed)
 
 
 def _qwen2(c: Config, architecture: str | None) -> Network:
