@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.config.kv_cache_scheme import kv_cache_scheme
+from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
@@ -14,11 +16,11 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network
-from memcalc.nn.quantized_layers import quantize
+from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
-from memcalc.tables.engines import ENGINES, CacheFormat, Engine
+from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
 from memcalc.training.step import Step, batch, build
 
 
@@ -34,8 +36,11 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     network, notes = _divided(spec, whole, setup.tensor_parallel)
     weights = loaded(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
-    form = engine.format(setup.kv_dtype, weights.dtype)
+        if weights.format_of is not None:
+            tell_apart(network, weights.format_of)
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of)
+    kv_dtype, scheme = _kv_dtype(spec, setup, engine)
+    form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     tape = Tape(phase="prefill")
@@ -46,7 +51,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     tape.beams = setup.num_beams
     tape.all_logits = setup.logits == "all"
     sequences = setup.batch * setup.num_beams
-    notes = [*weights.notes, *notes, *_said(setup, engine)]
+    notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(kin, network):
@@ -78,7 +83,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         standing_cache=standing,
         weights=weights.parts,
         beside=spec.beside,
-        used={"dtype": weights.dtype, "quantization": weights.quantization},
+        used={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
         notes=tuple(notes),
     )
 
@@ -112,6 +117,18 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
         raise unknown_division(size, "attention") from None
     check_divided(whole, network, size)
     return network, notes
+
+
+def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[str]]:
+    """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
+    stated = kv_cache_scheme(find_quantization(spec.config))
+    if stated is None or setup.kv_dtype != AUTO:
+        return setup.kv_dtype, []
+    if engine.follows_scheme and stated.dtype in engine.formats:
+        return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
+    return AUTO, [
+        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
+    ]
 
 
 def _said(setup: InferenceSetup, engine: Engine) -> list[str]:

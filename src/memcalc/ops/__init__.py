@@ -16,7 +16,6 @@ from memcalc.ops.clamp import (
     log_sigmoid,
     maximum,
     minimum,
-    where,
 )
 from memcalc.ops.complex import mul_complex, polar, view_as_complex, view_as_real
 from memcalc.ops.convolution import avg_pool2d, conv1d, convolution, interpolate, max_pool2d, unfold
@@ -32,7 +31,6 @@ from memcalc.ops.elementwise import (
     empty_like,
     masked_fill,
     masked_fill_,
-    minimum,
     mul,
     mul_scalar,
     neg,
@@ -53,7 +51,6 @@ from memcalc.ops.indexing import (
     index_select,
     masked_scatter,
     max,
-    repeat,
     scatter,
     scatter_,
     sort,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import compare, empty_like, fp32_under_autocast
+from memcalc.ops.elementwise import compare, empty_like, empty_like_both, fp32_under_autocast, result_type
 from memcalc.ops.unary import backward_temporaries
 from memcalc.ops.views import clone
 from memcalc.tables.dtypes import BOOL, FP32, promote
@@ -87,49 +87,32 @@ def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [out]
 
 
-def minimum(x: Tensor, bound: Tensor) -> Tensor:
-    """The smaller of x and a scalar tensor (or the larger: `maximum`): keeps both."""
-    out = empty_like(x)
-    node = record(x.tape, out, _at_most_backward, (x,))
-    if node is not None:
-        node.save(x)
-        node.save(bound)
-    return out
-
-
-maximum = minimum
-
-
-def _at_most_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    (grad,) = grads
-    if grad is None:
-        return [None]
-    above, half, equal = empty_like(grad, BOOL), empty_like(grad), empty_like(grad, BOOL)
-    split = empty_like(grad)
-    out = (
-        empty_like(grad) if node.tape.sum_out_of_place else split
-    )  # masked in place, unless PyTorch's trackers look on
-    del above, half, equal
-    return [out]
-
-
 def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of two tensors (torch.minimum): keeps both. Where they are equal, each gets half of the gradient."""
-    out = empty_like(a)
-    node = record(a.tape, out, _smaller_backward, (a, b))
+    """torch.minimum and torch.maximum: save both; where they are equal, each gets half of the gradient."""
+    out = empty_like_both(a, b, result_type(a, b))
+    node = record(a.tape, out, _minimum_backward, (a, b))
     if node is not None:
         node.save(a)
         node.save(b)
     return out
 
 
-def _smaller_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    second = _at_most_backward(node, grads)[0] if node.needs(1) else None
-    first = _at_most_backward(node, grads)[0] if node.needs(0) else None
-    return [first, second]
-
-
 maximum = minimum
+
+
+def _minimum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    out: list[Tensor | None] = [None, None]
+    if grad is None:
+        return out
+    for index in (1, 0):
+        if node.needs(index):
+            above, half, equal = empty_like(grad, BOOL), empty_like(grad), empty_like(grad, BOOL)
+            split = empty_like(grad)
+            # masked in place, unless PyTorch's trackers look on
+            out[index] = empty_like(grad) if node.tape.sum_out_of_place else split
+            del above, half, equal, split
+    return out
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
@@ -138,28 +121,6 @@ def log_sigmoid(x: Tensor) -> Tensor:
     node = record(x.tape, out, backward_temporaries(1), (x,))
     if node is not None:
         node.save(x)
-    return out
-
-
-def where(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a where `mask` holds, else b: keeps the mask; backward makes a zero for each side."""
-    out = empty_like(a)
-    node = record(a.tape, out, _choose_backward, (a, b))
-    if node is not None:
-        node.save(mask)
-    return out
-
-
-def _choose_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    (grad,) = grads
-    if grad is None:
-        return [None, None]
-    out: list[Tensor | None] = [None, None]
-    for index in range(2):
-        if node.needs(index):
-            zero = node.tape.empty((), grad.dtype)
-            out[index] = empty_like(grad)
-            del zero
     return out
 
 

@@ -209,30 +209,32 @@ def masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
     return out
 
 
-def where(mask: Tensor, a: Tensor) -> Tensor:
-    """a where `mask` holds, else a number, which is a tensor for a moment: keeps the mask."""
-    fill = a.tape.empty((), a.dtype)
-    out = empty_like_both(a, mask, a.dtype)
-    del fill
-    node = record(a.tape, out, _where_backward, (a,))
+def where(mask: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
+    """torch.where(mask, a, b): saves the mask. `b` None is a number, which is a 0-dim tensor for a moment."""
+    if b is None:
+        fill = a.tape.empty((), a.dtype)
+        out = empty_like_both(a, mask, a.dtype)
+        del fill
+    else:
+        out = empty_like(a)
+    node = record(a.tape, out, _where_backward, (a,) if b is None else (a, b))
     if node is not None:
         node.save(mask)
     return out
 
 
 def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """A zero for each side that needs a gradient, and the gradient."""
     (grad,) = grads
+    out: list[Tensor | None] = [None] * len(node.edges)
     if grad is None:
-        return [None]
-    fill = node.tape.empty((), grad.dtype)
-    out = empty_like(grad)
-    del fill
-    return [out]
-
-
-def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of two tensors that need no gradient."""
-    return empty_like_both(a.detach(), b.detach(), result_type(a, b))
+        return out
+    for index in range(len(out)):
+        if node.needs(index):
+            zero = node.tape.empty((), grad.dtype)
+            out[index] = empty_like(grad)
+            del zero
+    return out
 
 
 def compare(a: Tensor, b: Tensor | None = None) -> Tensor:

@@ -102,13 +102,6 @@ def _gather_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def repeat(x: Tensor, count: int) -> Tensor:
-    """The rows of x [n, h] `count` times one after another, a copy: [count * n, h]."""
-    out = x.tape.empty((count * x.shape[0], *x.shape[1:]), x.dtype)
-    record(x.tape, out, _gather_backward, (x,), x.shape)
-    return out
-
-
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """x [b, s, h] with the rows of `source` where mask [b, s, 1] holds, a copy: keeps the mask."""
     out = empty_like(x)

@@ -220,11 +220,6 @@ def _baddbmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return out
 
 
-def transposed_weight(weight: Tensor) -> Tensor:
-    """A weight as the right operand of `mm`."""
-    return transpose(weight, 0, 1)
-
-
 def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
     """The solution x of a @ x = b for triangular a [..., n, n], laid out column by column: keeps a and x."""
     out = _by_columns(b)

@@ -5,8 +5,7 @@ Source of the saved tensors: tools/autograd/derivatives.yaml of PyTorch 2.14.
 
 from __future__ import annotations
 
-from memcalc.autograd.graph import Backward, Grads, Node, record
-from memcalc.autograd.tape import ACTIVATIONS
+from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
@@ -249,11 +248,3 @@ def binary_cross_entropy_with_logits(logits: Tensor, target: Tensor) -> Tensor:
 def _full_size(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
-
-
-def integers(like_: Tensor, *shape: int) -> Tensor:
-    """A new int64 tensor (positions, shifted labels)."""
-    return like_.tape.empty(shape, INT64)
-
-
-__all__ = ["ACTIVATIONS", "Backward", "like"]
