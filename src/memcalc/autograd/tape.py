@@ -131,9 +131,6 @@ class Tape:
         """Generation computes the logits of every token instead of the last one only."""
         self.router_outputs: list[Routed] | None = None
         """Collects router outputs of the forward pass if the model computes an auxiliary loss of them."""
-        self.expert_imbalance = 1.0
-        """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
-        matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
         self.checkpointing = False
         """Checkpoint the blocks of stacks."""
         self.reentrant = False

@@ -18,10 +18,12 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
-from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
-from memcalc.training.step import Step, batch, build
+from memcalc.training.micro_batch import micro_batch
+from memcalc.training.step import Step, build
 
 
 def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
@@ -33,7 +35,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kin = family(spec.model_type)
     engine = ENGINES[setup.engine]
     whole = build(spec)
-    network, notes = _divided(spec, whole, setup.tensor_parallel)
+    network, notes = _divided(spec, whole, setup.tensor_parallel_size)
     weights = loaded(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
@@ -42,14 +44,13 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.training = False
-    tape.expert_imbalance = setup.expert_imbalance
     fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
     tape.attention = kin.attention_used(fused or setup.attention)
     tape.beams = setup.num_beams
-    tape.all_logits = setup.logits == "all"
+    tape.all_logits = setup.prefill_logits == "all"
     sequences = setup.batch * setup.num_beams
     notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
@@ -64,9 +65,9 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
-        if setup.new_tokens > 1:
+        if setup.max_new_tokens > 1:
             tape.begin_span("earlier tokens", None)
-            tape.cache.append_tokens(setup.new_tokens - 1)
+            tape.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
@@ -99,7 +100,7 @@ def _decode(
     token = tape.external_tensor((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
-    outputs = network(batch(token, None, setup))
+    outputs = network(micro_batch(token, None, setup))
     del outputs, old
     if setup.num_beams > 1:
         _reorder(tape)
@@ -138,11 +139,11 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
         lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
     if engine.attention is not None and setup.padding_mask:
         lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
-    share = setup.utilization or engine.utilization
+    share = setup.gpu_memory_utilization or engine.utilization
     if share is not None:
-        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--utilization)")
-    if engine.batched_tokens is not None and setup.prefill_chunk is None:
-        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk)")
+        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)")
+    if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
+        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)")
     return lines
 
 
@@ -151,7 +152,7 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(
-        static_length=first + setup.new_tokens - 1 if engine.cache == "static" else None,
+        static_length=first + setup.max_new_tokens - 1 if engine.cache == "static" else None,
         absorbs_latent=engine.attention is not None,
     )
 
@@ -165,18 +166,18 @@ def _prefill(
     it has configured, so its sequences may be prefilled one after another.
     """
     assert tape.cache is not None
-    chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
+    chunk = length if whole else min(setup.prefill_chunk_size or engine.batched_tokens or length, length)
     if engine.batched_tokens is not None:
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
         tape.begin_span("earlier chunks", None)
-        network(batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
+        network(micro_batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         tape.cache.length = earlier
         tape.inputs.clear()
         tape.begin_span("prefill", None)
     prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
-    network(batch(prompt, None, setup))
+    network(micro_batch(prompt, None, setup))
     tape.cache.length = length
 
 

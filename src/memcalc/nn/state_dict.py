@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.stack import Stack
 
 
-@frozen
+@dataclass(frozen=True)
 class NamedWeight:
     """A weight of the model: its dotted name, the module that it hangs on, and the parameter that describes it."""
 

@@ -1,16 +1,16 @@
 """What a name or a path turned out to be: config, headers, and everything worth telling about them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import ConfigError
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.display_names import shown
 
 
-@frozen
+@dataclass(frozen=True)
 class Traffic:
     """What an answer from the Hub cost: requests (redirects included) and bytes of their bodies."""
 
@@ -18,7 +18,7 @@ class Traffic:
     bytes_fetched: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class Component:
     """One module of a pipeline that model_index.json names and that has weights."""
 
@@ -30,7 +30,7 @@ class Component:
     notes: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class LoadedModel:
     """Everything that was read under `name`; `origin` is "file", "hub" or "cache".
 

@@ -1,9 +1,9 @@
 """From a folder of files to a LoadedModel: which files matter, what they hold, and what they say otherwise."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import find_quantization, with_hf_quant
 from memcalc.errors import CheckpointError, ConfigError
 from memcalc.sources.adapter import adapter_from
@@ -25,7 +25,7 @@ CONFIG, HF_QUANT = "config.json", "hf_quant_config.json"
 T = TypeVar("T")
 
 
-@frozen
+@dataclass(frozen=True)
 class Weights:
     """What the chosen files gave; `config` only from GGUF, which has its own."""
 

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.graph import AccumulateGrad
-from memcalc.autograd.tape import BEFORE, OVERHEAD, Tape
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
-from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
-from memcalc.nn.model import Batch, Network
+from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
 from memcalc.optim.weight import Weight
-from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
-from memcalc.tables.dtypes import BF16, FP16, INT64, DType
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PRECISIONS
+from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
-from memcalc.training.trainer_loop import runs_trainer
+from memcalc.training.trainer_loop import left_by_backward_of, runs_trainer
 
 
-@frozen
+@dataclass(frozen=True)
 class Aims:
     """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
 
     beside: Mapping[str, int] = field(default_factory=dict)
     outlasting: int = 0
-    left_by_backward: int = 0
-    """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
     used: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Step:
     """A traced step of training, or of generation."""
 
@@ -151,11 +147,6 @@ def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival
     return updater
 
 
-def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSetup) -> Batch:
-    """The micro-batch of a setup around token ids [b, s]."""
-    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images, setup.image_size)
-
-
 _UNTRACED = {
     "optimizer": "galore-adamw",
     "optimizer_impl": None,
@@ -177,6 +168,7 @@ def trace(
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
+    setup = setup.with_trainer_defaults()
     shared = {} if _steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, like_tracker, None if teacher is None else teacher.key)
@@ -215,27 +207,22 @@ def _walk(
     recipe = PRECISIONS[setup.precision]
     tape = Tape(sum_out_of_place=like_tracker)
     tape.attention = family(spec.model_type).attention_used(setup.attention)
-    tape.expert_imbalance = setup.expert_imbalance
     tape.checkpointing = setup.activation_checkpointing == "full"
     tape.selective = setup.activation_checkpointing == "selective"
     tape.reentrant = setup.checkpoint_reentrant
-    tape.offloads_inputs = setup.activation_offload and tape.checkpointing
-    tape.offloading = setup.activation_offload and not tape.checkpointing
+    tape.offloads_inputs = setup.activation_offloading and tape.checkpointing
+    tape.offloading = setup.activation_offloading and not tape.checkpointing
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     tensors = trained.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     if not network.source_is_text:
         length = setup.target_len or length
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
-    if setup.objective == "sft" and setup.trainer == "trl":
-        from memcalc.training.trl.sft import sft
-
-        loss, held, more = sft(tape, network, setup, length), (), Aims()
-    elif setup.objective == "sft":
-        (loss, held), more = _own_loss(tape, network, setup, length), Aims()
+    if setup.objective == "sft":
+        (loss, held), more = _loss(tape, network, setup, length), Aims()
     else:
         loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
     forward_end = tape.clock
@@ -248,7 +235,7 @@ def _walk(
     backward(tape, loss)
     if updater is not None:
         updater.finish()
-    left_by_backward = _left_by_backward(tape)
+    left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
     del loss, held, inherited
     tape.finish()
@@ -271,50 +258,13 @@ def _walk(
     )
 
 
-def autocast_of(setup: TrainingSetup) -> DType | None:
-    """The dtype of torch.autocast around forward: what the precision recipe has, or what was asked for."""
-    if setup.autocast is not None:
-        return {"bf16": BF16, "fp16": FP16}[setup.autocast]
-    return PRECISIONS[setup.precision].autocast
+def _loss(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+    """The loss of sft, and the outputs that the loop keeps through backward."""
+    if setup.uses_fused_head:
+        from memcalc.training.trl.sft import sft
 
-
-def _left_by_backward(tape: Tape) -> int:
-    """Bytes that the graph's leaves keep alive after backward: a tensor that was made to need a gradient, and that."""
-    leaves = [kept for kept in tape.kept_by_graph if isinstance(kept, AccumulateGrad)]
-    storages = [leaf.context for leaf in leaves if leaf.context is not None]
-    storages += [leaf.gradient.storage for leaf in leaves if leaf.gradient is not None]
-    for kept in tape.kept_by_graph:  # keywords of blocks under reentrant checkpointing
-        if isinstance(kept, dict):
-            storages += [tensor.storage for tensor in _tensors(kept.values())]
-    distinct = {id(storage): storage.allocation for storage in storages}
-    return sum(allocation.nbytes for allocation in distinct.values() if allocation.born != BEFORE)
-
-
-def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple | list):
-            yield from _tensors(value)
-
-
-def _own_loss(
-    tape: Tape, network: Network, setup: TrainingSetup, length: int
-) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-    """The loss that the model computes of a micro-batch, and the outputs that the loop holds through backward."""
-    ids = labels = tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
-    counts_items = runs_trainer(setup) and any(isinstance(module, CausalLM) for module in network.all_modules)
-    if counts_items:
-        labels = tape.external_tensor(ids.shape, INT64, OVERHEAD, "token ids and labels")
-    if runs_trainer(setup) and setup.padding_mask:
-        tape.padding = tape.external_tensor(ids.shape, INT64, OVERHEAD, "padding mask")
-    with tape.autocasting(autocast_of(setup)):
-        outputs = network(replace(batch(ids, labels, setup), counts_items=counts_items))
-    if runs_trainer(setup) and autocast_of(setup) is not None:
-        outputs.convert_to_fp32()
-    tape.padding = None
-    loss = outputs.compute_loss()
-    return loss, outputs.returned if setup.hold_outputs else ()
+        return sft(tape, network, setup, length), ()
+    return model_loss(tape, network, setup, length)
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:

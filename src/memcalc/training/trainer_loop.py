@@ -6,11 +6,16 @@ were read off live tensors at the peaks of runs of the libraries themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from memcalc.autograd.graph import AccumulateGrad
+from memcalc.autograd.tape import BEFORE, Tape
+from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import ALIGNMENT, rounded
 from memcalc.optim.weight import Weight
 from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import BF16, FP16, DType
+from memcalc.tables.precisions import PRECISIONS
 
 NORM_CHUNK = 65536
 """Elements that one block of the multi-tensor norm kernel sums up (chunk size of `_foreach_norm`)."""
@@ -27,7 +32,7 @@ COUNTS_ITEMS = ("sft", "grpo", "rloo", "distillation", "gkd")
 
 def runs_trainer(setup: TrainingSetup) -> bool:
     """Whether the loop is Trainer's or a subclass's."""
-    return setup.trainer in ("hf", "trl")
+    return setup.trainer_used in ("hf", "trl")
 
 
 def scalar_bytes(setup: TrainingSetup, phase: str) -> int:
@@ -55,3 +60,30 @@ def clipping_bytes(setup: TrainingSetup, weights: Iterable[Weight]) -> int:
         return 0
     chunks = -(-max(size for size, _ in sizes) // NORM_CHUNK)
     return ALIGNMENT * count + max(rounded(4 * count * chunks), rounded(4 * count) + ALIGNMENT)
+
+
+def autocast_of(setup: TrainingSetup) -> DType | None:
+    """The dtype of torch.autocast around forward: what the precision recipe has, or what was asked for."""
+    if setup.autocast is not None:
+        return {"bf16": BF16, "fp16": FP16}[setup.autocast]
+    return PRECISIONS[setup.precision].autocast
+
+
+def left_by_backward_of(tape: Tape) -> int:
+    """Bytes that the graph's leaves keep alive after backward: a tensor that was made to need a gradient, and that."""
+    leaves = [kept for kept in tape.kept_by_graph if isinstance(kept, AccumulateGrad)]
+    storages = [leaf.context for leaf in leaves if leaf.context is not None]
+    storages += [leaf.gradient.storage for leaf in leaves if leaf.gradient is not None]
+    for kept in tape.kept_by_graph:  # keywords of blocks under reentrant checkpointing
+        if isinstance(kept, dict):
+            storages += [tensor.storage for tensor in _tensors(kept.values())]
+    distinct = {id(storage): storage.allocation for storage in storages}
+    return sum(allocation.nbytes for allocation in distinct.values() if allocation.born != BEFORE)
+
+
+def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)

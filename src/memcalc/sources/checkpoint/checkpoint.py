@@ -2,17 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 from memcalc.sources.checkpoint.safetensors import BITS, Header
 from memcalc.sources.checkpoint.stored_tensor import Role, StoredTensor
 from memcalc.sources.checkpoint.tensor_roles import understand
 
 
-@frozen
+@dataclass(frozen=True)
 class IgnoredFile:
     """A file that looks like weights and is not counted, with its bytes where known."""
 
@@ -21,7 +20,7 @@ class IgnoredFile:
     reason: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Declared:
     """What an index file or the metadata says about itself: a cross-check, never the answer."""
 
@@ -32,7 +31,7 @@ class Declared:
 _NOTHING = Declared()
 
 
-@frozen
+@dataclass(frozen=True)
 class Checkpoint:
     """All tensors of one model (or of one component of a pipeline), bytes and counts as integers."""
 

@@ -5,11 +5,11 @@ header limit of 100 MB).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint.not_safetensors import explain
@@ -51,7 +51,7 @@ BITS: Mapping[str, int] = MappingProxyType(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class HeaderTensor:
     """One tensor as the header describes it; `begin` and `end` are bytes into the data behind the header."""
 
@@ -67,7 +67,7 @@ class HeaderTensor:
         return self.end - self.begin
 
 
-@frozen
+@dataclass(frozen=True)
 class Header:
     """All tensors of one file, in file order; `nbytes` is the length prefix and the JSON together."""
 

@@ -1,8 +1,7 @@
 """One tensor of a checkpoint, with its meaning."""
 
+from dataclasses import dataclass
 from enum import StrEnum
-
-from memcalc.common.records import frozen
 
 
 class Role(StrEnum):
@@ -14,7 +13,7 @@ class Role(StrEnum):
     BUFFER = "buffer"
 
 
-@frozen
+@dataclass(frozen=True)
 class StoredTensor:
     """`nbytes` is what the file holds; `parameters` how many model parameters that stands for.
 

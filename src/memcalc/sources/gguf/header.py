@@ -4,12 +4,12 @@ Source: ggml's docs/gguf.md. Versions 2 and 3, in either byte order.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
@@ -27,7 +27,7 @@ MOST_DIMENSIONS = 8
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-@frozen
+@dataclass(frozen=True)
 class GgufTensor:
     """One tensor: `shape` in PyTorch's order (rows first), `nbytes` by its type's blocks."""
 
@@ -39,7 +39,7 @@ class GgufTensor:
     quantized: bool
 
 
-@frozen
+@dataclass(frozen=True)
 class GgufHeader:
     """What one GGUF file says. A metadata array too long to keep is a tuple of its length alone."""
 

@@ -4,10 +4,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from memcalc.common.records import frozen
 from memcalc.errors import HubError
 from memcalc.sources.display_names import shown
 from memcalc.sources.hub.errors import Busy, refusal
@@ -24,7 +24,7 @@ PAUSES = (0.0, 0.5, 1.5)
 SLOWEST = 2_000
 
 
-@frozen
+@dataclass(frozen=True)
 class Piece:
     """The part of a body that was asked for; `total` is the whole file's size where the server said it.
 

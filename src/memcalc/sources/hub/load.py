@@ -7,12 +7,11 @@ the modules that this one uses, inside functions, because importing it costs mor
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError, ConfigError, HubError, MemcalcError
 from memcalc.sources.diffusers import PIPELINE, read_pipeline
 from memcalc.sources.disk import DiskFolder, load_folder
@@ -31,7 +30,7 @@ from memcalc.sources.repository import read_model
 Progress = Callable[[str], None]
 
 
-@frozen
+@dataclass(frozen=True)
 class Listing:
     """A repository at one commit: its id (which may differ from the one asked for, after a move) and its files."""
 

@@ -6,14 +6,14 @@ differs between versions: httpx-like clients from 1.0 on, `requests` before.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import HubError, MemcalcError
 from memcalc.sources.display_names import shown
 
 
-@frozen
+@dataclass(frozen=True)
 class Reply:
     """An answer whose body has not been read yet. `hops` counts its redirects."""
 

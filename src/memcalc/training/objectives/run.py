@@ -16,7 +16,8 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.objectives import OBJECTIVES, Actors, frozen_models
 from memcalc.training.objectives.assumptions import notes
-from memcalc.training.step import Aims, autocast_of, build
+from memcalc.training.step import Aims, build
+from memcalc.training.trainer_loop import autocast_of
 from memcalc.training.trl import FUSED
 
 
@@ -54,12 +55,12 @@ def pursue(
     beside = _beside(tape, spec, setup, teacher)
     tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
     actors = Actors(tape, policy, beside, setup, autocast_of(setup), length, value)
-    objectives = FUSED if setup.trainer == "trl" else OBJECTIVES
+    objectives = FUSED if setup.trainer_used == "trl" else OBJECTIVES
     loss = objectives[setup.objective](actors)
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
-    used: dict[str, Any] = {"reference": setup.reference_used, "sequences": actors.sequences}
+    used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": actors.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
     outlasting = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in actors.held}

@@ -47,7 +47,7 @@ def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ..
         None,
         setup.padding_mask,
         setup.target_len,
-        setup.images,
+        setup.images_per_sequence,
         setup.image_size,
         scored_tokens=actors.completion,
         token_outputs=outputs,

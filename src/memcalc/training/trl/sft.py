@@ -13,7 +13,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Batch, Network
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import INT64
-from memcalc.training.step import autocast_of
+from memcalc.training.objectives.frozen_models import check_head
+from memcalc.training.trainer_loop import autocast_of
 
 LOSS = "LM head and loss"
 
@@ -23,11 +24,12 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> Tens
 
     Label smoothing needs full logits: the model runs a second time, outside the graph, for the metrics alone.
     """
+    check_head(network, setup)
     ids, _mask, labels = (
         tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids, masks and labels") for _ in range(3)
     )
-    scored = min(setup.completion_len or length, length - 1)
-    plain = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images, setup.image_size)
+    scored = min(setup.max_completion_length or length, length - 1)
+    plain = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
     fused = replace(plain, scored_tokens=scored, token_outputs=("entropy", "is_top1"))
     if setup.label_smoothing:
         loss = _smoothed_loss(tape, network, setup, replace(plain, labels=labels))
