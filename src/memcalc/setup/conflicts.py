@@ -136,7 +136,7 @@ def _objective(setup: TrainingOptions) -> Iterator[str]:
             f"--keep-logits is about a loop of one's own around sft, but --objective {setup.objective} is computed "
             "as TRL's trainer runs it; leave it out."
         )
-    if setup.max_completion_length is not None and setup.objective not in WITH_COMPLETIONS:
+    if setup.max_completion_length is not None and setup.objective not in ("sft", *WITH_COMPLETIONS):
         yield (
             f"--max-completion-length counts tokens of completions, but --objective {setup.objective} learns "
             "from all tokens "

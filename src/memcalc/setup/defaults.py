@@ -6,8 +6,8 @@ DEFAULT_SEQ_LEN = 256
 WITH_REFERENCE = ("dpo", "kto", "grpo", "rloo", "ppo")
 """Objectives that compare the trained model with a reference."""
 
-WITH_COMPLETIONS = ("sft", "dpo", "kto", "grpo", "rloo", "ppo", "distillation", "gkd")
-"""Objectives that learn from completions of prompts (sft with a fused head, which skips the others' tokens)."""
+WITH_COMPLETIONS = ("dpo", "kto", "grpo", "rloo", "ppo", "distillation", "gkd")
+"""Objectives that learn from completions of prompts."""
 
 OF_PAIRS = ("dpo", "reward", "orpo", "cpo")
 """Objectives whose --batch counts pairs of a chosen and a rejected sequence."""

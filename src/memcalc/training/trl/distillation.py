@@ -12,6 +12,7 @@ from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.lm_losses import head_weight
 from memcalc.nn.model import Network
 from memcalc.tables.dtypes import BOOL, FP32
+from memcalc.training.objectives.distillation import check_vocabulary
 from memcalc.training.objectives.rollout import LOSS, Actors
 
 
@@ -28,17 +29,14 @@ def distillation(actors: Actors) -> Tensor:
     with actors.tape.no_grad(), actors.tape.attention_backend(actors.companion.attention):
         teacher = _hidden_states(actors, actors.companion.network, ids)
     actors.tape.training, actors.tape.padding = training, None
+    head, teacher_head = (head_weight(_lm(model).lm_head) for model in (actors.policy, actors.companion.network))
+    check_vocabulary(head.shape[0], teacher_head.shape[0])
     with actors.tape.scoped(LOSS):
         valid = ops.empty_like(ops.reshape(mask, -1), BOOL)
         count = rows * completion
         flat, flat_teacher = _flat(student, completion), _flat(teacher, completion)
         flat, flat_teacher = ops.index_mask(flat, valid, count), ops.index_mask(flat_teacher, valid, count)
-        divergence = ops.chunked_divergence(
-            flat,
-            head_weight(_lm(actors.policy).lm_head),
-            flat_teacher,
-            head_weight(_lm(actors.companion.network).lm_head),
-        )
+        divergence = ops.chunked_divergence(flat, head, flat_teacher, teacher_head)
         del flat, flat_teacher
         return ops.div(ops.sum(divergence, 0), actors.tape.empty((), FP32))
 
