@@ -27,6 +27,8 @@ def backward(tape: Tape, loss: Tensor) -> None:
     keep = root.received[0]  # the root gradient lives through the whole of backward, as does the loss
     _run_all(tape, [root])
     tape.begin_span("backward", None)
+    for callback in tape.final_callbacks:
+        callback()
     del keep
 
 
@@ -77,6 +79,9 @@ def _count_dependencies(roots: list[Node]) -> None:
 def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
     """Compute one node; its saved tensors and incoming gradients are released before the results are handed on."""
     received, node.received = node.received, None
+    for hook in node.hooks:
+        hook()
+    node.hooks = ()
     node.unpacked = saved = unpack(node)
     outputs = node.backward(node, received or [None])
     saved.clear()

@@ -38,6 +38,7 @@ class Node:
         "block",
         "context",
         "edges",
+        "hooks",
         "pending",
         "received",
         "saved",
@@ -62,6 +63,8 @@ class Node:
         self.scope = tape.scope
         self.pending = 0
         self.received: list[Tensor | None] | None = None
+        self.hooks: tuple[Callable[[], None], ...] = ()
+        """What runs when the gradients are there, before what was saved is unpacked (`Tensor.register_hook`)."""
 
     def save(self, kept: Tensor | Storage) -> None:
         """Keep a tensor for backward (in the frame of the checkpointed block, when one is running)."""
@@ -149,8 +152,8 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
         node.gradient = new.detach()
         allocation = new.storage.allocation
         allocation.row, allocation.name = node.row, node.name
-        if node.post_accumulate_hook is not None:
-            node.post_accumulate_hook(node)
+    if new is not None and node.post_accumulate_hook is not None:
+        node.post_accumulate_hook(node)
     return []
 
 

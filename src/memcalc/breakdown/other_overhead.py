@@ -23,3 +23,5 @@ def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     yield from step.standing_cache.items()
     if isinstance(step.setup, TrainingSetup) and (scalars := scalar_bytes(step.setup, phase)):
         yield "scalars of the trainer", scalars
+    if step.engine is not None:
+        yield from step.engine.buffers(phase)

@@ -12,7 +12,8 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
-from memcalc.tables.dtypes import FP32, INT64
+from memcalc.nn.run_context import run_context
+from memcalc.tables.dtypes import FP32, INT64, DType
 
 IMAGES = "images"
 """Name of the image inputs (`pixel_values`); generation keeps them."""
@@ -53,7 +54,7 @@ class Batch:
         if sides is None:
             sides = c.sides("image_size")
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
-        return tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
 
     def class_labels(self) -> Tensor:
         """One label per sequence [b], an input of the step."""
@@ -92,10 +93,20 @@ class Outputs:
             self.loss = self.loss_from_logits(self.logits_as_fp32())
         return self.loss
 
+    def convert(self, dtype: DType) -> None:
+        """Have loss and logits in `dtype`, as a wrapper of the model does with what it returns."""
+        self.replace(lambda output: ops.to(output, dtype))
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put what `change` makes of loss and logits in their place; they stand until all is made."""
+        before = self.loss, self.returned
+        self.loss = None if before[0] is None else change(before[0])
+        self.returned = tuple(change(x) if isinstance(x, Tensor) and x.dtype.floating else x for x in before[1])
+
     def logits_as_fp32(self) -> Tensor:
         """The logits, converted to fp32 where autocast computed them in 16 bits (accelerate does so)."""
         (logits, *rest), self.returned = self.returned, ()
-        logits = ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
+        logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
         self.returned = (logits, *rest)
         return logits
 
@@ -153,6 +164,10 @@ class Network(Module):
 
     def __call__(self, batch: Batch) -> Outputs:  # type: ignore[override]
         """Run the model on `batch`."""
+        return self.forward(batch) if self.hooks is None else self.hooks(self, batch)
+
+    def call(self, batch: Batch) -> Outputs:  # type: ignore[override]
+        """Run the model without its hooks."""
         return self.forward(batch)
 
 

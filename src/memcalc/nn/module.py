@@ -6,7 +6,7 @@ A module is built from numbers alone; `Module.bind` puts its weights on a tape. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,7 @@ from memcalc.autograd.graph import AccumulateGrad, require_gradient
 from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, DType
 
 
@@ -46,6 +47,9 @@ class Parameter(Tensor):
         """How many weights this stands for: its elements, unless they are packed."""
         return self.numel
 
+
+Hooks = Callable[..., Any]
+"""Called with a module and its arguments in place of its forward (`register_forward_pre_hook`, `_forward_hook`)."""
 
 CONSTANTS = "quantization constants"
 """Group of the buffers that belong to quantized weights."""
@@ -86,6 +90,9 @@ class Module:
     assumption: str = ""
     """An assumption that the report states if this module runs."""
 
+    hooks: Hooks | None = None
+    """What runs around this module's forward, where a parallel engine asks for it."""
+
     def __getattr__(self, name: str) -> Any:
         """A weight that an adapter replaces while this module runs is made when it is first asked for."""
         waiting = self.__dict__.get("_adapted", {})
@@ -97,6 +104,12 @@ class Module:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`. The arguments live until it returns, as in torch."""
+        if self.hooks is not None:
+            return self.hooks(self, x, *args, **kwargs)
+        return self.call(x, *args, **kwargs)
+
+    def call(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward` under this module's name, without its hooks."""
         scope = self.scope
         if scope is None and not self.output_needs_gradient:
             return self.forward(x, *args, **kwargs)
@@ -172,7 +185,7 @@ class Module:
 
         With `accumulated`, gradients of earlier micro-batches exist.
         """
-        tape.weights = dtype
+        run_context(tape).weights_dtype = dtype
         tensors = tuple(self.tensors())
         for _, parameter in tensors:
             is_buffer = isinstance(parameter, Buffer)

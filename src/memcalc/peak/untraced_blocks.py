@@ -116,11 +116,14 @@ class UntracedBlocks:
             return
         backward = span.phase == "backward"
         first = self._backward if backward else max(start for start, _ in self._bounds if start <= span.start)
-        for got in [allocation for allocation in released if allocation.born >= first]:
+        for got in [a for a in released if a.born >= first and not a.communicated]:
             alike = (
                 a
                 for a in made
-                if a.nbytes == got.nbytes and a.handed_over == got.handed_over and (not backward or a.row == got.row)
+                if not a.communicated
+                and a.nbytes == got.nbytes
+                and a.handed_over == got.handed_over
+                and (not backward or a.row == got.row)
             )
             if (given := next(alike, None)) is not None:
                 made.remove(given)
@@ -144,7 +147,7 @@ class UntracedBlocks:
         dies once, with the last of them to run backward, which is the one that was traced.
         """
         forward = [span for region in self.regions for span in region.spans if span.phase != "backward"]
-        made = [a for a in self.tape.allocations[: self._backward] if not a.handed_over]
+        made = [a for a in self.tape.allocations[: self._backward] if not (a.handed_over or a.communicated)]
         for region in self.regions:
             for span in region.spans:
                 if span.phase == "backward" and copies(span) > 1:

@@ -2,117 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.sizes import rounded
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network
-from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
+from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
+from memcalc.parallel import engines
+from memcalc.parallel.engine import Engine
+from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
-from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.optimizers import Optimizer, optimizer
-from memcalc.tables.precisions import PRECISIONS
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import DType
+from memcalc.tables.optimizers import optimizer
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
-from memcalc.training.trainer_loop import left_by_backward_of, runs_trainer
-
-
-@dataclass(frozen=True)
-class Aims:
-    """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
-
-    beside: Mapping[str, int] = field(default_factory=dict)
-    outlasting: int = 0
-    used: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Step:
-    """A traced step of training, or of generation."""
-
-    tape: Tape
-    network: Network
-    tensors: tuple[tuple[str, Parameter], ...]
-    """Parameters and buffers with their names, in torch's order; a stack's block stands for all of its kind."""
-    setup: TrainingSetup | InferenceSetup
-    optimizer: Optimizer | None
-    """None in generation."""
-    forward_end: int
-    """The tick at which forward had finished and its outputs were still held."""
-    seq_len: int
-    target_len: int | None = None
-    """Tokens of the target that an encoder-decoder is trained on."""
-    trained: tuple[Weight, ...] = ()
-    """The trained weights as the optimizer sees them: those that the loss reaches."""
-    update_order: tuple[Weight, ...] = ()
-    """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
-    phases: tuple[str, ...] = ("forward", "backward", "step")
-    cache_bytes: int = 0
-    """Bytes of keys, values and states after prefill."""
-    standing_cache: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
-    weights: Mapping[str, int] | None = None
-    """Bytes of the weights by what they are; None where they are those of the network."""
-    beside: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of further weights, by name."""
-    outlasting: int = 0
-    """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
-    left_by_backward: int = 0
-    """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
-    used: Mapping[str, Any] = field(default_factory=dict)
-    """Options that were chosen for the user, by name."""
-    notes: tuple[str, ...] = ()
-    """What was taken for granted when the model was adapted, for the Assumptions."""
-
-    @property
-    def training(self) -> bool:
-        """Whether this is a step of training."""
-        return isinstance(self.setup, TrainingSetup)
-
-    def resolved(self) -> dict[str, Any]:
-        """Every option with the value that was used."""
-        length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
-        used = {"seq_len": length, "target_len": self.target_len, "attention": self.tape.attention, **self.used}
-        if self.training:
-            used["optimizer_impl"] = self.implementation
-        return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
-
-    @property
-    def implementation(self) -> str:
-        """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
-        assert isinstance(self.setup, TrainingSetup)
-        return _implementation(self.setup)
-
-    @property
-    def steps_in_backward(self) -> bool:
-        """Whether weights are stepped during backward, so that gradients never stand all at once."""
-        return isinstance(self.setup, TrainingSetup) and _steps_in_backward(self.setup)
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the batch that PyTorch's trackers do not see: Trainer has all micro-batches of a step at once."""
-        seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
-        one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
-        batches = self.setup.grad_accum if isinstance(self.setup, TrainingSetup) and runs_trainer(self.setup) else 1
-        return one * batches - seen
-
-    @property
-    def parameters(self) -> list[tuple[str, Parameter]]:
-        """Parameters without buffers."""
-        return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
+from memcalc.training.traced_step import Aims as Aims
+from memcalc.training.traced_step import Step as Step
+from memcalc.training.traced_step import implementation_of, steps_in_backward
+from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer
 
 
 def build(spec: ModelSpec) -> Network:
@@ -129,20 +48,11 @@ def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
     return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, wide)
 
 
-def _steps_in_backward(setup: TrainingSetup) -> bool:
-    return setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
-
-
-def _implementation(setup: TrainingSetup) -> str:
-    default: str = next(iter(optimizer(setup.optimizer).step))
-    return setup.optimizer_impl or default
-
-
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival | None:
-    if not _steps_in_backward(setup):
+    if not steps_in_backward(setup):
         return None
     row = optimizer(setup.optimizer)
-    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[_implementation(setup)])
+    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[implementation_of(setup)])
     step_in_backward(network, updater)
     return updater
 
@@ -161,35 +71,45 @@ The optimizer is one that takes the options of all others.
 
 
 def trace(
-    spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False, teacher: ModelSpec | None = None
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    *,
+    layout: ParallelSetup = SINGLE,
+    like_tracker: bool = False,
+    teacher: ModelSpec | None = None,
 ) -> Step:
-    """Run one micro-batch forward and backward on shapes.
+    """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     setup = setup.with_trainer_defaults()
-    shared = {} if _steps_in_backward(setup) else _UNTRACED
+    shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, like_tracker, None if teacher is None else teacher.key)
+    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
 
 
 @lru_cache(maxsize=64)
-def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: SpecKey | None) -> Step:
+def _trace(
+    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, like_tracker: bool, teacher: SpecKey | None
+) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
         from memcalc.training.objectives import run
 
         spec = run.pursuer(spec, setup)
     network = build(spec)
+    engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
-    walk = partial(_walk, spec, network, notes, setup, like_tracker, teacher)
+    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
+    if step.engine is not None and step.engine.learns:
+        step = walk(before=step.engine)
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
         step = walk()
-        step.tape.retained_bytes = record_retained(keeping)
+        run_context(step.tape).retained_bytes = record_retained(keeping)
     return step
 
 
@@ -198,22 +118,28 @@ def _walk(
     network: Network,
     notes: Sequence[str],
     setup: TrainingSetup,
+    layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
+    before: Engine | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
-    recipe = PRECISIONS[setup.precision]
+    recipe = engines.precision(setup.precision, layout)
     tape = Tape(sum_out_of_place=like_tracker)
-    tape.attention = family(spec.model_type).attention_used(setup.attention)
-    tape.checkpointing = setup.activation_checkpointing == "full"
-    tape.selective = setup.activation_checkpointing == "selective"
-    tape.reentrant = setup.checkpoint_reentrant
-    tape.offloads_inputs = setup.activation_offloading and tape.checkpointing
-    tape.offloading = setup.activation_offloading and not tape.checkpointing
+    tape.run = RunContext(
+        attention=family(spec.model_type).attention_used(setup.attention),
+        checkpointing=setup.activation_checkpointing == "full",
+        selective=setup.activation_checkpointing == "selective",
+        reentrant=setup.checkpoint_reentrant,
+    )
+    tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
+    tape.offloading = setup.activation_offloading and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
-    tensors = trained.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
+    accumulates = setup.grad_accum > 1
+    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=accumulates, before=before)
+    tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
@@ -222,7 +148,7 @@ def _walk(
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _loss(tape, network, setup, length), Aims()
+        (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), Aims()
     else:
         loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
     forward_end = tape.clock
@@ -233,12 +159,13 @@ def _walk(
             "one."
         )
     backward(tape, loss)
-    if updater is not None:
+    if updater:
         updater.finish()
     left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
     del loss, held, inherited
     tape.finish()
+    in_order = trained.parameters_in_update_order(set())
     return Step(
         tape,
         network,
@@ -247,35 +174,39 @@ def _walk(
         None,
         forward_end,
         length,
-        left_by_backward=left_by_backward,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
-        trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
-        update_order=tuple(_weight(p, n, setup) for p, n in trained.parameters_in_update_order(set()) if p.reached),
+        trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
+        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
         beside=more.beside,
         outlasting=more.outlasting,
+        left_by_backward=left_by_backward,
         used=more.used,
         notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
+        engine=None if layout.alone else engine,
     )
 
 
-def _loss(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+def _loss(
+    tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | None, length: int
+) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """The loss of sft, and the outputs that the loop keeps through backward."""
     if setup.uses_fused_head:
         from memcalc.training.trl.sft import sft
 
-        return sft(tape, network, setup, length), ()
-    return model_loss(tape, network, setup, length)
+        return sft(tape, network, setup, autocast, length), ()
+    return model_loss(tape, network, setup, autocast, length)
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
     """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
-    if tape.selective:
-        if not tape.recomputed_attentions:
+    run = run_context(tape)
+    if run.selective:
+        if not run.recomputed_attentions:
             raise UsageError(
                 "--activation-checkpointing selective recomputes scores of attention, which this model does not have "
                 "as memcalc knows them; use full."
             )
-        if tape.attention != "eager":
+        if run.attention != "eager":
             yield (
-                f"--attention {tape.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
             )

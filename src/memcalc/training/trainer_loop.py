@@ -15,7 +15,7 @@ from memcalc.common.sizes import ALIGNMENT, rounded
 from memcalc.optim.weight import Weight
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import BF16, FP16, DType
-from memcalc.tables.precisions import PRECISIONS
+from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
 
 NORM_CHUNK = 65536
 """Elements that one block of the multi-tensor norm kernel sums up (chunk size of `_foreach_norm`)."""
@@ -62,11 +62,11 @@ def clipping_bytes(setup: TrainingSetup, weights: Iterable[Weight]) -> int:
     return ALIGNMENT * count + max(rounded(4 * count * chunks), rounded(4 * count) + ALIGNMENT)
 
 
-def autocast_of(setup: TrainingSetup) -> DType | None:
-    """The dtype of torch.autocast around forward: what the precision recipe has, or what was asked for."""
+def autocast_of(setup: TrainingSetup, recipe: PrecisionRecipe | None = None) -> DType | None:
+    """The dtype of torch.autocast around forward: what was asked for, or what the recipe has (that of --precision)."""
     if setup.autocast is not None:
         return {"bf16": BF16, "fp16": FP16}[setup.autocast]
-    return PRECISIONS[setup.precision].autocast
+    return (recipe or PRECISIONS[setup.precision]).autocast
 
 
 def left_by_backward_of(tape: Tape) -> int:

@@ -1,7 +1,7 @@
 """One tensor of a checkpoint, with its meaning."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Role(StrEnum):
@@ -13,8 +13,7 @@ class Role(StrEnum):
     BUFFER = "buffer"
 
 
-@dataclass(frozen=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """`nbytes` is what the file holds; `parameters` how many model parameters that stands for.
 
     `weight` and `shape` name the unpacked weight (`shape` is None where the header does not tell it); `packing` says

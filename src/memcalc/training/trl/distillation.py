@@ -11,6 +11,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.lm_losses import head_weight
 from memcalc.nn.model import Network
+from memcalc.nn.run_context import run_context, training_mode
 from memcalc.tables.dtypes import BOOL, FP32
 from memcalc.training.objectives.distillation import check_vocabulary
 from memcalc.training.objectives.rollout import LOSS, Actors
@@ -23,12 +24,12 @@ def distillation(actors: Actors) -> Tensor:
     prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
-    actors.tape.padding = padding
+    run_context(actors.tape).padding = padding
     student = _hidden_states(actors, actors.policy, ids)
-    training, actors.tape.training = actors.tape.training, False
-    with actors.tape.no_grad(), actors.tape.attention_backend(actors.companion.attention):
+    attention = run_context(actors.tape).attention_backend(actors.companion.attention)
+    with actors.tape.no_grad(), training_mode(actors.tape, False), attention:
         teacher = _hidden_states(actors, actors.companion.network, ids)
-    actors.tape.training, actors.tape.padding = training, None
+    run_context(actors.tape).padding = None
     head, teacher_head = (head_weight(_lm(model).lm_head) for model in (actors.policy, actors.companion.network))
     check_vocabulary(head.shape[0], teacher_head.shape[0])
     with actors.tape.scoped(LOSS):

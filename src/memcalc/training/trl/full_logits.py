@@ -8,6 +8,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.kv_cache import Cache
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.rollout import LOSS, Actors
 from memcalc.training.trl.scoring import input_ids
@@ -60,11 +61,12 @@ def gkd(actors: Actors) -> Tensor:
     """The generalised Jensen-Shannon divergence (beta 0.5) of all tokens, over the whole vocabulary."""
     ids = input_ids(actors, actors.sequences)
     outputs = actors.run(ids)
+    run = run_context(actors.tape)
     with actors.tape.no_grad():
-        _teacher_cache = actors.tape.cache = Cache()  # its config has use_cache, and its outputs keep the cache
-        actors.tape.all_logits = True
+        _teacher_cache = run.cache = Cache()  # its config has use_cache, and its outputs keep the cache
+        run.all_logits = True
         teacher_outputs = actors.ask(ids)
-        actors.tape.cache, actors.tape.all_logits = None, False
+        run.cache, run.all_logits = None, False
     with actors.tape.scoped(LOSS):
         student = ops.mul_scalar(ops.narrow(outputs.returned[0], 1, actors.length - 1))
         teacher = ops.mul_scalar(ops.narrow(teacher_outputs.returned[0], 1, actors.length - 1))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.rollout import LOSS, Actors
 from memcalc.training.trl.scoring import masked_labels, score
@@ -30,7 +31,7 @@ def grpo(actors: Actors) -> Tensor:
             difference = ops.sub(known, own)
             penalty = ops.add_scalar(ops.sub(ops.exp(difference), difference))
             per_token = ops.add(per_token, ops.mul_scalar(penalty))
-        actors.tape.padding = None
+        run_context(actors.tape).padding = None
         return ops.div(ops.sum(ops.reshape(per_token, -1), 0), actors.tape.empty((), FP32))
 
 
@@ -45,7 +46,7 @@ def rloo(actors: Actors) -> Tensor:
         ratio = ops.exp(ops.sub(sums, actors.given(sums.shape[0], dtype=FP32, name="log-probabilities")))
         advantages = actors.given(sums.shape[0], dtype=FP32, name="advantages")
         losses = ops.minimum(ops.mul(ratio, advantages), ops.mul(ops.clamp(ratio), advantages))
-        actors.tape.padding = None
+        run_context(actors.tape).padding = None
         return ops.mean(ops.neg(losses), 0, keepdim=False)
 
 
@@ -60,7 +61,7 @@ def _inputs(actors: Actors) -> tuple[Tensor, Tensor]:
     prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     ids = ops.cat([prompt, answer], 1)
-    actors.tape.padding = ops.cat([prompt_mask, mask], 1)
+    run_context(actors.tape).padding = ops.cat([prompt_mask, mask], 1)
     return ids, masked_labels(ids)
 
 

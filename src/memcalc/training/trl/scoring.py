@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Batch, Network
+from memcalc.nn.run_context import run_context, training_mode
 from memcalc.tables.dtypes import INT64
 from memcalc.training.objectives.rollout import LOSS, Actors
 
@@ -28,15 +29,12 @@ def score(actors: Actors, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]
 def score_frozen(actors: Actors, ids: Tensor) -> Tensor:
     """Log-probabilities [b, s - 1] under the reference model; the caller switches gradients off."""
     assert actors.companion is not None
-    tape = actors.tape
-    training, tape.training = tape.training, actors.companion.trains
-    checkpointing, tape.checkpointing = tape.checkpointing, False
-    try:
-        with tape.attention_backend(actors.companion.attention):
-            log_probs, *_more = _score(actors, actors.companion.network, ids, ())
-            return log_probs
-    finally:
-        tape.training, tape.checkpointing = training, checkpointing
+    run = run_context(actors.tape)
+    checkpointing, run.checkpointing = run.checkpointing, False
+    with run.attention_backend(actors.companion.attention), training_mode(actors.tape, actors.companion.trains):
+        log_probs, *_more = _score(actors, actors.companion.network, ids, ())
+    run.checkpointing = checkpointing
+    return log_probs
 
 
 def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:

@@ -12,14 +12,13 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Batch, Network
 from memcalc.setup.setup import TrainingSetup
-from memcalc.tables.dtypes import INT64
+from memcalc.tables.dtypes import INT64, DType
 from memcalc.training.objectives.frozen_models import check_head
-from memcalc.training.trainer_loop import autocast_of
 
 LOSS = "LM head and loss"
 
 
-def sft(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> Tensor:
+def sft(tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | None, length: int) -> Tensor:
     """The loss of the tokens that count, from the fused head's log-probabilities.
 
     Label smoothing needs full logits: the model runs a second time, outside the graph, for the metrics alone.
@@ -32,11 +31,11 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> Tens
     plain = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
     fused = replace(plain, scored_tokens=scored, token_outputs=("entropy", "is_top1"))
     if setup.label_smoothing:
-        loss = _smoothed_loss(tape, network, setup, replace(plain, labels=labels))
-        with tape.no_grad(), tape.autocasting(autocast_of(setup)):
+        loss = _smoothed_loss(tape, network, autocast, replace(plain, labels=labels))
+        with tape.no_grad(), tape.autocasting(autocast):
             network(fused)
         return loss
-    with tape.autocasting(autocast_of(setup)):
+    with tape.autocasting(autocast):
         outputs = network(fused)
     log_probs, *_metrics = outputs.returned
     with tape.scoped(LOSS):
@@ -44,11 +43,11 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, length: int) -> Tens
         return ops.div(ops.sum(ops.reshape(per_token, -1), 0), tape.empty((), INT64))
 
 
-def _smoothed_loss(tape: Tape, network: Network, setup: TrainingSetup, batch: Batch) -> Tensor:
+def _smoothed_loss(tape: Tape, network: Network, autocast: DType | None, batch: Batch) -> Tensor:
     """LabelSmoother's loss of full logits, in fp32 where autocast is on."""
-    with tape.autocasting(autocast_of(setup)):
+    with tape.autocasting(autocast):
         outputs = network(batch)
-    if autocast_of(setup) is not None:
+    if autocast is not None:
         outputs.convert_to_fp32()
     loss = outputs.compute_loss()
     assert loss is not None
