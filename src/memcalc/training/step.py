@@ -31,7 +31,7 @@ from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Aims as Aims
 from memcalc.training.traced_step import Step as Step
 from memcalc.training.traced_step import implementation_of, steps_in_backward
-from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer
+from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
 
 
 def build(spec: ModelSpec) -> Network:
@@ -83,11 +83,12 @@ def trace(
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
-    setup = setup.with_trainer_defaults()
+    asked, setup = setup, setup.with_trainer_defaults()
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
-    return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
+    notes = (*trainer_notes(asked, setup), *step.notes)
+    return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)

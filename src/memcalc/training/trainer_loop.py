@@ -35,6 +35,20 @@ def runs_trainer(setup: TrainingSetup) -> bool:
     return setup.trainer_used in ("hf", "trl")
 
 
+def trainer_notes(asked: TrainingSetup, used: TrainingSetup) -> Iterator[str]:
+    """What the trainer decides for the user, for the Assumptions: `used` is `asked` with the trainer's defaults."""
+    if not runs_trainer(used):
+        return
+    name = "TRL 1.16" if used.trainer_used == "trl" else "Hugging Face Trainer (Transformers 5.24)"
+    chosen = []
+    if used.activation_checkpointing != asked.activation_checkpointing:
+        chosen.append("activation checkpointing (--activation-checkpointing)")
+    if used.optimizer_impl != asked.optimizer_impl:
+        chosen.append("fused AdamW (--optimizer-impl)")
+    defaults = f", with its defaults: {' and '.join(chosen)}" if chosen else ""
+    yield f"the training loop is that of {name}{defaults}"
+
+
 def scalar_bytes(setup: TrainingSetup, phase: str) -> int:
     """Bytes of tensors of one element that the loop keeps during `phase`."""
     if not runs_trainer(setup):

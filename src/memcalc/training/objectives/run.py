@@ -77,7 +77,7 @@ def _beside(
         return frozen_models.reference(spec, build(spec), setup, tape, dtype)
     if teacher is None:
         raise UsageError(
-            "--objective distillation learns from a teacher: name it with --teacher, a path, a model of the Hub or a "
+            f"--objective {setup.objective} learns from a teacher: name it with --teacher, a path, a model of the Hub or a "
             "size (in the library, estimate's `teacher`)."
         )
     attention = family(teacher.model_type).attention_used(setup.attention)
