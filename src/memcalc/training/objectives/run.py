@@ -77,8 +77,8 @@ def _beside(
         return frozen_models.reference(spec, build(spec), setup, tape, dtype)
     if teacher is None:
         raise UsageError(
-            f"--objective {setup.objective} learns from a teacher: name it with --teacher, a path, a model of the Hub or a "
-            "size (in the library, estimate's `teacher`)."
+            f"--objective {setup.objective} learns from a teacher: name it with --teacher, a path, a model of the Hub "
+            "or a size (in the library, estimate's `teacher`)."
         )
     attention = family(teacher.model_type).attention_used(setup.attention)
     return frozen_models.teacher(build(teacher), tape, dtype, attention)
