@@ -73,6 +73,8 @@ def _statistics(rollout: Rollout, logits: Tensor, mask: Tensor) -> list[Tensor]:
 def reward(rollout: Rollout) -> Tensor:
     """The loss of rewards [2b, 1]: how much more the chosen ones get."""
     ids = rollout.input_tensor(2 * rollout.setup.batch, rollout.length)
+    if rollout.setup.trainer_used == "trl":
+        rollout.input_tensor(*ids.shape, name="padding mask")
     outputs = rollout.run(ids)
     if outputs.returned[0].shape[1:] != (1,):
         raise UsageError(

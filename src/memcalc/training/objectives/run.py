@@ -18,6 +18,8 @@ from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.objectives import OBJECTIVES, Rollout, frozen_models
 from memcalc.training.objectives.assumptions import notes
 from memcalc.training.traced_step import ObjectiveExtras
+from memcalc.training.trainer_loop import autocast_of
+from memcalc.training.trl import FUSED
 
 
 def trained_spec(spec: ModelSpec, setup: TrainingSetup) -> ModelSpec:
@@ -47,15 +49,15 @@ def run_objective(
 
     Raises UsageError where the model or the teacher does not suit it.
     """
-    recipe = PRECISIONS[setup.precision]
     value = trained.value_model if isinstance(trained, frozen_models.PolicyAndValue) else None
     policy = trained.policy if isinstance(trained, frozen_models.PolicyAndValue) else trained
     assert isinstance(policy, Network)
     frozen_models.check_head(policy, setup)
     beside = _beside(tape, spec, setup, teacher)
-    tape.dropout_enabled = setup.objective not in ("dpo", "reward")
-    rollout = Rollout(tape, policy, beside, setup, recipe.autocast, length, value)
-    loss = OBJECTIVES[setup.objective](rollout)
+    tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
+    rollout = Rollout(tape, policy, beside, setup, autocast_of(setup), length, value)
+    objectives = FUSED if setup.trainer_used == "trl" else OBJECTIVES
+    loss = objectives[setup.objective](rollout)
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
@@ -74,12 +76,12 @@ def _beside(
 ) -> frozen_models.FrozenModel | None:
     """The reference model or the teacher."""
     dtype = PRECISIONS[setup.precision].weights
-    if setup.objective != "distillation":
+    if setup.objective not in ("distillation", "gkd"):
         return frozen_models.reference(spec, build(spec), setup, tape, dtype)
     if teacher is None:
         raise UsageError(
-            "--objective distillation learns from a teacher: name it with --teacher, a path, a model of the Hub or a "
-            "size (in the library, estimate's `teacher`)."
+            f"--objective {setup.objective} learns from a teacher: name it with --teacher, a path, a model of the Hub "
+            "or a size (in the library, estimate's `teacher`)."
         )
     attention = family(teacher.model_type).attention_used(setup.attention)
     return frozen_models.teacher(build(teacher), tape, dtype, attention)
