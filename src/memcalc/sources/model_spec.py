@@ -16,7 +16,7 @@ from memcalc.sources.adapter import Adapter
 from memcalc.sources.adapter_options import check_kind, lora_options, refuse_others
 from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
-from memcalc.sources.config_vs_weights import part_of
+from memcalc.sources.config_vs_weights import check_names, part_of
 from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import ADAPTER_CONFIG
 from memcalc.sources.generic.config import generic_config
@@ -49,6 +49,8 @@ class Built:
     expected: Mapping[str, int]
     tied: bool
     layers: int | None
+    modules: frozenset[str]
+    """The last names of all modules that have weights."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "Built":
@@ -56,14 +58,16 @@ class Built:
         kin = family(spec.model_type)
         config = Config(spec.config, kin.defaults, kin.aliases)
         expected: dict[str, int] = {}
+        modules: set[str] = set()
         for path, positions, weights in weights_by_stack(build(spec)):
+            modules.update(f".{weight.name}".split(".")[-2] for weight in weights)
             for name, count in _by_part(path, positions, weights).items():
                 for position in positions or (0,):
                     full = f"{path}.{position}.{name}" if positions else name
                     expected[full] = expected.get(full, 0) + count
         layers = config.get("num_hidden_layers")
         tied = config.get("tie_word_embeddings") is True and not any(part_of(name) == "head" for name in expected)
-        return cls(expected, tied, layers if isinstance(layers, int) else None)
+        return cls(expected, tied, layers if isinstance(layers, int) else None, frozenset(modules))
 
     @property
     def parts(self) -> set[str]:
@@ -99,6 +103,8 @@ def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) ->
     alike = generic and bool(lines)
     if model.checkpoint is not None:
         built = Built.of(spec)
+        if not alike:
+            check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
         lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=_asked(setup))
         held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
         spec = replace(spec, stored=held)
