@@ -4,11 +4,11 @@ The statement is needed for bit widths and group sizes; what each tensor is, `pa
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.config.quantization_checks import check_settings, nameless
 from memcalc.errors import ConfigError, UsageError
 
@@ -32,7 +32,7 @@ SKIPPED = (
 DEPTH = 3
 
 
-@frozen
+@dataclass(frozen=True)
 class Quantization:
     """What the repository states; `bits` of a weight is None when it does not say."""
 

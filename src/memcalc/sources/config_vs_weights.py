@@ -7,11 +7,11 @@ The config gives the shapes that the model is built with; the headers give what 
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.dtypes import declared_dtypes
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, safetensors_dtype
@@ -45,7 +45,7 @@ MOST_PREDICTING = 3
 Shapes = Mapping[str, int | tuple[int, ...]]
 
 
-@frozen
+@dataclass(frozen=True)
 class Dtypes:
     """Three dtypes that are easily taken for one another, as safetensors spells them."""
 

@@ -1,12 +1,10 @@
 """From what was read to what is estimated: the spec of a model, and the lines that its report owes to its files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from memcalc.common.records import frozen
-from memcalc.common.validation import option_name
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
+from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError, option_name
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
@@ -30,7 +28,7 @@ from memcalc.units import format_bytes, format_count
 Setup = TrainingSetup | InferenceSetup
 
 
-@frozen
+@dataclass(frozen=True)
 class Described:
     """What to estimate: a spec, the setup with what the files decide filled in, and lines for the assumptions."""
 
@@ -39,7 +37,7 @@ class Described:
     assumptions: tuple[str, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class Built:
     """What the config of a spec builds, whether the head is tied, and how many layers there are.
 
