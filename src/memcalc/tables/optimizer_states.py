@@ -69,6 +69,8 @@ def blockwise(*names: str) -> States:
     """8-bit states with an fp32 scale per block; fp32 ones for a small weight."""
 
     def states(weight: Weight) -> Mapping[str, int]:
+        if weight.wide_states:
+            return {f"fp32 {name} of embeddings": weight.sized(4) for name in names}
         if weight.count < SMALLEST_8BIT:
             return {f"fp32 {name} of small weights": weight.sized(4) for name in names}
         scales = rounded(4 * -(-weight.count // BLOCK_8BIT))
@@ -134,7 +136,7 @@ def torchao(bits: int, block: int, *, table: int) -> States:
 
 def three_blockwise(weight: Weight) -> Mapping[str, int]:
     """AdEMAMix: two momenta in one buffer, and a variance; 8 bits with scales, fp32 for a small weight."""
-    if weight.count < SMALLEST_8BIT:
+    if weight.wide_states or weight.count < SMALLEST_8BIT:
         return {"fp32 momenta of small weights": rounded(8 * weight.count), "fp32 variance": weight.sized(4)}
     blocks = -(-weight.count // BLOCK_8BIT)
     scales = rounded(8 * blocks) + rounded(4 * blocks)
