@@ -7,6 +7,7 @@ from typing import Any
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError, option_name
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
