@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
@@ -199,6 +199,15 @@ def decoder(
         return TextEmbedder(model)
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
     raise unknown_head(c, name, known)
+
+
+def with_head(c: Config, architecture: str | None, known: Mapping[str, Callable[[], Network]]) -> Network:
+    """The network whose head `architecture` ends in; the first of `known` if it names none. Raises ConfigError else."""
+    name = architecture or next(iter(known))
+    for suffix, make in known.items():
+        if name.endswith(suffix):
+            return make()
+    raise unknown_head(c, name, tuple(known))
 
 
 def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:

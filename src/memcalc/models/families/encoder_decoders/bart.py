@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc import ops
 from memcalc.config.reader import Config
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.models.families.encoder_decoders.bart_model import BartModel, Style
 from memcalc.models.family import MEASURED, Family, table
 from memcalc.nn.layers.linear import Linear
@@ -68,16 +70,13 @@ class BartForSequenceClassification(Network):
         return Outputs(loss, (logits, states))
 
 
-_LM = ("ForConditionalGeneration", "MTModel", "Model")
-
-
 def _network(c: Config, architecture: str | None, style: Style) -> Network:
-    name = architecture or _LM[0]
-    if name.endswith("ForSequenceClassification"):
-        return BartForSequenceClassification(c, style)
-    if name.endswith(_LM):
-        return BartForConditionalGeneration(c, style)
-    raise unknown_head(c, name, (_LM[0], "ForSequenceClassification"))
+    known: dict[str, Callable[[], Network]] = {
+        "ForConditionalGeneration": lambda: BartForConditionalGeneration(c, style),
+        "ForSequenceClassification": lambda: BartForSequenceClassification(c, style),
+    }
+    usual = architecture is not None and architecture.endswith(("MTModel", "Model"))
+    return with_head(c, None if usual else architecture, known)
 
 
 STYLES = {

@@ -5,10 +5,8 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
+from memcalc.models.common.image_models import image_network
 from memcalc.models.family import Family, table, vit_sizes
-from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, Seen, VisionAttention, VisionTower, drop_path, grid_of
@@ -167,13 +165,8 @@ class BeitPooler(Module):
 
 def beit(c: Config, architecture: str | None) -> Network:
     """BEiT."""
-    name, hidden = architecture or "BeitForImageClassification", c.integer("hidden_size")
-    tower = BeitTower(c, hidden)
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, None, Linear(hidden, c.num_labels(), bias=True, group="head"))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    hidden = c.integer("hidden_size")
+    return image_network(c, architecture, lambda _: BeitTower(c, hidden), None, hidden)
 
 
 FAMILIES = table(

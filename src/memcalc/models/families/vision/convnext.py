@@ -6,8 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
+from memcalc.models.common.image_models import image_network
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import Convolution2d
 from memcalc.nn.layers.linear import Linear
@@ -151,13 +150,8 @@ class ConvNextTower(VisionTower):
 
 
 def _next(c: Config, architecture: str | None, *, second: bool) -> Network:
-    name, tower = architecture or "ForImageClassification", ConvNextTower(c, second=second)
-    if name.endswith("ForImageClassification"):
-        scores = Linear(tower.width, c.num_labels(), bias=True, group="head")
-        return ImageClassifier(c, tower, None, scores, resizable_input=True)
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower, resizable_input=True)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    tower = ConvNextTower(c, second=second)
+    return image_network(c, architecture, lambda _: tower, None, tower.width, resizable_input=True)
 
 
 def convnext(c: Config, architecture: str | None) -> Network:

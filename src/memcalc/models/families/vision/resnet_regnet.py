@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.models.common.image_models import ImageClassifier
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import ConvLayer, SqueezeExcitation, mean_of_places
@@ -114,10 +114,11 @@ class PooledClassifier(Module):
 
 
 def _classifier(c: Config, architecture: str | None, tower: ConvTower) -> Network:
-    name = architecture or "ForImageClassification"
-    if not name.endswith("ForImageClassification"):
-        raise unknown_head(c, name, ("ForImageClassification",))
-    return ImageClassifier(c, tower, None, PooledClassifier(tower.width, c.num_labels()), resizable_input=True)
+    def classifier() -> Network:
+        scores = PooledClassifier(tower.width, c.num_labels())
+        return ImageClassifier(c, tower, None, scores, resizable_input=True)
+
+    return with_head(c, architecture, {"ForImageClassification": classifier})
 
 
 def resnet(c: Config, architecture: str | None) -> Network:

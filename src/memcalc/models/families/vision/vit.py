@@ -7,11 +7,9 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
+from memcalc.models.common.image_models import class_scores, image_network
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.bert import Pooler
-from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import (
@@ -112,28 +110,15 @@ def _first_and_mean(states: Tensor, registers: int = 0) -> Tensor:
     return ops.cat([first, ops.mean(patches, 1, keepdim=False)], 1)
 
 
-def _scores(c: Config, width: int) -> Module:
-    return Linear(width, c.num_labels(), bias=True, group="head")
-
-
 def vit(c: Config, architecture: str | None) -> Network:
     """ViT."""
-    name, hidden = architecture or "ViTForImageClassification", c.integer("hidden_size")
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, _vit_tower(c), _first, _scores(c, hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, _vit_tower(c, pooler=True))
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    hidden = c.integer("hidden_size")
+    return image_network(c, architecture, lambda pooler: _vit_tower(c, pooler=pooler), _first, hidden)
 
 
 def msn(c: Config, architecture: str | None) -> Network:
     """ViT-MSN: ViT without a pooler."""
-    name, hidden = architecture or "ViTMSNForImageClassification", c.integer("hidden_size")
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, _vit_tower(c), _first, _scores(c, hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, _vit_tower(c))
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    return image_network(c, architecture, lambda _: _vit_tower(c), _first, c.integer("hidden_size"))
 
 
 class DeiTWithTeacher(Network):
@@ -143,8 +128,8 @@ class DeiTWithTeacher(Network):
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.model = _vit_tower(c, distilled=True)
-        self.cls_classifier = _scores(c, hidden)
-        self.distillation_classifier = _scores(c, hidden)
+        self.cls_classifier = class_scores(c, hidden)
+        self.distillation_classifier = class_scores(c, hidden)
         self.config = c
 
     def forward(self, batch: Batch) -> Outputs:
@@ -157,20 +142,20 @@ class DeiTWithTeacher(Network):
 
 def deit(c: Config, architecture: str | None) -> Network:
     """DeiT with a distillation token."""
-    name, hidden = architecture or "DeiTForImageClassification", c.integer("hidden_size")
-    if name.endswith("ForImageClassificationWithTeacher"):
-        return DeiTWithTeacher(c, hidden)
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, _vit_tower(c, distilled=True), _first, _scores(c, hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, _vit_tower(c, distilled=True, pooler=True))
-    raise unknown_head(c, name, ("ForImageClassification", "ForImageClassificationWithTeacher", "Model"))
+    hidden = c.integer("hidden_size")
+    return image_network(
+        c,
+        architecture,
+        lambda pooler: _vit_tower(c, distilled=True, pooler=pooler),
+        _first,
+        hidden,
+        {"ForImageClassificationWithTeacher": lambda: DeiTWithTeacher(c, hidden)},
+    )
 
 
 def dinov2(c: Config, architecture: str | None) -> Network:
     """DINOv2: ViT whose branches are scaled by trained factors, with register tokens or without."""
-    name, hidden = architecture or "Dinov2ForImageClassification", c.integer("hidden_size")
-    registers = c.integer("num_register_tokens", minimum=0)
+    hidden, registers = c.integer("hidden_size"), c.integer("num_register_tokens", minimum=0)
     width = int(hidden * c.factor("mlp_ratio"))
 
     def mlp() -> Module:
@@ -199,11 +184,8 @@ def dinov2(c: Config, architecture: str | None) -> Network:
         Stack(["layer"] * c.integer("num_hidden_layers"), block),
         after=LayerNorm(hidden),
     )
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, partial(_first_and_mean, registers=registers), _scores(c, 2 * hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    reduce = partial(_first_and_mean, registers=registers)
+    return image_network(c, architecture, lambda _: tower, reduce, 2 * hidden)
 
 
 VIT_DEFAULTS = vit_sizes(

@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.models.families.vision.vit import VIT_DEFAULTS, vit_blocks
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Linear
@@ -165,10 +165,7 @@ def _total(x: Tensor) -> Tensor:
 
 def vit_mae(c: Config, architecture: str | None) -> Network:
     """ViT-MAE in pre-training."""
-    name = architecture or "ViTMAEForPreTraining"
-    if not name.endswith("ForPreTraining"):
-        raise unknown_head(c, name, ("ViTMAEForPreTraining",))
-    return MaskedAutoencoder(c)
+    return with_head(c, architecture, {"ViTMAEForPreTraining": lambda: MaskedAutoencoder(c)})
 
 
 FAMILIES = table(
