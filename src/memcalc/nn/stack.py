@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -83,7 +84,7 @@ class Stack(Module):
 
     def _arrange(self, kinds: Sequence[Hashable]) -> None:
         self.blocks, self._traced = [], []
-        for position, answers_for in _representatives(kinds, self._last_differs):
+        for position, answers_for in _representatives(kinds, 2 if self.shared else 1):
             block = self._build(position)
             self.blocks.append(block)
             self._traced.append(TracedBlock(self.name, self.depth, kinds[position], position, answers_for))
@@ -161,15 +162,48 @@ def _set_copies(block: Module, copies: int) -> None:
             parameter.copies = copies
 
 
-def _representatives(kinds: Sequence[Hashable], last_differs: bool) -> list[tuple[int, list[int]]]:
-    """Which positions to trace, in order, each with the positions that it answers for."""
-    if not kinds:
-        return []
-    groups: dict[Hashable, list[int]] = {}
-    last = len(kinds) - 1
-    for position in range(1, last if last_differs else last + 1):
-        groups.setdefault(kinds[position], []).append(position)
-    chosen = [(0, [0]), *((positions[0], positions) for positions in groups.values())]
-    if last_differs and last > 0:
-        chosen.append((last, [last]))
-    return sorted(chosen, key=lambda item: item[0])
+def _representatives(kinds: Sequence[Hashable], alone: int = 1) -> list[tuple[int, list[int]]]:
+    """Which positions to trace, in order, each with the positions that it answers for.
+
+    Traced blocks follow each other as blocks of the model do: each has neighbours of the same kinds as those that it
+    answers for. The last `alone` blocks of a kind are traced by themselves.
+    """
+    walk: list[int] = []
+    newest = 0  # where the walk met a context for the first time, last of all
+    answers: dict[Hashable, list[int]] = {}
+    contexts = _contexts(kinds, alone)
+    for position, context in enumerate(contexts):
+        known = answers.setdefault(context, [])
+        known.append(position)
+        if len(known) == 1:
+            newest = len(walk)
+            walk.append(position)
+            continue
+        again = next((index for index in range(newest, len(walk)) if contexts[walk[index]] == context), None)
+        if again is None:
+            walk.append(position)
+        else:
+            del walk[again + 1 :]  # a loop in which there was nothing new
+    traced = set(walk)
+    for positions in answers.values():
+        positions[:] = [position for position in positions if position == positions[0] or position not in traced]
+    chosen = []
+    for position in walk:
+        known = answers[contexts[position]]
+        chosen.append((position, known if position == known[0] else [position]))
+    return chosen
+
+
+def _contexts(kinds: Sequence[Hashable], alone: int) -> list[Hashable]:
+    """What tells the block of each position apart: its kind, those of its neighbours, and being among the last."""
+    left = Counter(kinds)
+    before, behind = (_NOTHING, *kinds[:-1]), (*kinds[1:], _NOTHING)
+    contexts: list[Hashable] = []
+    for context in zip(before, kinds, behind, strict=True):
+        contexts.append((*context, min(left[context[1]], alone + 1)))
+        left[context[1]] -= 1
+    return contexts
+
+
+_NOTHING = object()
+"""Stands for the neighbour that the first and the last block do not have."""
