@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.errors import UnknownFamilyError, close_matches
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from memcalc.nn.model import Network
 
 
-@frozen
+@dataclass(frozen=True)
 class Family:
     """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
 
@@ -187,6 +186,10 @@ _FILE_OF = {
 }
 
 
+_UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
+"""What --generic makes of a config; no model's config names it."""
+
+
 def known() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
@@ -194,7 +197,7 @@ def known() -> tuple[str, ...]:
 
 def family(model_type: str) -> Family:
     """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
-    file = _FILE_OF.get(model_type)
+    file = _FILE_OF.get(model_type) or _UNLISTED.get(model_type)
     if file is None:
         near = close_matches(model_type, _FILE_OF) or ";"
         raise UnknownFamilyError(

@@ -1,4 +1,4 @@
-"""Stacks of repeated blocks, of which the first and one of each kind are traced."""
+"""Stacks of repeated blocks, of which those are traced that differ in kind or in their neighbours' kinds."""
 
 from __future__ import annotations
 
@@ -51,33 +51,23 @@ class Block:
 
 
 class Stack(Module):
-    """Blocks that repeat (`torch.nn.ModuleList`). Traces the first block, and one of every kind after it.
-
-    The first is traced by itself because the model still holds its input.
+    """Blocks that repeat (`torch.nn.ModuleList`), of which few are traced: a block stands for others of its kind that
+    have neighbours of the same kinds, because what a block leaves to the next one depends on both.
 
     kinds: one hashable a position; blocks of equal kind have equal shapes and run the same operations.
     build: makes the block of a position.
     name: names the stack in spans; stacks that run one after another need different names.
-    last_differs: trace the last block by itself too, for blocks that share a tensor which needs a gradient (encoder
-        states, a position bias): the last block is the first to send one.
     shared: all blocks of a kind are one module, whose weights exist once (ALBERT).
     """
 
     def __init__(
-        self,
-        kinds: Sequence[Hashable],
-        build: Callable[[int], Module],
-        *,
-        name: str = "block",
-        last_differs: bool = False,
-        shared: bool = False,
+        self, kinds: Sequence[Hashable], build: Callable[[int], Module], *, name: str = "block", shared: bool = False
     ) -> None:
         self.shared = shared
         self.name = name
         self.depth = len(kinds)
         self._kinds = tuple(kinds)
         self._build = build
-        self._last_differs = last_differs or shared
         self.blocks: list[Module] = []
         self._traced: list[TracedBlock] = []
         self._arrange(self._kinds)
@@ -104,18 +94,6 @@ class Stack(Module):
         if len(set(marks)) > 1:
             self._kinds = tuple(zip(self._kinds, marks, strict=True))
             self._arrange(self._kinds)
-
-    def split_by_neighbours(self) -> None:
-        """Tell blocks apart by the weights of the blocks before and behind them as well.
-
-        What a parallel engine gathers for one block lives into the next, and what it reduces too.
-        """
-        weights = [
-            tuple((parameter.shape, parameter.fixed_dtype) for _, parameter in block.parameters())
-            for _, block in self.positions
-        ]
-        if self.depth > 1 and not self.shared:
-            self.split(list(zip([None, *weights[:-1]], [*weights[1:], None], strict=True)))
 
     @property
     def positions(self) -> list[tuple[int, Module]]:

@@ -58,7 +58,10 @@ class Region(NamedTuple):
 
 
 def stretches(spans: Sequence[Span]) -> list[Region | Span]:
-    """The spans of a tape in order, those of one stack and phase put together. Work between blocks goes with the next."""
+    """The spans of a tape in order, those of one stack and phase put together.
+
+    Work between two blocks counts with the one that follows.
+    """
     out: list[Region | Span] = []
     between: list[Span] = []
     for span in spans:

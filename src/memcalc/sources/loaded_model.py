@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import ConfigError
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
@@ -13,7 +13,7 @@ from memcalc.sources.display_names import shown
 CONFIG = "config.json"
 
 
-@frozen
+@dataclass(frozen=True)
 class Traffic:
     """What an answer from the Hub cost: requests (redirects included) and bytes of their bodies."""
 
@@ -21,9 +21,12 @@ class Traffic:
     bytes_fetched: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class Component:
-    """One module of a pipeline that model_index.json names and that has weights."""
+    """One module of a pipeline that model_index.json names and that has weights.
+
+    `checkpoint` is None where they cannot be read; `why` says why.
+    """
 
     name: str
     library: str
@@ -31,9 +34,15 @@ class Component:
     config: Mapping[str, Any] | None
     checkpoint: Checkpoint | None
     notes: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that its weights are read from."""
+        return () if self.checkpoint is None else self.checkpoint.files
 
 
-@frozen
+@dataclass(frozen=True)
 class LoadedModel:
     """Everything that was read under `name`; `origin` is "file", "hub" or "cache".
 

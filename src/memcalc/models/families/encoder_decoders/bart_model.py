@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
 from memcalc.nn.kv_cache import Cache
@@ -21,7 +21,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
 
-@frozen
+@dataclass(frozen=True)
 class Style:
     """In what the family's models differ.
 
@@ -73,7 +73,7 @@ class BartEncoder(Module):
             return EncoderBlock(shared, attention(), width)
 
         kinds = ["block"] * c.integer(f"{side}_layers")
-        self.layers = Stack(kinds, block, name=f"{side} block", last_differs=self.decoder)
+        self.layers = Stack(kinds, block, name=f"{side} block")
         self.layernorm_embedding = LayerNorm(hidden) if style.embedding_norm else None
         self.layer_norm = LayerNorm(hidden) if style.norm_first else None
 
