@@ -51,6 +51,12 @@ class Region(NamedTuple):
     phase: str
     spans: list[BlockSpan]
 
+    def goes_on(self, span: Span) -> bool:
+        """True if the span of a block belongs here: to the same stack and phase, and to the same pass of the model."""
+        block = span.block
+        same = block is not None and span.phase == self.phase and block.stack == self.spans[-1].block.stack
+        return same and all(block is not other.block for other in self.spans)
+
     def order(self) -> list[tuple[int, BlockSpan]]:
         """Every block of the stack that these spans answer for, in the order of running, with its traced span."""
         pairs = [(position, span) for span in self.spans for position in span.block.positions]
@@ -69,9 +75,7 @@ def stretches(spans: Sequence[Span]) -> list[Region | Span]:
             between.append(span)
             continue
         last = out[-1] if out else None
-        if not (
-            isinstance(last, Region) and last.phase == span.phase and last.spans[-1].block.stack == span.block.stack
-        ):
+        if not (isinstance(last, Region) and last.goes_on(span)):
             out += between
             last = Region(span.phase, [])
             out.append(last)
