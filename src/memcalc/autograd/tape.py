@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
+from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import FP32, DType
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ class Tape:
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
         self.final_callbacks: list[Callable[[], None]] = []
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
+        self.device: CudaDevice | None = None
+        """The GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out."""
         self.sum_out_of_place = sum_out_of_place
         """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
         self._mark()

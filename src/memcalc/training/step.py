@@ -19,11 +19,13 @@ from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
+from memcalc.nn.stack import trace_every_block
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
+from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
 from memcalc.tables.precisions import PrecisionRecipe
@@ -170,21 +172,28 @@ def trace(
     layout: ParallelSetup = SINGLE,
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
+    device: CudaDevice | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
-    do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
+    do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
+    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     shared = {} if _steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
+    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
 
 
 @lru_cache(maxsize=64)
 def _trace(
-    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, like_tracker: bool, teacher: SpecKey | None
+    key: SpecKey,
+    setup: TrainingSetup,
+    layout: ParallelSetup,
+    like_tracker: bool,
+    teacher: SpecKey | None,
+    device: CudaDevice | None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
@@ -192,9 +201,11 @@ def _trace(
 
         spec = run.pursuer(spec, setup)
     network = build(spec)
+    if device is not None:
+        trace_every_block(network)
     engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
-    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
+    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher, device)
     step = walk()
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
@@ -211,12 +222,14 @@ def _walk(
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
+    device: CudaDevice | None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
     tape = Tape(sum_out_of_place=like_tracker)
+    tape.device = device
     tape.attention = family(spec.model_type).attention_used(setup.attention)
     tape.expert_imbalance = setup.expert_imbalance
     tape.checkpointing = setup.activation_checkpointing == "full"
