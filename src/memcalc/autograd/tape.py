@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Final
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
 from memcalc.tables.cuda_devices import CudaDevice
-from memcalc.tables.dtypes import FP32, DType
+from memcalc.tables.dtypes import DType
 
 if TYPE_CHECKING:
     from memcalc.autograd.graph import CheckpointFrame
-    from memcalc.nn.kv_cache import Cache
-    from memcalc.nn.layers.routers import Routed
 
 WEIGHTS: Final = "model_weights"
 OPTIMIZER: Final = "optimizer_states"
@@ -119,43 +117,13 @@ class Tape:
         self.sequence = 0
         """Sequence number of the next autograd node; the engine runs the largest first."""
         self.grad_enabled = True
-        self.training = True
         self.dropout_enabled = True
-        """Apply dropout in training; some trainers switch it off (`disable_dropout` of TRL)."""
-        self.padding: Tensor | None = None
-        """The padding mask, if it was computed from other inputs instead of being an input itself."""
-        self.hidden_states: list[tuple[Tensor, int]] | None = None
-        """Collects (hidden states, copies) of every block under `output_hidden_states`; None where not asked for."""
+        """Apply dropout: in training, unless a trainer switches it off (`disable_dropout` of TRL)."""
         self.autocast: DType | None = None
-        self.weights: DType = FP32
-        """The dtype of the model's weights, and so of its floating inputs."""
         self.cast_cache: dict[int, Tensor] = {}
         """The 16-bit copies of weights that an autocast context keeps, by identity of the weight."""
         self.checkpoint: CheckpointFrame | None = None
         """The frame that takes what is saved now, while a checkpointed block runs."""
-        self.attention = "sdpa"
-        """The attention implementation: eager, sdpa or flash."""
-        self.cache: Cache | None = None
-        """KV cache and recurrent states (`past_key_values`); None in training."""
-        self.causal = False
-        """Attention without a mask is causal (`is_causal` of the kernels)."""
-        self.beams = 1
-        """Decoded sequences for each encoder input (`num_beams`)."""
-        self.all_logits = False
-        """Generation computes the logits of every token instead of the last one only."""
-        self.router_outputs: list[Routed] | None = None
-        """Collects router outputs of the forward pass if the model computes an auxiliary loss of them."""
-        self.expert_imbalance = 1.0
-        """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
-        matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
-        self.checkpointing = False
-        """Checkpoint the blocks of stacks."""
-        self.reentrant = False
-        """Use reentrant checkpointing (`use_reentrant=True`: a node that runs backward inside backward)."""
-        self.selective = False
-        """Recompute only the core of attention in backward, so that scores and probabilities are not saved."""
-        self.recomputed_attentions = 0
-        """How many attention cores are recomputed."""
         self.offloading = False
         """Offload what is saved for backward to host memory."""
         self.last_output: Allocation | None = None
@@ -164,20 +132,20 @@ class Tape:
         """Offload the inputs of checkpointed blocks to host memory."""
         self.host_bytes = 0
         """Bytes of host memory that hold saved tensors, all blocks of the model included."""
-        self.traced_blocks = 0
-        """How many blocks were traced; it does not grow with the depth of a model."""
-        self.retained_bytes = 0
-        """Bytes that modules keep as attributes after the step (recurrent states and their graphs)."""
         self.leaves: list[Tensor] = []
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.kept_by_graph: list[object] = []
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
+        self.keeps_linear_inputs = False
+        """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
         self.device: CudaDevice | None = None
         """The GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out."""
         self.sum_out_of_place = sum_out_of_place
         """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
+        self.run: object = None
+        """How the forward pass is run, for the modules that know (`memcalc.nn.run_context`)."""
         self._mark()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -230,11 +198,6 @@ class Tape:
                 allocation.nbytes *= count
                 allocation.raw_nbytes *= count
 
-    @property
-    def applies_dropout(self) -> bool:
-        """Whether dropout layers do anything now."""
-        return self.training and self.dropout_enabled
-
     # -- where we are -----------------------------------------------------------------------------------------------
 
     def _mark(self) -> None:
@@ -260,15 +223,6 @@ class Tape:
             yield
         finally:
             self.scope = before
-
-    @contextmanager
-    def attention_backend(self, attention: str) -> Iterator[None]:
-        """Use this attention implementation inside: not every part of a model supports the requested one."""
-        before, self.attention = self.attention, attention
-        try:
-            yield
-        finally:
-            self.attention = before
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
+from memcalc.nn.run_context import RunContext, run_context
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
@@ -44,12 +45,14 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     tape = Tape(phase="prefill")
-    tape.grad_enabled = tape.training = False
-    tape.expert_imbalance = setup.expert_imbalance
+    tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
-    tape.attention = kin.attention_used(fused or setup.attention)
-    tape.beams = setup.num_beams
-    tape.all_logits = setup.logits == "all"
+    tape.run = run = RunContext(
+        attention=kin.attention_used(fused or setup.attention),
+        training=False,
+        beams=setup.num_beams,
+        all_logits=setup.logits == "all",
+    )
     sequences = setup.batch * setup.num_beams
     notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
@@ -61,13 +64,13 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         cache_bytes, standing = 0, dict[str, int]()
         notes.append(ONE_PASS)
     else:
-        tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
+        run.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
         if setup.new_tokens > 1:
             tape.begin_span("earlier tokens", None)
-            tape.cache.append_tokens(setup.new_tokens - 1)
-        cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
+            run.cache.append_tokens(setup.new_tokens - 1)
+        cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
     return Step(
@@ -93,9 +96,10 @@ def _decode(
 ) -> None:
     """Run one token of each sequence behind what the cache holds."""
     tape.begin_span("decode", None)
-    old = tape.cache
+    run = run_context(tape)
+    old = run.cache
     if not network.accepts_past_key_values and engine.cache == "dynamic":
-        tape.cache = _cache(engine, form, setup, 1)
+        run.cache = _cache(engine, form, setup, 1)
     token = tape.external_tensor((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
@@ -164,7 +168,8 @@ def _prefill(
     With `whole` it is never cut: an encoder reads it, once for all beams. A serving engine batches no more tokens than
     it has configured, so its sequences may be prefilled one after another.
     """
-    assert tape.cache is not None
+    cache = run_context(tape).cache
+    assert cache is not None
     chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
     if engine.batched_tokens is not None:
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
@@ -172,12 +177,12 @@ def _prefill(
     if earlier:
         tape.begin_span("earlier chunks", None)
         network(batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
-        tape.cache.length = earlier
+        cache.length = earlier
         tape.inputs.clear()
         tape.begin_span("prefill", None)
     prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(batch(prompt, None, setup))
-    tape.cache.length = length
+    cache.length = length
 
 
 def _cache_bytes(
@@ -198,8 +203,9 @@ def _cache_bytes(
 
 def _reorder(tape: Tape) -> None:
     """Beam search picks the surviving beams' keys and values: a copy of one tensor at a time."""
-    assert tape.cache is not None
-    largest = max((tensor for kept in tape.cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
+    cache = run_context(tape).cache
+    assert cache is not None
+    largest = max((tensor for kept in cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
     if largest is not None:
         with tape.scoped("reordered beams"):
             tape.empty(largest.shape, largest.dtype)

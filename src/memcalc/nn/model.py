@@ -12,6 +12,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, INT64, DType
 
 IMAGES = "images"
@@ -47,7 +48,7 @@ class Batch:
         if sides is None:
             sides = c.sides("image_size")
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
-        return tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
 
     def class_labels(self) -> Tensor:
         """One label per sequence [b], an input of the step."""
@@ -99,7 +100,7 @@ class Outputs:
     def logits_as_fp32(self) -> Tensor:
         """The logits, converted to fp32 where autocast computed them in 16 bits (accelerate does so)."""
         (logits, *rest), self.returned = self.returned, ()
-        logits = ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
+        logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
         self.returned = (logits, *rest)
         return logits
 

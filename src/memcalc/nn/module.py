@@ -14,6 +14,7 @@ from memcalc.autograd.graph import AccumulateGrad, require_gradient
 from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, DType
 
 
@@ -184,7 +185,7 @@ class Module:
 
         With `accumulated`, gradients of earlier micro-batches exist.
         """
-        tape.weights = dtype
+        run_context(tape).weights_dtype = dtype
         tensors = tuple(self.tensors())
         for _, parameter in tensors:
             is_buffer = isinstance(parameter, Buffer)

@@ -11,6 +11,7 @@ from memcalc.autograd.tape import TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 class Block:
@@ -23,18 +24,19 @@ class Block:
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the block inside its own span of the tape."""
         tape = x.tape
-        tape.traced_blocks += 1
-        if tape.hidden_states is not None:
-            tape.hidden_states.append((x, self.traced.copies))
+        run = run_context(tape)
+        run.traced_blocks += 1
+        if run.hidden_states is not None:
+            run.hidden_states.append((x, self.traced.copies))
         tape.begin_span(tape.phase, self.traced)
-        if tape.checkpointing and tape.grad_enabled and not self.module.skips_checkpointing:
+        if run.checkpointing and tape.grad_enabled and not self.module.skips_checkpointing:
             if not self.module.supports_checkpointing:
                 raise UsageError(f"{self.module.no_checkpointing_reason}; use none.")
-            run = reentrant if tape.reentrant else checkpointed
+            checkpoint = reentrant if run.reentrant else checkpointed
             if self.module.input_is_keyword:
-                out = run(tape, self._named, *args, x=x, **kwargs)
+                out = checkpoint(tape, self._named, *args, x=x, **kwargs)
             else:
-                out = run(tape, self.module, x, *args, **kwargs)
+                out = checkpoint(tape, self.module, x, *args, **kwargs)
         else:
             out = self.module(x, *args, **kwargs)
         for tensor in out if isinstance(out, tuple) else (out,):

@@ -15,16 +15,18 @@ from memcalc.ops.views import expand, reshape, transpose, unsqueeze
 from memcalc.tables.dtypes import BOOL, FP32
 
 
-def math_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def math_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, is_causal: bool
+) -> Tensor:
     """Attention of query [b, h, s, d] over key and value [b, kv, t, d]: [b, h, s, dv], through the scores [b, h, s, t].
 
-    `mask` is additive; without one, a causal kernel's flag becomes a mask [s, t].
+    `mask` is additive; without one, `is_causal` becomes a mask [s, t].
     """
     tape, dtype = query.tape, query.dtype
     with tape.autocasting(None):
         wide_query, wide_key, wide_value = to(query, FP32), to(key, FP32), to(value, FP32)
         scaled = mul_scalar(wide_query)
-        if mask is None and tape.causal and query.shape[-2] > 1:
+        if mask is None and is_causal and query.shape[-2] > 1:
             mask = _causal(scaled, key.shape[-2])
         repeats = query.shape[1] // key.shape[1]
         repeated_key, repeated_value = _repeat(wide_key, repeats), _repeat(wide_value, repeats)

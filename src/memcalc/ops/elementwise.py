@@ -181,7 +181,7 @@ def fp32_under_autocast(x: Tensor) -> Tensor:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Dropout keeps a mask of one byte per element; with p = 0 or outside training it is no operation."""
     tape = x.tape
-    if p == 0.0 or not tape.applies_dropout:
+    if p == 0.0 or not tape.dropout_enabled:
         return x
     out = empty_like(x)
     mask = empty_like(x, BOOL)

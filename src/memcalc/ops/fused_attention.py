@@ -17,7 +17,13 @@ from memcalc.tables.dtypes import BOOL, FP32, INT64, DType
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    is_causal: bool = False,
 ) -> Tensor:
     """Attention of query [b, h, s, d] over key [b, kv, t, d] and value [b, kv, t, dv]: [b, h, s, dv].
 
@@ -29,13 +35,13 @@ def scaled_dot_product_attention(
         mask = None if mask is None else cached_cast(mask)
         value, key, query = cached_cast(value), cached_cast(key), cached_cast(query)
     batch, heads, length, dim = query.shape
-    kernel = _kernel(query, value, mask, dropout if tape.applies_dropout else 0.0)
+    kernel = _kernel(query, value, mask, dropout if tape.dropout_enabled else 0.0)
     shape = (batch, heads, length, value.shape[-1])
     if kernel == "flash" and dim % 8:
         return _padded_flash(query, key, value, dropout)
     mask = _additive(mask, query, aligned=kernel == "efficient")
     if kernel == "math":
-        return math_attention(query, key, value, mask, dropout if tape.applies_dropout else 0.0)
+        return math_attention(query, key, value, mask, dropout if tape.dropout_enabled else 0.0, is_causal=is_causal)
     bias = None
     if mask is not None and mask.requires_grad:
         bias = mask = expand(mask, batch, heads, length, key.shape[-2])

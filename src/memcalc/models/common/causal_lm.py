@@ -17,6 +17,7 @@ from memcalc.nn.layers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
 from memcalc.nn.layers.routers import Routed
 from memcalc.nn.model import Batch, Network, Outputs, positions
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -80,11 +81,11 @@ class DecoderModel(Module):
         del embeds
         if self.scaled:
             inputs_embeds = ops.mul_scalar(inputs_embeds)
-        if ids.tape.cache is not None:
+        if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
                 attention, window = _mixer(block)
                 if window != RECURRENT:
-                    ids.tape.cache.register_layer(attention, window, block.copies, inputs_embeds)
+                    cache.register_layer(attention, window, block.copies, inputs_embeds)
         given = position_ids is not None
         if position_ids is None and self.positions != "none":
             position_ids = positions(ids.tape, ids.shape[1])
@@ -170,15 +171,16 @@ class CausalLM(Network):
 
     def listen(self, tape: Tape) -> None:
         """Note what routers give from here on, where there is a loss of it."""
-        tape.router_outputs = [] if self.balanced else None
+        run_context(tape).router_outputs = [] if self.balanced else None
 
     def conclude(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits as `finish` gives them, and the losses beside that of the tokens."""
         tape, outputs = batch.ids.tape, self.finish(batch, hidden, kept)
-        if tape.router_outputs:
+        run = run_context(tape)
+        if run.router_outputs:
             with tape.scoped("experts"):
-                self._balance(batch, outputs, tape.router_outputs)
-        tape.router_outputs = None
+                self._balance(batch, outputs, run.router_outputs)
+        run.router_outputs = None
         if self.bounded and outputs.loss is not None:
             outputs.loss = with_z_loss(outputs.loss, outputs.returned[0])
         return outputs
@@ -193,9 +195,10 @@ class CausalLM(Network):
     def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""
         tape = batch.ids.tape
-        if tape.hidden_states is not None:
-            tape.hidden_states.append((hidden, 1))
-        if tape.cache is not None and not tape.all_logits:
+        run = run_context(tape)
+        if run.hidden_states is not None:
+            run.hidden_states.append((hidden, 1))
+        if run.cache is not None and not run.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
             if self.loss is not None and batch.labels is not None:

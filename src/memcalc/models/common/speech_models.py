@@ -12,6 +12,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import ctc_loss, in_batch_loss, token_loss
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 
 
 class SpeechNetwork(Network):
@@ -37,7 +38,7 @@ class SpeechNetwork(Network):
         tape.inputs.remove(batch.ids.storage.allocation)
         shape = batch.ids.shape if self.features is None else (*batch.ids.shape, self.features)
         return tape.external_tensor(
-            shape, tape.weights, OVERHEAD, "samples" if self.features is None else "audio features"
+            shape, run_context(tape).weights_dtype, OVERHEAD, "samples" if self.features is None else "audio features"
         )
 
 

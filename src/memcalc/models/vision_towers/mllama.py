@@ -15,6 +15,7 @@ from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionAttention, grid_of
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -167,7 +168,7 @@ class TiledTower(Module):
     def _mask(self, told: Tensor, length: int) -> Tensor:
         """Which patches see which [images, 1, n, n]: padding sees nothing, and is not seen."""
         images, tiles = told.shape
-        dtype = told.tape.weights
+        dtype = run_context(told).weights_dtype
         mask = ops.to(ops.view(told, images, tiles, 1, 1), dtype)
         mask = told.tape.empty((images, tiles, length, 1), dtype)
         mask = ops.add_scalar(mask)

@@ -14,6 +14,7 @@ from memcalc.nn.layers.packed_vision import AxialRotary
 from memcalc.nn.layers.rotary import Rotation, apply_rotary
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, Seen, kinds_of
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
@@ -90,7 +91,7 @@ class PixtralTower(Module):
         last_places = [tape.empty((side,), INT64) for side in grid.shape[2:]]
         rotation = self.patch_positional_embedding(hidden, places)
         mask = None
-        if tape.attention != "flash":
+        if run_context(tape).attention != "flash":
             mask = tape.empty((1, 1, hidden.shape[1], hidden.shape[1]), hidden.dtype)
         hidden, states = self._blocks(hidden, mask, rotation)
         del grid, last_places

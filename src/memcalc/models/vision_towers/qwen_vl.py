@@ -24,6 +24,7 @@ from memcalc.nn.layers.packed_vision import (
 )
 from memcalc.nn.model import IMAGES, Batch
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
@@ -66,7 +67,9 @@ class PackedEye(SizedEye):
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         patches = images * self.tokens(batch.image_size) * self.side**2
-        pixels = tape.external_tensor((patches, self.patch_embed.pixels), tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(
+            (patches, self.patch_embed.pixels), run_context(tape).weights_dtype, OVERHEAD, IMAGES
+        )
         return self(pixels, images)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, images: int) -> Sight:

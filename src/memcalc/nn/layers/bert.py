@@ -13,6 +13,7 @@ from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT32, INT64
 
 
@@ -116,8 +117,8 @@ class SelfAttention(Module):
         query = self._heads(of_query(hidden))
         key = self._heads(of_key(hidden))
         value = self._heads(of_value(hidden))
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         if self.out is not None:

@@ -15,6 +15,7 @@ from memcalc.nn.layers.norms import GemmaRMSNorm
 from memcalc.nn.layers.rotary import Rotation, rotary_of_part
 from memcalc.nn.layers.ssd_scan import masked
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE = "recurrent states"
@@ -100,7 +101,7 @@ class GatedDeltaNet(Module):
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
-        shape, cache, lead = self.shape, hidden.tape.cache, hidden.shape[:2]
+        shape, cache, lead = self.shape, run_context(hidden).cache, hidden.shape[:2]
         hidden = masked(hidden, mask)
         seen = cache is not None and cache.has_state(self, STATE)
         if self.interleaved:
@@ -175,8 +176,8 @@ class GatedAttention(Module):
         key = ops.transpose(self.k_norm(self._heads(self.k_proj(hidden))), 1, 2)
         value = ops.transpose(self._heads(self.v_proj(hidden)), 1, 2)
         query, key = rotary_of_part(query, key, *rotation)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.window)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value, self.window)
         out, weights = attend(query, key, value, mask, self.repeats, self.dropout)
         out = ops.contiguous(ops.reshape(out, *lead, -1))
         out = ops.mul(out, ops.sigmoid(gate))

@@ -13,6 +13,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import Rotate, Rotation, apply_rotary
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 @frozen
@@ -153,8 +154,8 @@ class GroupedQueryAttention(Module):
         q_norm, k_norm = self._norms("rotated")
         query = q_norm(query)
         key = k_norm(key)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.cached_window)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value, self.cached_window)
         out, weights = attend(
             query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped, sinks=self.sinks
         )

@@ -10,6 +10,7 @@ from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 """Query and key, and the rotary embedding's table, to rotated query and key."""
@@ -120,7 +121,7 @@ class LatentAttention(Module):
         latent = ops.view(latent, batch, 1, length, -1)
         key_rot = ops.view(key_rot, batch, 1, length, -1)
         query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
-        cache = query.tape.cache
+        cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)
             if cache.absorbs_latent and length == 1:

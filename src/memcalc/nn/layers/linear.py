@@ -6,6 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import TooLongError
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 class Linear(Module):
@@ -82,7 +83,7 @@ def check_length(ids: Tensor, longest: int, option: str = "--seq-len") -> None:
     what is counted is the tokens kept.
     """
     tape = ids.tape
-    seen = 0 if tape.cache is None else tape.cache.length
+    seen = run_context(tape).past_length
     tokens = seen if tape.phase == "decode" else seen + ids.shape[-1]
     if tokens > longest:
         raise TooLongError(

@@ -15,6 +15,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.ssd_scan import SCAN_NOTE, masked
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -128,7 +129,7 @@ class MambaMixer(Module):
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
-        cache, dtype, length = hidden.tape.cache, hidden.dtype, hidden.shape[1]
+        cache, dtype, length = run_context(hidden).cache, hidden.dtype, hidden.shape[1]
         seen = cache is not None and cache.has_state(self, STATE)
         hidden = masked(hidden, mask)
         projected = ops.transpose(self.in_proj(hidden), 1, 2)

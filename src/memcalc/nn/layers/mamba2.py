@@ -12,6 +12,7 @@ from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.ssd_scan import SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE = "state-space states"
@@ -99,7 +100,7 @@ class Mamba2Mixer(Module):
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
         shape, dtype, (batch, length, _) = self.shape, hidden.dtype, hidden.shape
-        cache = hidden.tape.cache
+        cache = run_context(hidden).cache
         hidden = masked(hidden, mask)
         if self.mup_vector is not None:
             hidden = ops.mul_scalar(hidden)

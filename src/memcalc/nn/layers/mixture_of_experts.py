@@ -13,6 +13,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import ConfigError
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.ops.jitter import jitter_
 from memcalc.tables.dtypes import INT32
 
@@ -154,7 +155,7 @@ class MixtureOfExperts(Module):
 
     def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[b, s, h] to [b, s, h]."""
-        jitters = self.jitters if hidden.tape.training else 0
+        jitters = self.jitters if run_context(hidden).training else 0
         if jitters > 0:
             hidden = jitter_(hidden)
         flat = ops.view(hidden, -1, hidden.shape[-1])

@@ -16,6 +16,7 @@ from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.rotary import Rotation, rotate_half
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -121,7 +122,7 @@ class PackedAttention(Module):
         """[n, h] to [n, h]; `lengths` are those of the stretches."""
         count = hidden.shape[0]
         query, key, value = self._heads(hidden, rotation)
-        if hidden.tape.attention == "flash":  # one call that knows where stretches begin
+        if run_context(hidden).attention == "flash":  # one call that knows where stretches begin
             out, _ = attend(query, key, value, None)
         else:
             pieces = [ops.split(tensor, lengths, 2) for tensor in (query, key, value)]

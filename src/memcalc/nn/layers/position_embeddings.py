@@ -9,6 +9,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.linear import Embedding, check_length
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT32, INT64
 
 
@@ -72,7 +73,7 @@ class BufferedPositions(Module):
 
 def _check(ids: Tensor, positions: Tensor | None, longest: int) -> None:
     """No sequence is longer than the table; what a decoder has written so far is not known here."""
-    if positions is None or ids.tape.cache is None:
+    if positions is None or run_context(ids).cache is None:
         check_length(ids, longest)
 
 

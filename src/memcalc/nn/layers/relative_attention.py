@@ -10,6 +10,7 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import sdpa
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 
@@ -21,7 +22,7 @@ def attend_with_bias(
     Fused attention takes the bias as its mask, in row-major order; where it would have relied on its own causal flag,
     the causal mask is laid into the bias.
     """
-    if query.tape.attention != "eager":
+    if run_context(query).attention != "eager":
         causal = causal and mask is None and query.shape[2] > 1
         additive = _bias_as_mask(bias, mask, query, key, causal=causal)
         return sdpa(query, key, value, additive, 1, dropout), None
@@ -99,7 +100,7 @@ class RelativeAttention(Module):
         tape, length = query.tape, query.shape[2]
         if self.relative_attention_bias is None:
             bias = tape.empty((1, self.heads, length, seen), query.dtype)
-            if tape.checkpointing and tape.grad_enabled and not self.umt5:
+            if run_context(tape).checkpointing and tape.grad_enabled and not self.umt5:
                 bias.node = AccumulateGrad(tape, "attention", None)
                 if tape.phase == "forward":
                     tape.leaves.append(bias)

@@ -10,6 +10,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import RetainingModule
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE, CONVOLVED = "recurrent states", "convolution states"
@@ -62,7 +63,7 @@ class RgLru(RetainingModule):
         multiplier = _bounded_root(ops.add_scalar(a_square))
         multiplier = ops.add(reset, ops.mul(ops.empty_like(reset), multiplier))
         normalised = ops.mul(gated, ops.to(multiplier, x.dtype))
-        cache = x.tape.cache
+        cache = run_context(x).cache
         out, last = _scan(normalised, recurrent_gate, reset, None if cache is None else cache.get_state(self, STATE))
         if cache is None:
             self.state = last
@@ -111,7 +112,7 @@ class RecurrentBlock(Module):
         y = self.act(y)
         x = self.linear_x(hidden)
         x = ops.transpose(x, 1, 2)
-        if hidden.tape.cache is None:
+        if run_context(hidden).cache is None:
             self.rg_lru.clear()
             x = ops.narrow(self.conv_1d(x), -1, hidden.shape[1])
         else:
@@ -122,7 +123,7 @@ class RecurrentBlock(Module):
 
     def _convolved(self, x: Tensor) -> Tensor:
         """The convolution of generation, which keeps its last inputs: of the prompt, or of one token and a state."""
-        cache, kernel = x.tape.cache, self.conv_1d.weight.shape[-1]
+        cache, kernel = run_context(x).cache, self.conv_1d.weight.shape[-1]
         assert cache is not None
         batch, width, length = x.shape
         cache.state(self, (batch, self.hidden, kernel - 1), x.dtype, x, CONVOLVED)

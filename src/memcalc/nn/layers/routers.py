@@ -12,6 +12,7 @@ from memcalc.autograd.tape import TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.records import frozen
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, FP32
 
 Routing = tuple[Tensor, Tensor, Tensor]
@@ -35,9 +36,9 @@ class Router(Module):
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Tokens [n, h] to their routing."""
         routing = super().__call__(x, *args, **kwargs)
-        tape = x.tape
-        if tape.router_outputs is not None and tape.phase != "backward":
-            tape.router_outputs.append(Routed(tape.block, routing[0], self.per_token))
+        tape, collected = x.tape, run_context(x).router_outputs
+        if collected is not None and tape.phase != "backward":
+            collected.append(Routed(tape.block, routing[0], self.per_token))
         return routing
 
 

@@ -13,6 +13,7 @@ from memcalc.nn.layers.latent_attention import LatentAttention, rotate_interleav
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
 
@@ -97,7 +98,7 @@ class IndexedLatentAttention(LatentAttention):
         latent = ops.view(latent, batch, 1, length, -1)
         key_rot = ops.view(key_rot, batch, 1, length, -1)
         query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
-        cache = query.tape.cache
+        cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)
         query_states = ops.cat((query_pass, query_rot), -1)

@@ -139,7 +139,7 @@ class VisionAttention(Module):
 
 def drop_path(x: Tensor, p: float) -> Tensor:
     """Whole samples of x [b, ...] dropped with probability `p` (stochastic depth)."""
-    if p == 0.0 or not x.tape.applies_dropout:
+    if p == 0.0 or not x.tape.dropout_enabled:
         return x
     kept = ops.empty_like(x.tape.empty((x.shape[0], *(1,) * (len(x.shape) - 1)), x.dtype))
     return ops.mul(ops.mul_scalar(x), kept)

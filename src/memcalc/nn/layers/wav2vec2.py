@@ -11,6 +11,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionAttention
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL
 
 
@@ -197,7 +198,7 @@ class SpecAugment(Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h], in place."""
-        if not hidden.tape.training or not self.augments:
+        if not run_context(hidden).training or not self.augments:
             return hidden
         batch, length, width = hidden.shape
         if self.share > 0 and self.masked_spec_embed is not None:

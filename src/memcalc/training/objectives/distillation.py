@@ -8,6 +8,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import where
 from memcalc.training.objectives.rollout import LOSS, Actors
@@ -20,11 +21,11 @@ def distillation(actors: Actors) -> Tensor:
     prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     count = ops.mul_scalar(ops.empty_like(actors.given(), FP32))
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
-    actors.tape.padding = padding
+    run_context(actors.tape).padding = padding
     outputs = actors.run(ids)
     with actors.tape.no_grad():
         teacher = actors.ask(ids).returned[0]
-    actors.tape.padding = None
+    run_context(actors.tape).padding = None
     _check_vocabulary(outputs.returned[0], teacher)
     with actors.tape.scoped(LOSS):
         student = ops.narrow(outputs.returned[0], 1, completion)

@@ -16,6 +16,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
@@ -46,7 +47,7 @@ def reference(spec: ModelSpec, network: Network, setup: TrainingSetup, tape: Tap
     shared = kind == "shared"
     as_loaded = shared or setup.lora_rank is None  # a copy is not prepared for training
     load(network, spec, setup if as_loaded else setup.model_copy(update={"kbit_prepare": False}))
-    return _bound("reference model", network, tape, dtype, tape.attention, shared=shared)
+    return _bound("reference model", network, tape, dtype, run_context(tape).attention, shared=shared)
 
 
 class PolicyAndValue(Module):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Outputs
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import entropy, selected
 from memcalc.training.objectives.rollout import LOSS, Actors
@@ -46,9 +47,9 @@ def log_probabilities(
 
     The logits as the model gave them, and divided by the temperature, stand until both are there.
     """
-    batch_ids, ids.tape.padding = ops.narrow(ids, 0, ids.shape[0]), ops.narrow(mask, 0, ids.shape[0])
+    batch_ids, run_context(ids).padding = ops.narrow(ids, 0, ids.shape[0]), ops.narrow(mask, 0, ids.shape[0])
     outputs = run(batch_ids, completion + 1)
-    ids.tape.padding = None
+    run_context(ids).padding = None
     with ids.tape.scoped(LOSS):
         logits = ops.narrow(outputs.returned[0], 1, completion)
         logits = ops.narrow(logits, 1, completion)

@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionTower
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 class SpectrogramEmbeddings(Module):
@@ -82,7 +83,7 @@ class SpectrogramClassifier(ImageClassifier):
         """Spectrograms [b, frames, mels], an input of the step."""
         tape, c = batch.ids.tape, self.config
         shape = (batch.ids.shape[0], c.integer("max_length"), c.integer("num_mel_bins"))
-        return tape.external_tensor(shape, tape.weights, OVERHEAD, "spectrograms")
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, "spectrograms")
 
 
 def spectrogram(c: Config, architecture: str | None) -> Network:

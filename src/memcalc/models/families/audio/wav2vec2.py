@@ -17,6 +17,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.wav2vec2 import PositionalConvolution, SampleConvolution, SpecAugment, SpeechLayer, stay
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -56,7 +57,7 @@ class FeatureEncoder(Module):
     def forward(self, samples: Tensor) -> Tensor:
         """Samples [b, n] to features [b, c, s]."""
         hidden = ops.unsqueeze(samples, 1)
-        if samples.tape.training:
+        if run_context(samples).training:
             require_gradient(hidden)
             hidden.tape.leaves.append(hidden)
         for layer in self.conv_layers:

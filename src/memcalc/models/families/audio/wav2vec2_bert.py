@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.wav2vec2 import Convolution, SpecAugment, SpeechMLP, stay
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
@@ -44,7 +45,7 @@ class DistanceAttention(Module):
         key = self._heads(self.linear_k(hidden))
         value = self._heads(self.linear_v(hidden))
         bias = self._bias(query)
-        mask = bias if query.tape.attention == "eager" else ops.contiguous(bias)
+        mask = bias if run_context(query).attention == "eager" else ops.contiguous(bias)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
         out = ops.reshape(ops.contiguous(out), *hidden.shape[:-1], -1)
         out = self.linear_out(out)

@@ -13,6 +13,7 @@ from memcalc.nn.layers.masks import causal_mask, padding_input
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
@@ -62,8 +63,8 @@ class BloomAttention(Module):
         apart = ops.view(fused, batch, length, self.heads, 3, self.head_dim)
         query, key, value = (ops.transpose(ops.select(apart, -2), 1, 2) for _ in range(3))
         del apart
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         rows = batch * self.heads
         query = ops.reshape(query, rows, -1, self.head_dim)
         key = ops.transpose(ops.reshape(key, rows, -1, self.head_dim), -1, -2)
@@ -140,7 +141,7 @@ class BloomModel(Module):
             if padding:
                 alibi = alibi_by_mask(padding_input(ids), self.heads, hidden.dtype)
             else:
-                seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
+                seen = ids.shape[1] + run_context(tape).past_length
                 slopes = alibi_slopes(tape, self.heads)
                 alibi = ops.mul(ops.view(slopes, -1, 1, 1), tape.empty((seen,), INT64))
                 alibi = ops.to(ops.repeat(alibi, batch), hidden.dtype)

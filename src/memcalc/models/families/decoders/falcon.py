@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation, apply_rotary
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -78,11 +79,13 @@ class FalconAttention(Module):
         query, key, value = (_rows(x, x.shape[2]) for x in (query, key, value))
         if alibi is None:
             query, key = apply_rotary(query, key, *rotation)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
-        if query.tape.attention != "eager":
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
+        if run_context(query).attention != "eager":
             dropout = 0.0 if alibi is None else self.dropout
-            weights, out = None, ops.scaled_dot_product_attention(query, key, value, mask, dropout)
+            is_causal = run_context(query).causal
+            out = ops.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=is_causal)
+            weights = None
         elif alibi is None:
             weights, out = _scores(query, key, value, mask, hidden)
         else:
@@ -196,7 +199,7 @@ class FalconModel(Module):
         inputs_embeds = self.word_embeddings(ids)
         alibi = None
         if self.alibi:
-            seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
+            seen = ids.shape[1] + run_context(tape).past_length
             tokens = padding_input(ids) if padding else tape.empty((ids.shape[0], seen), INT64)
             alibi = alibi_by_mask(tokens, self.heads, inputs_embeds.dtype, rounded=True)
         position_ids = positions(tape, ids.shape[1])

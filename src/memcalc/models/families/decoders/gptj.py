@@ -18,6 +18,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import Rotation, sliced, spread
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -104,8 +105,8 @@ class PairwiseAttention(Module):
         key = ops.transpose(key, 1, 2)
         if self.fused:
             key = ops.to(key, value.dtype)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = _attend(query, key, value, mask, self.attn_dropout)
         out = ops.contiguous(ops.reshape(out, *lead, -1))
         out = self.out_proj(out)
@@ -116,7 +117,7 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
     """Eager scores come from fp32 copies of query and key."""
-    if query.tape.attention != "eager":
+    if run_context(query).attention != "eager":
         return sdpa(query, key, value, mask, 1, dropout), None
     weights = ops.mul_scalar(ops.matmul(ops.to(query, FP32), ops.transpose(ops.to(key, FP32), 2, 3)))
     if mask is not None:

@@ -13,6 +13,7 @@ from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
@@ -41,8 +42,8 @@ class MptAttention(Module):
         query = self._heads(query)
         key = self._heads(key)
         value = self._heads(value)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         scores = ops.mul_scalar(ops.matmul(query, ops.transpose(key, -1, -2)))
         bias = ops.narrow(bias, 2, min(bias.shape[2], key.shape[-2]))
         scores = ops.add(scores, bias)

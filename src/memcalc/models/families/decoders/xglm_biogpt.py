@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.position_embeddings import BufferedPositions, token_range
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP16, FP32
 
@@ -86,7 +87,7 @@ class XGLMModel(Module):
         hidden = ops.add(inputs_embeds, self.embed_positions(ids, position_ids))
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
-            hidden = layer(hidden, mask, cache=ids.tape.cache)
+            hidden = layer(hidden, mask, cache=run_context(ids).cache)
         return self.layer_norm(hidden)  # type: ignore[no-any-return]
 
 
@@ -123,7 +124,7 @@ class BioGptModel(Module):
         """Ids [b, s] to hidden states [b, s, h]."""
         tape = ids.tape
         inputs_embeds = ops.mul_scalar(self.embed_tokens(ids))
-        past = 0 if tape.cache is None else tape.cache.length
+        past = run_context(tape).past_length
         _seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         mask = causal_mask(inputs_embeds, padding=True)
         position_ids = ops.unsqueeze(ops.add_scalar(token_range(ids)), 0)
@@ -131,7 +132,7 @@ class BioGptModel(Module):
         hidden = ops.add(inputs_embeds, positions)
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
-            hidden = layer(hidden, mask=mask, cache=tape.cache, position_ids=position_ids)
+            hidden = layer(hidden, mask=mask, cache=run_context(tape).cache, position_ids=position_ids)
         return self.layer_norm(hidden)  # type: ignore[no-any-return]
 
 

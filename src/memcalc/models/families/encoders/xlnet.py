@@ -15,6 +15,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
@@ -139,15 +140,15 @@ class XLNetModel(Module):
             given = ops.contiguous(ops.transpose(given, 0, 1))
             hidden_tokens = tape.empty(given.shape, FP32)
             _mask = ops.unsqueeze(ops.unsqueeze(hidden_tokens, 0), -1)
-            _mask = ops.to(ops.compare(_mask), tape.weights)
-            mask = tape.empty((length, length, batch, 1), tape.weights)
+            _mask = ops.to(ops.compare(_mask), run_context(tape).weights_dtype)
+            mask = tape.empty((length, length, batch, 1), run_context(tape).weights_dtype)
         embedded = self.word_embedding(ids)
         hidden = ops.dropout(embedded, self.dropout)
         positions = ops.expand(tape.empty((2 * length, 1, hidden.shape[-1]), FP32), -1, batch, -1)
         positions = ops.dropout(positions, self.dropout)
         received: list[Tensor] = []
         for layer in self.layer:
-            if self.keeps and not tape.training:
+            if self.keeps and not run_context(tape).training:
                 received.append(hidden)
             hidden = layer(hidden, mask=mask, positions=positions)
         out = ops.dropout(hidden, self.dropout)

@@ -16,6 +16,7 @@ from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.rotary import ComplexRotaryEmbedding
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, INT64
 
 
@@ -110,14 +111,14 @@ class Llama4Attention(Module):
             query = ops.to(ops.mul(query, scales), query.dtype)
         query = ops.transpose(query, 1, 2)
         key = ops.transpose(key, 1, 2)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.window)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value, self.window)
         out, weights = self._attend(query, key, value, mask)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.o_proj(out), weights
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if query.tape.attention != "eager":
+        if run_context(query).attention != "eager":
             return sdpa(query, key, value, mask, self.repeats, self.dropout), None
         key = repeat_kv(key, self.repeats)
         value = repeat_kv(value, self.repeats)

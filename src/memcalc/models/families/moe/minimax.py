@@ -18,6 +18,7 @@ from memcalc.nn.layers.rotary import Rotation
 from memcalc.nn.layers.ssd_scan import masked
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 
 STATE = "linear attention states"
 
@@ -45,7 +46,7 @@ class LightningAttention(Module):
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """[b, s, h] to [b, s, h], and the state, which the block holds."""
         batch, length, _ = hidden.shape
-        cache = hidden.tape.cache
+        cache = run_context(hidden).cache
         qkv = self.act(self.qkv_proj(hidden))
         qkv = masked(qkv, mask)
         qkv = ops.reshape(qkv, batch, length, self.heads, 3 * self.head_dim)

@@ -14,6 +14,7 @@ from memcalc.nn.layers.rotary import RotaryEmbedding
 from memcalc.nn.layers.routers import Router, Routing
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -51,14 +52,14 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
     for turn in range(2):
         threshold, best, divisor = _far(source, scores)
         gates = ops.masked_fill(source, threshold)
-        if tape.training:
+        if run_context(tape).training:
             chosen = ops.unsqueeze(ops.max(ops.sub(gates, ops.log(ops.empty_like(gates.detach()))))[1], -1)
         else:
             chosen = best
         gates = ops.softmax(gates)
         multiplier = ops.gather(gates, chosen)
         weight = multiplier
-        if tape.training:
+        if run_context(tape).training:
             highest, best = ops.max(gates, keepdim=True)
             either = ops.empty_like(ops.compare(chosen, best))
             factor = ops.to(ops.empty_like(either, FP32), gates.dtype)

@@ -20,6 +20,7 @@ from memcalc.nn.layers.rg_lru import RecurrentBlock
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_part
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BF16
 
@@ -95,11 +96,11 @@ class RecurrentGemmaModel(Module):
         """Ids [b, s] to hidden states [b, s, h]."""
         embeds = self.embed_tokens(ids)
         hidden = embeds
-        if ids.tape.cache is not None:
+        if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
                 mixer = vars(block)["temporal_block"]
                 if mixer.window == self.window:
-                    ids.tape.cache.register_layer(mixer, self.window, block.copies, embeds)
+                    cache.register_layer(mixer, self.window, block.copies, embeds)
         position_ids = positions(ids.tape, ids.shape[1])
         mask = causal_mask(embeds, padding, self.window)
         hidden = ops.mul(hidden, ops.to(self.normalizer, hidden.dtype))

@@ -15,6 +15,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
@@ -154,7 +155,7 @@ class RwkvBlock(Module):
     def forward(self, hidden: Tensor, states: Sequence[Tensor] = ()) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         hidden = self._run(hidden, states)
-        return ops.mul_scalar(hidden) if self.halved and not hidden.tape.training else hidden
+        return ops.mul_scalar(hidden) if self.halved and not run_context(hidden).training else hidden
 
     def _run(self, hidden: Tensor, states: Sequence[Tensor]) -> Tensor:
         if self.pre_ln is not None:
@@ -185,7 +186,7 @@ class RwkvModel(Module):
 
     def _states(self, embeds: Tensor) -> list[Tensor]:
         """What generation keeps between tokens, made at its first call."""
-        cache = embeds.tape.cache
+        cache = run_context(embeds).cache
         if cache is None:
             return []
         shape = (embeds.shape[0], embeds.shape[2], self.blocks.depth)

@@ -21,6 +21,7 @@ from memcalc.nn.layers.vision_transformer import (
 )
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
@@ -65,7 +66,7 @@ class PlaceRotation(Module):
     def forward(self, pixels: Tensor) -> Rotation:
         """The pair for every patch."""
         centres: Tensor = self.centres
-        if pixels.tape.training:
+        if run_context(pixels).training:
             for size in self.sizes:
                 centres = ops.mul(centres, pixels.tape.empty(size, FP32))
         angles = ops.mul(ops.mul_scalar(ops.unsqueeze(centres, -1)), self.inv_freq)

@@ -17,6 +17,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionTower, grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -139,7 +140,7 @@ class VideoClassifier(ImageClassifier):
         """Pixels [b, frames, c, height, width], an input of the step."""
         tape, c = batch.ids.tape, self.config
         shape = (batch.ids.shape[0], c.integer("num_frames"), c.integer("num_channels"), *c.sides("image_size"))
-        return tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
 
 
 def videomae(c: Config, architecture: str | None) -> Network:

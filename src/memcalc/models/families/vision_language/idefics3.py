@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower, grid_of, pixel_shuffle
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, INT64
 
 
@@ -87,7 +88,7 @@ class TilingEye(Eye):
         side, tape = self.config.integer("image_size"), batch.ids.tape
         lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
         shape = (*lead, self.config.integer("num_channels"), side, side)
-        pixels = tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         mask = tape.external_tensor((*lead, side, side), INT64, OVERHEAD, IMAGES)
         return self(pixels, mask)  # type: ignore[no-any-return]
 

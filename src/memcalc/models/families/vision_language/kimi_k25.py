@@ -18,6 +18,7 @@ from memcalc.nn.layers.packed_vision import AxialRotary, PackedBlock, SplitPacke
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -84,7 +85,7 @@ class KimiEye(SizedEye):
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         count = self.tokens(batch.image_size)
         shape = (images * count * self.square, 3, self.patch, self.patch)
-        pixels = tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         hidden, pooled = self.vision_tower(pixels, images)
         features = ops.squeeze(self.mm_projector(pooled), 1)
         del pooled

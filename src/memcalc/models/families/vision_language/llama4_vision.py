@@ -17,6 +17,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionBlock, as_tower, grid_of, pixel_shuffle
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import COMPLEX64
 
@@ -202,7 +203,7 @@ class TileEye(Eye):
         tape, v = batch.ids.tape, self.config
         tiles = batch.ids.shape[0] * batch.images * self.tiles(batch.image_size)
         shape = (tiles, v.integer("num_channels"), *v.sides("image_size"))
-        pixels = tape.external_tensor(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         seen = self.vision_model(pixels)
         return Sight(self.multi_modal_projector(ops.view(seen, -1, seen.shape[-1])), (seen,))
 

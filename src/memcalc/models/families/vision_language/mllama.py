@@ -26,6 +26,7 @@ from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
 from memcalc.nn.layers.vision_transformer import as_tower
 from memcalc.nn.model import IMAGES, Batch, Network, Outputs, positions
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -52,7 +53,7 @@ class StatesAttention(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to the same; without states, keys and values are those that the cache has."""
-        cache, batch = hidden.tape.cache, hidden.shape[0]
+        cache, batch = run_context(hidden).cache, hidden.shape[0]
         query = self.q_proj(hidden)
         query = self._heads(query, batch)
         query = self.q_norm(query)
@@ -142,7 +143,7 @@ class SeeingDecoder(Module):
         position_ids = positions(ids.tape, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding)
         rotation = self.rotary_emb(hidden, position_ids)
-        cache = ids.tape.cache
+        cache = run_context(ids).cache
         for layer in self.layers:
             across = layer.module.cross_attn if isinstance(layer.module, StatesBlock) else None
             if (
@@ -188,22 +189,23 @@ class Mllama(Network):
 
     def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
         ids, tape = batch.ids, batch.ids.tape
-        cache, images = tape.cache, batch.images
+        run = run_context(tape)
+        cache, images = run.cache, batch.images
         seen = states = mask = seeing = None
         if images and (cache is None or cache.length == 0):
-            tape.cache = None
+            run.cache = None
             seen = self._look(batch)
-            tape.cache = cache
+            run.cache = cache
             states = self.multi_modal_projector(seen)
             states = ops.reshape(states, -1, seen.shape[-2], states.shape[-1])
         if images:
             shape = (*ids.shape, images, self.vision_model.tiles)
             told = tape.external_tensor(shape, INT64, OVERHEAD, IMAGES)
             mask, seeing = states_masks(told, self.vision_model.patches)
-        made = Cache() if cache is None and self.caches and not tape.checkpointing else None
-        tape.cache = cache or made
+        made = Cache() if cache is None and self.caches and not run.checkpointing else None
+        run.cache = cache or made
         hidden = self.text.model(ids, batch.padding, states, mask, seeing)
-        tape.cache = cache
+        run.cache = cache
         return hidden, (seen, made)
 
     def _look(self, batch: Batch) -> Tensor:
@@ -211,7 +213,7 @@ class Mllama(Network):
         tape, v, tiles = batch.ids.tape, self.config, self.vision_model.tiles
         lead, side = (batch.ids.shape[0], batch.images), v.integer("image_size")
         pixels = tape.external_tensor(
-            (*lead, tiles, v.integer("num_channels"), side, side), tape.weights, OVERHEAD, IMAGES
+            (*lead, tiles, v.integer("num_channels"), side, side), run_context(tape).weights_dtype, OVERHEAD, IMAGES
         )
         shapes = tape.external_tensor(lead, INT64, OVERHEAD, IMAGES)
         told = tape.external_tensor((*lead, tiles), INT64, OVERHEAD, IMAGES)
@@ -227,7 +229,7 @@ def states_masks(told: Tensor, patches: int) -> tuple[Tensor, Tensor]:
     seen = ops.view(told, *told.shape)
     mask = tape.empty((batch, length, images, tiles * patches), INT64)
     mask = ops.unsqueeze(ops.view(mask, batch, length, -1), 1)
-    inverted = ops.to(tape.empty(mask.shape, FP32), tape.weights)
+    inverted = ops.to(tape.empty(mask.shape, FP32), run_context(tape).weights_dtype)
     mask = ops.masked_fill(inverted, tape.empty(inverted.shape, BOOL))
     some = ops.to(_any(ops.compare(mask)), mask.dtype)
     del seen, inverted
