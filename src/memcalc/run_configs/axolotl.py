@@ -1,0 +1,412 @@
+"""axolotl's YAML. Source: axolotl 0.18 (utils/schemas/*.py, core/builders, loaders/model.py, loaders/patch_manager.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memcalc.errors import UsageError
+from memcalc.run_configs import hf_trainer, training
+from memcalc.run_configs import option_names as our
+from memcalc.run_configs.axolotl_keys import HARMLESS, KEYS
+from memcalc.run_configs.context import Context
+from memcalc.run_configs.keys import Keys, flag
+from memcalc.run_configs.mapping import Given
+from memcalc.run_configs.sharding import Sharding
+
+_SHORT = ("flash", "sdp", "flash_attention", "flex", "xformers_attention", "sage_attention")
+"""attn_implementation values that recent releases refuse."""
+
+_LEGACY = {
+    "flash_attention": "flash",
+    "sdp_attention": "sdpa",
+    "xformers_attention": "xformers",
+    "flex_attention": "flex",
+    "eager_attention": "eager",
+    "sage_attention": "sage",
+}
+_FLAT = ("flash", "flex", "xformers", "sage")
+_RL = {
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "orpo": "orpo",
+    "kto": "kto",
+    "simpo": "simpo",
+    "grpo": "grpo",
+    "gdpo": "grpo",
+    "ebft": "ebft",
+}
+
+
+def is_axolotl(values: dict[str, Any]) -> bool:
+    """Whether a mapping is an axolotl file."""
+    marks = {
+        "micro_batch_size",
+        "sequence_len",
+        "adapter",
+        "sample_packing",
+        "datasets",
+        "plugins",
+        "pretraining_dataset",
+    }
+    return "base_model" in values and bool(marks & values.keys())
+
+
+def read(context: Context) -> None:
+    """An axolotl run. Raises UsageError."""
+    out = context.out
+    keys = Keys(KEYS, context.values, context.where, out, HARMLESS)
+    out.model = keys.value("base_model")
+    objective = _objective(keys)
+    out.take(our.OBJECTIVE, objective, keys.get("rl"))
+    rows = _batch_size(keys)
+    found = _sharding(context, keys)
+    adapter = keys.get("adapter")
+    lora = adapter.value not in (None, "")
+    quantized = _quantization(keys, adapter)
+    _precision(keys, found, lora)
+    if lora:
+        _lora(keys, adapter)
+    name = _attention(keys)
+    _lengths(keys, rows, name, objective)
+    hf_trainer.optimizer(keys, found, keys.take("gradient_accumulation_steps").value)
+    _galore(keys)
+    _checkpointing(keys, found, objective)
+    _loss_and_kernels(keys, found, objective, lora, quantized)
+    _trained(keys)
+    free = objective == "grpo" and not keys.value("trl").get("beta")
+    training.reference(out, objective, lora=lora, none=free, precomputed=bool(keys.value("precompute_ref_log_probs")))
+    for unmodelled in (
+        "torch_compile",
+        "selective_checkpointing",
+        "layer_offloading",
+        "tiled_mlp",
+        "qat",
+        "fp8",
+        "relora",
+    ):
+        if keys.value(unmodelled):
+            out.lack(f"{unmodelled} is not modelled")
+    out.take(our.TRAINER, "hf" if objective in ("sft", "reward") else "trl", Given("trainer", "axolotl", "hf", True))
+    keys.finish(
+        {} if lora else {key: "adapter is not set" for key in context.values if key.startswith(("lora_", "peft_"))}
+    )
+    context.finish(found)
+
+
+def _objective(keys: Keys) -> str:
+    rl = keys.get("rl")
+    if rl.value not in (None, ""):
+        objective = _RL.get(str(rl.value).lower())
+        if objective is None:
+            raise UsageError(f"rl: {rl.shown} is none of axolotl's: use dpo, ipo, orpo, kto, simpo or grpo.")
+        return objective
+    if keys.value("reward_model") or keys.value("process_reward_model"):
+        keys.out.take(our.TASK, "sequence-classification", keys.get("reward_model"))
+        keys.out.take(our.NUM_LABELS, keys.value("num_labels") or 1, keys.get("num_labels"))
+        return "reward"
+    return "sft"
+
+
+def _batch_size(keys: Keys) -> Given:
+    rows, total, accumulation = (
+        keys.get("micro_batch_size"),
+        keys.get("batch_size"),
+        keys.get("gradient_accumulation_steps"),
+    )
+    if total.default:
+        return rows
+    if not accumulation.default:
+        raise UsageError(f"{keys.where} gives batch_size and gradient_accumulation_steps: axolotl takes one of them.")
+    accumulated = max(1, total.value // rows.value)
+    keys.values["gradient_accumulation_steps"] = accumulated
+    keys.out.note(total, f"the legacy product per GPU: accumulation {accumulated}")
+    return rows
+
+
+def _sharding(context: Context, keys: Keys) -> Sharding:
+    config = keys.value("fsdp_config")
+    version = keys.value("fsdp_version")
+    if isinstance(config, dict) and version is not None:
+        keys.values["fsdp_config"] = {"fsdp_version": version, **config}
+    if keys.value("fsdp") in (None, [], "") and not config:
+        keys.values.pop("fsdp", None)
+    found = hf_trainer.sharding(context, keys, "axolotl", default_version=1)
+    for name, option in (
+        ("dp_shard_size", our.DATA_PARALLEL),
+        ("dp_replicate_size", our.REPLICAS),
+        ("tensor_parallel_size", our.TENSOR_PARALLEL),
+        ("context_parallel_size", our.CONTEXT_PARALLEL),
+        ("expert_parallel_size", our.EXPERT_PARALLEL),
+    ):
+        given = keys.get(name)
+        if given.value and given.value > 1:
+            found.sizes[option] = given.value
+    return found
+
+
+def _quantization(keys: Keys, adapter: Given) -> bool:
+    four, eight, gptq = keys.get("load_in_4bit"), keys.get("load_in_8bit"), keys.get("gptq")
+    if four.value and eight.value:
+        raise UsageError(f"{keys.where} sets both load_in_4bit and load_in_8bit: axolotl takes one of them.")
+    if adapter.value == "qlora" and not (four.value or gptq.value):
+        raise UsageError(f"adapter: qlora needs load_in_4bit: true in {keys.where}; axolotl stops there, too.")
+    if adapter.value in (None, "") and (four.value or eight.value):
+        keys.out.drop(four if four.value else eight, "adapter is not set, and 4- or 8-bit weights are not trained")
+        return False
+    if gptq.value:
+        training.quantization(keys.out, gptq, "gptq-4", "a GPTQ checkpoint")
+    elif four.value:
+        kwargs = keys.value("bnb_config_kwargs")
+        kind = str(kwargs.get("bnb_4bit_quant_type", "nf4"))
+        double = kwargs.get("bnb_4bit_use_double_quant", True)
+        name = "nf4-double" if kind == "nf4" and flag(double) else kind
+        training.quantization(keys.out, four, name, "double quantization, compute in the model's dtype")
+    elif eight.value:
+        training.quantization(keys.out, eight, "int8", "LLM.int8")
+    return bool(four.value or eight.value or gptq.value)
+
+
+def _precision(keys: Keys, found: Sharding, lora: bool) -> None:
+    bf16, fp16 = keys.get("bf16"), keys.get("fp16")
+    for old, new in (("bfloat16", bf16), ("float16", fp16)):
+        if new.default and keys.value(old):
+            given = keys.get(old)
+            bf16, fp16 = (given, fp16) if old == "bfloat16" else (bf16, given)
+    on = str(bf16.value).lower() in ("true", "auto", "full") and not (
+        keys.value("float32") or (bf16.default and fp16.value)
+    )
+    half = bool(fp16.value) and not on
+    adapters = ""
+    if lora:
+        keeps = keys.value("peft_autocast_adapter_dtype")
+        adapters = "fp32" if keeps or half or not on else "bf16"
+        adapters = "fp32" if not on else adapters
+    if on and str(bf16.value).lower() == "full":
+        training.precision(keys.out, bf16, weights="bf16", autocast="", sharding=found, adapters=adapters)
+        return
+    if on:
+        if str(bf16.value).lower() == "auto":
+            keys.out.assume("bf16: auto is bf16 where the GPU can: taken as bf16")
+        training.precision(keys.out, bf16, weights="bf16", autocast="bf16", sharding=found, adapters=adapters)
+    elif half:
+        training.precision(
+            keys.out, fp16, weights="fp16" if lora else "fp32", autocast="fp16", sharding=found, adapters=adapters
+        )
+    else:
+        training.precision(keys.out, bf16, weights="fp32", autocast="", sharding=found, adapters=adapters)
+
+
+def _lora(keys: Keys, adapter: Given) -> None:
+    if adapter.value not in ("lora", "qlora"):
+        keys.out.lack(f"adapter: {adapter.shown} is not modelled: give --lora-rank for a LoRA of your own")
+        return
+    rank = keys.get("lora_r")
+    if rank.value is None:
+        raise UsageError(f"adapter: {adapter.shown} in {keys.where} has no lora_r: axolotl stops there, too.")
+    targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
+    named = targets.value
+    if linear.value:
+        targets = Given("lora_target_linear", True, "all-linear", False, "every linear layer but the output head")
+        extra = [name for name in named or () if name in ("embed_tokens", "lm_head")]
+        if extra:
+            keys.out.lack(f"lora_target_modules adds {', '.join(extra)} to all linear layers: those are left out")
+    elif named is None:
+        raise UsageError(
+            f"{keys.where} names no LoRA targets: give lora_target_linear or lora_target_modules, as axolotl asks."
+        )
+    training.lora(
+        keys.out,
+        rank,
+        targets,
+        keys.get("lora_dropout"),
+        saved=keys.get("lora_modules_to_save"),
+        dora=keys.get("peft_use_dora"),
+    )
+    for name in (
+        "peft_layers_to_transform",
+        "lora_target_parameters",
+        "lora_rank_pattern",
+        "peft_trainable_token_indices",
+    ):
+        if keys.value(name):
+            keys.out.lack(f"{name} is not modelled: all layers get adapters of one rank")
+
+
+def _attention(keys: Keys) -> str:
+    given = keys.get("attn_implementation")
+    if given.default:
+        for name, meant in _LEGACY.items():
+            legacy = keys.get(name)
+            if legacy.value:
+                given = Given(name, legacy.raw, meant, False, "the old spelling of attn_implementation")
+                break
+    elif str(given.value) in _SHORT and str(given.value) != "flex_attention":
+        keys.out.assume(f"attn_implementation: {given.shown} is a short name that recent axolotl refuses")
+    for name in _LEGACY:
+        keys.get(name)
+    training.attention(keys.out, given)
+    return keys.out.setup[our.ATTENTION]  # type: ignore[no-any-return]
+
+
+def _lengths(keys: Keys, rows: Given, attention: str, objective: str) -> None:
+    packing, cap, pad = keys.get("sample_packing"), keys.get("sequence_len"), keys.get("pad_to_sequence_len")
+    if objective == "grpo":
+        _generated(keys, rows, cap)
+        return
+    packed = bool(packing.value) or bool(
+        keys.value("pretraining_dataset") and keys.value("pretraining_sample_concatenation")
+    )
+    if packed and objective == "sft":
+        real = keys.get("multipack_real_batches")
+        flat = attention == "flash" if real.value is None else not real.value
+        training.batch(keys.out, rows, cap, packing="flat" if flat else "rows")
+        keys.out.note(packing, "bins of all rows in one" if flat else "rows filled to sequence_len")
+        return
+    if packing.value:
+        keys.out.drop(packing, f"{objective} does not pack")
+    if pad.value:
+        keys.out.note(pad, "every sample is padded to sequence_len")
+        training.batch(keys.out, rows, cap, packing="rows")
+        return
+    multiple = 1 if not pad.default else keys.value("pad_to_multiple_of") or 64
+    training.batch(keys.out, rows, cap, multiple=multiple if objective == "sft" else 1, objective=objective)
+
+
+def _generated(keys: Keys, rows: Given, cap: Given) -> None:
+    block = keys.value("trl")
+    length = block.get("max_completion_length") or 512
+    given = Given("trl.max_completion_length", length, length, "max_completion_length" not in block)
+    keys.out.take(our.BATCH, rows.value, rows, "completions per GPU and forward pass")
+    keys.out.take(our.COMPLETION_LENGTH, length, given)
+    keys.out.take(our.SEQ_LEN, max(cap.value, length), cap, "prompt and completion together")
+    keys.out.assume("the longest prompt cannot be known: took sequence_len for prompt and completion together")
+    if block.get("use_vllm") and block.get("vllm_mode") == "colocate":
+        keys.out.lack("vLLM beside the trainer takes its share of the GPU, which is not in the estimate")
+    given = Given("trl.beta", block.get("beta", 0.0), 0.0, "beta" not in block)
+    keys.out.note(given, "a reference model" if block.get("beta") else "no reference model")
+
+
+def _galore(keys: Keys) -> None:
+    if keys.out.setup.get(our.OPTIMIZER) == "galore-adamw":
+        given = keys.get("optim_args")
+        keys.out.take(our.GALORE_RANK, hf_trainer.galore_rank(given.value), given)
+
+
+def _checkpointing(keys: Keys, found: Sharding, objective: str) -> None:
+    on, kwargs = keys.get("gradient_checkpointing"), keys.get("gradient_checkpointing_kwargs")
+    offloading = keys.get("activation_offloading")
+    word = str(on.value).lower()
+    offloads = str(offloading.value).lower() not in ("none", "false", "")
+    if word in ("offload", "offload_disk"):
+        offloads, offloading = True, on
+    active = word not in ("none", "false", "")
+    plain = (
+        objective == "sft"
+        and not keys.value("unfrozen_parameters")
+        and keys.value("rl") is None
+        and not keys.value("reward_model")
+    )
+    reason = "axolotl turns it on where neither rl nor unfrozen_parameters is set" if plain else ""
+    how = training.use_reentrant(kwargs, plain, reason)
+    if offloads and how.default:
+        how = Given("use_reentrant", False, False, True, "off with activation offloading")
+    if found.checkpointing and active:
+        keys.out.assume(
+            "checkpointing is on twice, in the trainer and in FSDP: recent Trainers refuse that; taken once"
+        )
+    training.checkpointing(keys.out, on, active or bool(found.checkpointing), how)
+    if offloads:
+        keys.out.take(our.ACTIVATION_OFFLOADING, True, offloading, "checkpointed inputs in host memory")
+    elif not offloading.default:
+        keys.out.note(offloading)
+
+
+def _loss_and_kernels(keys: Keys, found: Sharding, objective: str, lora: bool, quantized: bool) -> None:
+    out = keys.out
+    plugins = " ".join(str(name) for name in keys.value("plugins"))
+    parts = {name: keys.value(name) for name in ("liger_rope", "liger_rms_norm", "liger_layer_norm")}
+    parts["liger_glu_activation"] = keys.value("liger_glu_activation") or keys.value("liger_swiglu")
+    on = [name for name, value in parts.items() if value]
+    fused, plain = keys.get("liger_fused_linear_cross_entropy"), keys.get("liger_cross_entropy")
+    if "LigerPlugin" in plugins:
+        if {"liger_rope", "liger_rms_norm", "liger_glu_activation"} <= set(on):
+            out.take(
+                our.KERNELS,
+                "liger",
+                Given("liger parts", ",".join(on), "liger"),
+                "norms, rotary embedding and SwiGLU fused",
+            )
+        elif on:
+            out.lack(
+                f"of Liger's parts only {', '.join(on)} is on: parts by themselves are not modelled, so none is taken"
+            )
+        if fused.value:
+            out.take(our.LOSS, our.LOSS_LIGER, fused, "Liger's fused linear cross-entropy")
+        elif plain.value:
+            out.lack("liger_cross_entropy (on full logits) is not modelled: the eager loss is taken")
+    else:
+        for given in (
+            fused,
+            plain,
+            *(keys.get(name) for name in ("liger_rope", "liger_rms_norm", "liger_glu_activation")),
+        ):
+            if given.value:
+                out.drop(given, "the Liger plugin is not among the plugins")
+    cut = keys.get("cut_cross_entropy")
+    if "CutCrossEntropyPlugin" in plugins and (cut.value or cut.default):
+        out.take(our.LOSS, our.LOSS_CUT, Given("plugins", "CutCrossEntropyPlugin", "cut"), "cut cross-entropy")
+    chunked = keys.get("chunked_cross_entropy")
+    if chunked.value:
+        out.take(our.LOSS, our.LOSS_CHUNKED, chunked)
+        out.take(
+            our.LOSS_CHUNKS,
+            keys.value("chunked_cross_entropy_num_chunks") or 8,
+            keys.get("chunked_cross_entropy_num_chunks"),
+        )
+    if lora and not quantized_in_eight(keys) and keys.value("rl") is None and not keys.value("trust_remote_code"):
+        named = [
+            name
+            for name in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
+            if keys.get(name).value is not False
+        ]
+        if named and not (found.kind == "fsdp" and found.version == 1) and not out.setup.get(our.DORA):
+            out.lack(
+                "axolotl's LoRA kernels (on by default) save fewer tensors than PEFT's: the estimate is an upper bound"
+            )
+
+
+def quantized_in_eight(keys: Keys) -> bool:
+    """Whether the base is in 8 bits, where axolotl has no LoRA kernels."""
+    return bool(keys.value("load_in_8bit"))
+
+
+def _trained(keys: Keys) -> None:
+    given = keys.get("unfrozen_parameters")
+    if given.value:
+        patterns = [str(pattern) for pattern in given.value]
+        keys.out.note(given, "only these are trained")
+        keys.out.facts["train"] = patterns
+        if any("language_model" in pattern for pattern in patterns) and not any(
+            "visual" in pattern for pattern in patterns
+        ):
+            keys.out.take(our.FREEZE, "vision", given, "the vision tower is not trained")
+        else:
+            keys.out.lack(
+                "unfrozen_parameters are regular expressions, which are not read: the estimate is of all weights trained"
+            )
+    if keys.value("freeze_mm_modules"):
+        keys.out.take(our.FREEZE, "vision", keys.get("freeze_mm_modules"))
+    tokens = keys.get("tokens")
+    if tokens.value:
+        keys.out.assume(f"{len(tokens.value)} added tokens may add rows to the embedding and the head: not counted")
+    special = keys.value("model_quantization_config_kwargs")
+    if special.get("dequantize"):
+        keys.out.take(
+            "dequantize",
+            True,
+            keys.get("model_quantization_config_kwargs"),
+            "weights are dequantized to bf16 when loading",
+        )
+        keys.out.setup.pop("dequantize")
+    for name in ("eval_batch_size", "eval_sample_packing", "sample_packing_eff_est", "excess_length_strategy"):
+        keys.get(name)

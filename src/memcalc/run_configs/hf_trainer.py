@@ -1,0 +1,302 @@
+"""TrainingArguments of Transformers: a YAML or JSON file for HfArgumentParser, or a command line.
+
+Source: transformers 5.24 (training_args.py); what changed with version 5 is said in `since`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from memcalc.errors import UsageError
+from memcalc.run_configs import accelerate, deepspeed, training
+from memcalc.run_configs import option_names as our
+from memcalc.run_configs.context import Context
+from memcalc.run_configs.keys import Key, Keys, anything, count, flag, harmless, mapping, names, number, table, text
+from memcalc.run_configs.mapping import Given, Mapping
+from memcalc.run_configs.sharding import Sharding
+
+ROWS = (
+    Key("per_device_train_batch_size", count, 8, our.BATCH, "sequences per GPU and forward pass", other=("per_gpu_train_batch_size", "train_batch_size")),
+    Key("gradient_accumulation_steps", count, 1, our.GRAD_ACCUM, "micro-batches per optimizer step"),
+    Key("bf16", flag, False, our.AUTOCAST, "autocast over whatever dtype the weights have"),
+    Key("fp16", flag, False, our.AUTOCAST, "autocast over whatever dtype the weights have"),
+    Key("activation_checkpointing", flag, False, our.CHECKPOINTING, "recompute blocks in backward", "5.20", ("gradient_checkpointing",)),
+    Key("activation_checkpointing_kwargs", mapping, {}, our.REENTRANT, "how", "5.20", ("gradient_checkpointing_kwargs",)),
+    Key("optim", text, "adamw_torch_fused", our.OPTIMIZER, "the optimizer", "5 (adamw_torch before torch 2.8)"),
+    Key("optim_args", anything, None, "", "arguments of the optimizer"),
+    Key("optim_target_modules", anything, None, "", "modules whose gradients are projected"),
+    Key("use_liger_kernel", flag, False, our.KERNELS, "Liger's kernels and loss", other=("use_liger",)),
+    Key("liger_kernel_config", mapping, {}, "", "which of Liger's parts are on"),
+    Key("label_smoothing_factor", number, 0.0, our.LABEL_SMOOTHING, "label smoothing"),
+    Key("fsdp", anything, None, our.PARALLEL, "FSDP; version 2 where fsdp_config has no version", "5"),
+    Key("fsdp_config", anything, {}, our.PARALLEL, "FSDP's ways"),
+    Key("fsdp_transformer_layer_cls_to_wrap", names, None, "", "the blocks"),
+    Key("deepspeed", anything, None, our.PARALLEL, "DeepSpeed's file"),
+    Key("parallelism_config", mapping, {}, "", "sizes of the device mesh"),
+    Key("ddp_bucket_cap_mb", count, None, our.DDP_BUCKET, "size of DDP's buckets"),
+    Key("torch_compile", flag, False, "", "torch.compile"),
+    Key("auto_find_batch_size", flag, False, "", "halves the batch until it fits"),
+    Key("accelerator_config", mapping, {}, "", "split_batches makes the batch a total"),
+    Key("per_device_eval_batch_size", count, 8, "", "batch of evaluation"),
+    Key("torch_empty_cache_steps", count, None, "", "returns cached memory every N steps"),
+    Key("group_by_length", flag, False, "", "the longest samples meet in one batch"),
+    Key("model_init_kwargs", mapping, {}, our.PRECISION, "arguments of from_pretrained"),
+)  # fmt: skip
+
+MODEL = (
+    Key("model_name_or_path", text, None, "model", "the model", other=("model_name", "model_id", "pretrained_model_name_or_path")),
+    Key("dtype", text, None, our.PRECISION, "dtype that weights load in", "4.56", ("torch_dtype",)),
+    Key("attn_implementation", text, None, our.ATTENTION, "attention implementation"),
+    Key("max_seq_length", count, None, our.SEQ_LEN, "cap of a sample", other=("model_max_length", "max_length", "block_size", "cutoff_len", "max_seq_len")),
+)  # fmt: skip
+
+HARMLESS = harmless(
+    "output_dir overwrite_output_dir num_train_epochs max_steps learning_rate lr_scheduler_type lr_scheduler_kwargs "
+    "warmup_steps warmup_ratio weight_decay adam_beta1 adam_beta2 adam_epsilon average_tokens_across_devices "
+    "max_grad_norm bf16_full_eval fp16_full_eval tf32 torch_compile_backend torch_compile_mode use_cache "
+    "neftune_noise_alpha log_on_each_node include_num_input_tokens_seen log_level log_level_replica disable_tqdm "
+    "report_to run_name project prediction_loss_only include_for_metrics batch_eval_metrics load_best_model_at_end "
+    "metric_for_best_model greater_is_better ignore_data_skip restore_callback_states_from_checkpoint full_determinism "
+    "seed data_seed use_cpu no_cuda remove_unused_columns label_names train_sampling_strategy length_column_name "
+    "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug "
+    "skip_memory_metrics do_train do_eval do_predict resume_from_checkpoint local_rank enable_jit_checkpoint "
+    "evaluation_strategy past_index fp16_opt_level half_precision_backend fp16_backend jit_mode_eval use_ipex "
+    "sharded_ddp xpu_backend tpu_num_cores include_inputs_for_metrics include_tokens_per_second mp_parameters "
+    "predict_with_generate generation_max_length generation_num_beams generation_config sortish_sampler "
+    "dataset_name dataset_config dataset_config_name dataset_train_split dataset_test_split train_file "
+    "validation_file test_file task_name max_train_samples max_eval_samples max_predict_samples overwrite_cache "
+    "preprocessing_num_workers cache_dir tokenizer_name tokenizer_name_or_path config_name use_fast_tokenizer "
+    "model_revision trust_remote_code token use_auth_token ignore_mismatched_sizes low_cpu_mem_usage "
+    "validation_split_percentage keep_linebreaks streaming dataset_text_field dataset_num_proc dataset_id_or_path "
+    "eval_dataset_name splits chat_template chat_template_format add_special_tokens append_concat_token lazy_preprocess data_path "
+    "data_path_list version image_folder image_aspect_ratio env launcher logging_dir logging_nan_inf_filter warmup_type "
+    "text_column text_column_name summary_column label_column_name source_prefix eval_data_path padding_side",
+    r"(logging|eval|save|hub|push_to_hub|dataloader|dataset|wandb|trackio|mlflow|lr)_\w+",
+    r"push_to_hub|mm_\w+|group_by_modality_length|adam_\w+|max_eval_\w+|do_\w+|tpu_\w+|ddp_\w+|private|report\w*",
+)  # fmt: skip
+
+
+def trainer_table(*more: Key, **absent: Any) -> dict[str, Key]:
+    """TrainingArguments with other defaults (`absent`) and further keys, which replace those of the same name."""
+    rows = {row.name: row for row in (*ROWS, *MODEL)}
+    for name, value in absent.items():
+        rows[name] = Key(**{**rows[name].__dict__, "absent": value})
+    return {**rows, **table(*more)}
+
+
+KEYS = trainer_table(
+    Key("task_name", text, None, "", "GLUE's task: a sequence classifier"),
+    Key("num_labels", count, None, our.NUM_LABELS, "classes"),
+    Key("pad_to_max_length", flag, None, "", "pads every sample to the cap"),
+    Key("max_source_length", count, 1024, our.SEQ_LEN, "cap of the source"),
+    Key("max_target_length", count, 128, "target_len", "cap of the target"),
+)
+
+
+def sharding(context: Context, keys: Keys, framework: str, default_version: int = 2) -> Sharding:
+    """What the trainer's own keys and the other files say about GPUs, put together. Raises UsageError."""
+    out, found = context.out, context.sharding or Sharding()
+    fsdp, fsdp_config = keys.get("fsdp"), keys.get("fsdp_config")
+    named = keys.get("deepspeed")
+    if named.value not in (None, "", False) and not (found.kind == "zero" and found.where and not found.wrong):
+        own = deepspeed.named(named.value, keys.where, out, framework)
+        found = _with_world(own, found) if own is not None else found
+    elif named.value not in (None, "", False):
+        out.note(named, f"read from {found.where}")
+    fsdp_on = fsdp.value not in (None, "", False, [], "false", "False")
+    if fsdp_on or (fsdp_config.value and fsdp.default and framework == "axolotl"):
+        if found.kind == "zero":
+            raise UsageError("fsdp and deepspeed exclude each other: keep one of them.")
+        if found.kind != "fsdp":
+            found = _with_world(_fsdp(fsdp, fsdp_config, keys, out, default_version), found)
+    elif fsdp_config.value and not fsdp_config.default and fsdp.value in (None, "", []):
+        out.drop(fsdp_config, "fsdp is not set")
+    for name, option in (("tp_size", our.TENSOR_PARALLEL), ("cp_size", our.CONTEXT_PARALLEL)):
+        size = keys.value("parallelism_config").get(name)
+        if isinstance(size, int) and size > 1:
+            found.sizes[option] = size
+    launched(context, found)
+    training.conflict(
+        out, "gradient_accumulation_steps", _said(keys, "gradient_accumulation_steps"), found.grad_accum, found.where
+    )
+    training.conflict(out, "the micro-batch", _said(keys, "per_device_train_batch_size"), found.batch, found.where)
+    return found
+
+
+def _said(keys: Keys, name: str) -> Any:
+    given = keys.get(name) if name in keys.rows else None
+    return None if given is None or given.default else given.value
+
+
+def launched(context: Context, found: Sharding) -> None:
+    """The number of GPUs that the launch line says; several without an engine are DDP."""
+    if context.world is not None:
+        found.world, found.world_from = context.world, context.world_from
+    if not found.kind and found.world is not None and found.world > 1:
+        found.kind = "ddp"
+
+
+def _with_world(own: Sharding, other: Sharding) -> Sharding:
+    own.world, own.world_from = other.world, other.world_from
+    own.sizes = {**other.sizes, **own.sizes}
+    own.grad_accum = own.grad_accum or other.grad_accum
+    return own
+
+
+def _fsdp(fsdp: Given, config: Given, keys: Keys, out: Mapping, default_version: int) -> Sharding:
+    found = Sharding(where=keys.where, given=fsdp if not fsdp.default else config)
+    values = config.value if isinstance(config.value, dict) else {}
+    if isinstance(config.value, str) and config.value.strip().startswith("{"):
+        values = mapping(config.value)
+    elif isinstance(config.value, str):
+        out.ask("fsdp_config names a file that is not among the files: give it too")
+    accelerate.fsdp(values, keys.where, out, found, default_version)
+    words = fsdp.value if isinstance(fsdp.value, (list, tuple)) else str(fsdp.value or "").replace(",", " ").split()
+    words = [str(word).lower() for word in words]
+    if "shard_grad_op" in words or "hybrid_shard_zero2" in words:
+        found.reshard = False
+    if "offload" in words:
+        found.offload = ("parameters",)
+    if "no_shard" in words:
+        found.kind = "ddp"
+    return found
+
+
+def autocast(keys: Keys, framework: str = "the trainer") -> tuple[str, Given]:
+    """The dtype of autocast (empty: none), and the key that says it. Raises UsageError for both."""
+    bf16, fp16 = keys.get("bf16"), keys.get("fp16")
+    if bf16.value and fp16.value and not (bf16.default or fp16.default):
+        raise UsageError(f"{keys.where} sets both bf16 and fp16: {framework} takes one of them.")
+    if fp16.value and not fp16.default:
+        return "fp16", fp16
+    return ("bf16" if bf16.value else ""), bf16
+
+
+def common(context: Context, keys: Keys, found: Sharding, *, reentrant: bool = False) -> None:
+    """Keys that mean the same in every framework on Trainer: accumulation, optimizer, checkpointing, Liger and more."""
+    out = context.out
+    accumulation = keys.take("gradient_accumulation_steps")
+    optimizer(keys, found, accumulation.value)
+    checkpointing(keys, found, reentrant)
+    smoothing = keys.get("label_smoothing_factor")
+    if smoothing.value:
+        out.take(our.LABEL_SMOOTHING, smoothing.value, smoothing)
+    rest(keys)
+
+
+def optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
+    """`optim` with its arguments; DeepSpeed's own optimizer goes before it."""
+    given = keys.get("optim") if "optim" in keys.rows else keys.get("optimizer")
+    if found.optimizer:
+        keys.out.drop(given, f"{found.where} has an optimizer of its own")
+        on_host = "optimizer" in found.offload
+        given = Given(
+            "optimizer.type", found.optimizer, "adamw" if found.optimizer.lower() == "adam" else found.optimizer
+        )
+        training.optimizer(keys.out, given, implementation="" if on_host else "fused", accumulation=accumulation)
+        return
+    training.optimizer(keys.out, given, accumulation=accumulation)
+    if keys.out.setup.get(our.OPTIMIZER) == "galore-adamw" and "optim_args" in keys.rows:
+        rank = galore_rank(keys.value("optim_args"))
+        keys.out.take(our.GALORE_RANK, rank, keys.get("optim_args"), f"rank {rank}")
+
+
+def galore_rank(arguments: Any) -> int:
+    """`rank=` of optim_args; 128 when absent."""
+    if isinstance(arguments, str):
+        arguments = dict(part.split("=", 1) for part in arguments.replace(" ", "").split(",") if "=" in part)
+    rank = arguments.get("rank", 128) if isinstance(arguments, dict) else 128
+    return int(rank) if str(rank).isdigit() and int(rank) > 0 else 128
+
+
+def checkpointing(keys: Keys, found: Sharding, reentrant: bool) -> None:
+    """`activation_checkpointing`, with FSDP's own where that is on."""
+    on, kwargs = keys.get("activation_checkpointing"), keys.get("activation_checkpointing_kwargs")
+    if found.checkpointing and on.value and not on.default:
+        keys.out.assume(
+            "checkpointing is on twice, in the trainer and in FSDP: recent Trainers refuse that; taken once"
+        )
+    if found.checkpointing and not (on.value and not on.default):
+        given = Given("fsdp_activation_checkpointing", True, True)
+        training.checkpointing(keys.out, given, True, Given("use_reentrant", False, False, True))
+        return
+    how = training.use_reentrant(kwargs, reentrant, "reentrant" if reentrant else "non-reentrant")
+    values = kwargs.value if isinstance(kwargs.value, dict) else {}
+    every = values.get("every_n_layers", 1)
+    training.checkpointing(keys.out, on, bool(on.value), how, every=every if isinstance(every, int) else 1)
+    if on.value and values.get("offload"):
+        keys.out.take(our.ACTIVATION_OFFLOADING, True, kwargs, "checkpointed inputs in host memory")
+    if not on.value and not kwargs.default and kwargs.value:
+        keys.out.drop(kwargs, "checkpointing is off")
+
+
+def rest(keys: Keys) -> None:
+    """Keys that change memory in ways that are not modelled."""
+    out = keys.out
+    if keys.value("torch_compile"):
+        out.lack("torch_compile is not modelled: the estimate is of eager modules")
+    if keys.value("auto_find_batch_size"):
+        out.assume("auto_find_batch_size: the batch is halved until it fits, so it cannot be known; took the one given")
+    if "ddp_bucket_cap_mb" in keys.rows and keys.has("ddp_bucket_cap_mb"):
+        keys.take("ddp_bucket_cap_mb")
+    if keys.value("accelerator_config").get("split_batches"):
+        out.assume("split_batches: the batch of the file is the total of all processes; taken as it stands")
+    if keys.has("group_by_length") and keys.value("group_by_length"):
+        out.assume("group_by_length: the longest samples meet in one batch")
+    for name in ("per_device_eval_batch_size", "torch_empty_cache_steps", "optim_target_modules", "optim_args"):
+        if name in keys.rows:
+            keys.get(name)
+
+
+def read(context: Context) -> None:
+    """TrainingArguments with a script of which only its keys are known. Raises UsageError."""
+    out = context.out
+    keys = Keys(context.rows or KEYS, context.values, context.where, out, HARMLESS)
+    model = keys.get("model_name_or_path")
+    out.model = model.value
+    found = sharding(context, keys, "hf")
+    dtype, given = autocast(keys)
+    kwargs = keys.value("model_init_kwargs")
+    named = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    loaded = keys.get("dtype") if named is None else Given("model_init_kwargs.dtype", named, named)
+    weights = loaded_dtype(out, loaded, dtype)
+    training.precision(out, given, weights=weights, autocast=dtype, sharding=found)
+    cap = keys.get("max_seq_length")
+    padded = keys.get("pad_to_max_length") if "pad_to_max_length" in keys.rows else None
+    training.batch(out, keys.get("per_device_train_batch_size"), cap)
+    if padded is not None and padded.value:
+        out.note(padded)
+    training.attention(out, keys.get("attn_implementation"))
+    common(context, keys, found)
+    if keys.value("use_liger_kernel"):
+        training.liger(out, keys.get("use_liger_kernel"))
+    task(keys)
+    out.take(our.TRAINER, "hf", Given("trainer", "Trainer", "hf", True))
+    keys.finish()
+    context.finish(found)
+
+
+def loaded_dtype(out: Mapping, loaded: Given, autocast: str) -> str:
+    """The dtype that weights load in: what is said, else the checkpoint's own (Transformers 5), which bf16 hints at."""
+    named = "auto" if loaded.value is None else training.dtype(loaded)
+    if named != "auto":
+        return named
+    weights = "bf16" if autocast == "bf16" else "fp32"
+    out.assume(
+        f"weights load in the checkpoint's own dtype (Transformers 5; fp32 before): taken as {weights}; --precision says otherwise"
+    )
+    return weights
+
+
+def task(keys: Keys) -> None:
+    """GLUE's script: a classifier of two classes unless the task has others."""
+    given = keys.get("task_name") if "task_name" in keys.rows else None
+    if given is None or given.default:
+        return
+    labels = {"mnli": 3, "stsb": 1}.get(str(given.value).lower(), 2)
+    keys.out.take(our.TASK, "sequence-classification", given, "a GLUE task is a sequence classifier")
+    keys.out.take(our.NUM_LABELS, labels, given, f"classes of {given.shown}")
+
+
+Reader = Callable[[Context], None]
