@@ -74,7 +74,7 @@ def _bitsandbytes_0_41() -> list[AbstractContextManager[Any]]:
     today = quantized.linear_4bit
 
     def linear(x: Tensor, shape: Shape, stored: DType, *, nested: bool) -> Tensor:
-        both = [x.tape.new(shape, dtype) for dtype in dict.fromkeys((FP16, x.dtype))]
+        both = [x.tape.empty(shape, dtype) for dtype in dict.fromkeys((FP16, x.dtype))]
         both.clear()
         out = today(x, shape, FP16, nested=nested)
         if out.node is not None:
@@ -107,12 +107,12 @@ class QueryValueAdapter(LoraLinear):
             channels = ops.contiguous(ops.transpose(self.lora_A(ops.dropout(x, self.dropout)), -2, -1))
             added = _convolved(channels, self.lora_B.weight, self.adapted)
             del channels
-            return ops.add(out, ops.scale(_placed(added, self.outputs)))
+            return ops.add(out, ops.mul_scalar(_placed(added, self.outputs)))
 
 
 def _convolved(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
     """A convolution of width one over x [b, c, s], in the layout of [b, s, out]; it keeps both operands."""
-    out = x.tape.new((x.shape[0], x.shape[2], outputs), x.dtype)
+    out = x.tape.empty((x.shape[0], x.shape[2], outputs), x.dtype)
     node = record(x.tape, out, _like, (x, weight), (x.shape, weight.shape))
     if node is not None:
         node.save(x)
@@ -122,9 +122,9 @@ def _convolved(x: Tensor, weight: Tensor, outputs: int) -> Tensor:
 
 def _placed(x: Tensor, outputs: int) -> Tensor:
     """x [b, s, part] at its places among `outputs` zeros (index_copy): keeps a copy of x."""
-    source = x.tape.new(x.shape, x.dtype)
-    zeros = x.tape.new((*x.shape[:-1], outputs), x.dtype)
-    out = x.tape.new((*x.shape[:-1], outputs), x.dtype)
+    source = x.tape.empty(x.shape, x.dtype)
+    zeros = x.tape.empty((*x.shape[:-1], outputs), x.dtype)
+    out = x.tape.empty((*x.shape[:-1], outputs), x.dtype)
     del zeros
     node = record(x.tape, out, _like, (x,), (x.shape,))
     if node is not None:
@@ -135,7 +135,7 @@ def _placed(x: Tensor, outputs: int) -> Tensor:
 def _like(node: Node, grads: Grads) -> list[Tensor | None]:
     """A gradient of each shape in the node's context."""
     (grad,) = grads
-    return [None if grad is None else node.tape.new(shape, grad.dtype) for shape in node.context]
+    return [None if grad is None else node.tape.empty(shape, grad.dtype) for shape in node.context]
 
 
 def _loss_of_pieces(
@@ -150,7 +150,7 @@ def _loss_of_pieces(
         total = loss if total is None else ops.add(total, loss)
         del loss
     assert total is not None
-    return ops.scale(total), tuple(pieces)
+    return ops.mul_scalar(total), tuple(pieces)
 
 
 def _litgpt() -> list[AbstractContextManager[Any]]:

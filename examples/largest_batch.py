@@ -17,7 +17,7 @@ def largest_batch(spec: ModelSpec, gpu_name: str, seq_len: int) -> int:
 
     def fits(batch: int) -> bool:
         setup = TrainingSetup(batch=batch, seq_len=seq_len, precision="bf16", activation_checkpointing="full")
-        return estimate(spec, setup, gpu).peak.process_bytes <= gpu.total_bytes
+        return estimate(spec, setup, gpu).peak.process_bytes <= gpu.usable_bytes
 
     low, high = 0, 1
     while fits(high):

@@ -39,9 +39,6 @@ RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
 FIRST_OUTER = RANK["run_configs"]
 """From here on a room may read files, ask the Hub and print."""
 
-TYPES_ONLY = {("autograd/tape.py", "nn")}
-"""Knots that exist under TYPE_CHECKING alone."""
-
 CORE_MUST_NOT = {"typer", "rich", "huggingface_hub", "safetensors", "click", "os", "pathlib", "logging", "sys", "time"}
 NOWHERE = {"click", "torch", "transformers"}
 
@@ -75,8 +72,7 @@ def test_a_room_imports_only_what_stands_before_it(path: Path) -> None:
     for name, _ in imported(path):
         first, *rest = name.split(".")
         if first == "memcalc" and rest:
-            allowed = RANK[room(path)] >= RANK[rest[0]]
-            assert allowed or (str(path.relative_to(SOURCE)), rest[0]) in TYPES_ONLY, f"{path} imports {name}"
+            assert RANK[room(path)] >= RANK[rest[0]], f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("path", [path for path in modules() if RANK.get(room(path), 99) < FIRST_OUTER], ids=str)

@@ -60,7 +60,12 @@ def estimate_components(
             parameters=Parameters(total=parameters, trainable=0, embedding=0, active=parameters),
         ),
         setup={"mode": "inference", **outside.resolved()},
-        assumptions=(*assumptions, *_offloaded(parts), *outside.assumptions()),
+        assumptions=(
+            *assumptions,
+            *_offloaded(parts),
+            *outside.assumptions(),
+            *((gpu.note,) if gpu is not None and gpu.note else ()),
+        ),
         components=Components(
             model_weights=_row(weights, total / max(parameters, 1)),
             optimizer_states=empty,
@@ -84,8 +89,9 @@ def estimate_components(
         else GpuFit(
             name=gpu.name,
             total_bytes=gpu.total_bytes,
-            fits=outside.process <= gpu.total_bytes,
-            free_bytes=gpu.total_bytes - outside.process,
+            usable_bytes=gpu.usable_bytes,
+            fits=outside.process <= gpu.usable_bytes,
+            free_bytes=gpu.usable_bytes - outside.process,
         ),
     )
 

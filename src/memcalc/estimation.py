@@ -78,6 +78,7 @@ def estimate(
             *assumed(spec, setup, step),
             *_raised(spec, setup, outside.allocated, teacher),
             *outside.assumptions(),
+            *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
@@ -95,6 +96,7 @@ def estimate(
         else GpuFit(
             name=gpu.name,
             total_bytes=gpu.total_bytes,
+            usable_bytes=gpu.usable_bytes,
             fits=outside.process <= _usable(setup, gpu),
             free_bytes=_usable(setup, gpu) - outside.process,
         ),
@@ -141,7 +143,7 @@ def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: Mod
 def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     """Bytes of the GPU that the job may take."""
     if isinstance(setup, TrainingSetup):
-        return gpu.total_bytes
+        return gpu.usable_bytes
     from memcalc.inference.serving import usable
 
     return usable(setup, gpu)

@@ -70,7 +70,7 @@ def test_inference() -> None:
 def test_the_gpu_is_named_and_fitted(gpu: str) -> None:
     found = answer("estimate", "--params", "1B", "--gpu", gpu)
     assert found["gpu"]["fits"] is True
-    assert found["gpu"]["free_bytes"] == found["gpu"]["total_bytes"] - found["peak"]["process_bytes"]
+    assert found["gpu"]["free_bytes"] == found["gpu"]["usable_bytes"] - found["peak"]["process_bytes"]
 
 
 def test_check_exits_with_3_and_still_answers() -> None:

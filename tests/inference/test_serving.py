@@ -127,9 +127,9 @@ def test_an_engine_takes_its_share_of_the_gpu_whatever_is_needed() -> None:
     """What is needed and what will be occupied are two things: a pool fills what it may."""
     assert GPU is not None
     found = report(LLAMA, GPU, engine="vllm")
-    assert found.serving.occupied_bytes == int(GPU.total_bytes * 0.9)
+    assert found.serving.occupied_bytes == int(GPU.usable_bytes * 0.9)
     assert found.peak.process_bytes < found.serving.occupied_bytes / 10
-    assert report(LLAMA, GPU, engine="vllm", utilization=0.5).serving.occupied_bytes == GPU.total_bytes // 2
+    assert report(LLAMA, GPU, engine="vllm", utilization=0.5).serving.occupied_bytes == GPU.usable_bytes // 2
     plain = report(LLAMA, GPU)
     assert plain.serving.occupied_bytes == plain.peak.process_bytes
 
@@ -167,7 +167,7 @@ def test_the_line_of_the_box(tmp_path: Path) -> None:
     text = run("from-file", str(path), "--mode", "inference", "--gpu", "24GB", "--engine", "vllm").stdout
     assert "SERVES" in text
     assert "or one of 8,192" in text
-    assert "vllm fills 20.1 GiB" in text
+    assert "vllm fills 21.2 GiB" in text
 
 
 def test_what_is_too_short_to_run_decides_nothing() -> None:

@@ -40,7 +40,7 @@ AT_80 = """\
 │          77.4 GiB (83.1 GB) reserved by the allocator                        │
 │          78.1 GiB (83.8 GB) process, in nvidia-smi                           │
 │ PHASES   forward 75.0 GiB · backward 76.0 GiB · step 61.0 GiB                │
-│ GPU      H100-80GB: fits, 1.6 GiB of 79.6 GiB free                           │
+│ GPU      H100-80GB: fits, 1.1 GiB of 79.2 GiB free                           │
 └────────────────────────────────── █ at the peak  ░ at the row's own maximum ─┘
 Assumptions:
  · sequence length 256 (default)
@@ -74,7 +74,7 @@ AT_60 = """\
 │          78.1 GiB (83.8 GB) process, in nvidia-smi       │
 │ PHASES   forward 75.0 GiB · backward 76.0 GiB · step     │
 │          61.0 GiB                                        │
-│ GPU      H100-80GB: fits, 1.6 GiB of 79.6 GiB free       │
+│ GPU      H100-80GB: fits, 1.1 GiB of 79.2 GiB free       │
 └────────────── █ at the peak  ░ at the row's own maximum ─┘
 Assumptions:
  · sequence length 256 (default)
@@ -107,7 +107,7 @@ ASCII_AT_80_IN_GB = """\
 |          83.1 GB (77.4 GiB) reserved by the allocator                        |
 |          83.8 GB (78.1 GiB) process, in nvidia-smi                           |
 | PHASES   forward 80.5 GB - backward 81.6 GB - step 65.5 GB                   |
-| GPU      H100-80GB: fits, 1.7 GB of 85.5 GB free                             |
+| GPU      H100-80GB: fits, 1.2 GB of 85.0 GB free                             |
 +---------------------------------- # at the peak  . at the row's own maximum -+
 Assumptions:
  - sequence length 256 (default)
@@ -211,7 +211,7 @@ def test_no_name_breaks_the_frame_or_reaches_the_terminal(
         model=replace(report.model, name=name),
         setup=report.setup | {"precision": name, "optimizer": part},
         peak=peak,
-        gpu=GpuFit(name=name, total_bytes=GIB, fits=False, free_bytes=-GIB),
+        gpu=GpuFit(name=name, total_bytes=GIB, usable_bytes=GIB, fits=False, free_bytes=-GIB),
         assumptions=(assumption,),
     )
     text = plain(render(report, width, unicode=unicode))
@@ -253,7 +253,7 @@ def test_many_parts_are_summed() -> None:
 def test_a_job_that_does_not_fit() -> None:
     report = training_report()
     total = report.peak.process_bytes - 5 * GIB
-    gpu = GpuFit(name="A100-40GB", total_bytes=total, fits=False, free_bytes=-5 * GIB)
+    gpu = GpuFit(name="A100-40GB", total_bytes=total, usable_bytes=total, fits=False, free_bytes=-5 * GIB)
     text = plain(render(replace(report, gpu=gpu), 80))
     assert "GPU      A100-40GB: does not fit, 5.0 GiB more than its 73.1 GiB" in text
 
@@ -275,7 +275,7 @@ def test_markdown() -> None:
     text = markdown.render(training_report())
     assert "| optimizer states | 30.0 GiB | 30.0 GiB | 8.00 |" in text
     assert "| gradients | 0.4 GiB | 15.0 GiB | 4.00 |" in text
-    assert "H100-80GB: fits, 1.6 GiB free." in text
+    assert "H100-80GB: fits, 1.1 GiB free." in text
     report = replace(training_report(), assumptions=("a | b <i> *c*",))
     assert r"- a \| b \<i\> \*c\*" in markdown.render(report)
 

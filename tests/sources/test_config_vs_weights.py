@@ -200,6 +200,6 @@ def test_a_tied_head_with_more_than_its_table() -> None:
     assert reconcile(checkpoint(table | head), expected=built, tied=True) == ()
     twice = checkpoint(table | head | {"lm_head.decoder.weight": ("F32", (100, 8))})
     (line,) = reconcile(twice, expected=built, tied=True)
-    assert line == "the head is tied, but stored twice: 800 parameters counted once"
+    assert line.startswith("the head is tied, but stored twice: 800 parameters counted once, as vLLM loads them")
     only_as_head = checkpoint(head | {"lm_head.decoder.weight": ("F32", (100, 8))})
     assert reconcile(only_as_head, expected=built, tied=True) == ()

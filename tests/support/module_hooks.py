@@ -25,7 +25,7 @@ from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.common.sizes import rounded
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.module import Module
-from memcalc.peak.untraced_blocks import Ghosts, copies
+from memcalc.peak.untraced_blocks import UntracedBlocks, copies
 from memcalc.peft.modules_to_save import TrainedCopy
 from memcalc.setup.setup import TrainingSetup, sequences
 from memcalc.training.step import Step, _trace
@@ -92,7 +92,7 @@ def as_tracked(*, hooked: bool = True, packs: bool = True) -> Iterator[None]:
                 del tensor
             del needed
         out = call(self, *args, **kwargs)
-        if self.feeds and isinstance(out, Tensor) and _leaf(out):
+        if self.is_input_embedding and isinstance(out, Tensor) and _leaf(out):
             _FED.setdefault(id(out.tape), []).append(out.storage.allocation.nbytes)
         return out
 
@@ -125,7 +125,7 @@ def _copies(step: Step, *, handed_on: bool = False) -> dict[int, int]:
     """How many blocks stand behind what was allocated at a tick, or behind what was handed on to the next block."""
     return {
         tick: copies(successor if handed_on else span)
-        for region in Ghosts(step.tape).regions
+        for region in UntracedBlocks(step.tape).regions
         for span, successor in zip(region.spans, [*region.spans[1:], None], strict=True)
         for tick in range(span.start, span.end)
     }
@@ -198,7 +198,7 @@ def copied_linear(layer: Linear, x: Tensor) -> Tensor:
     weight = layer.weight
     if not hasattr(layer, "copied") or x.tape.autocast is not None:
         return ops.linear(x, weight, layer.bias)
-    seen = x.tape.new(weight.shape, weight.dtype)
+    seen = x.tape.empty(weight.shape, weight.dtype)
     seen.node = weight.node
     return ops.linear(x, seen, layer.bias)
 

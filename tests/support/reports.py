@@ -71,7 +71,11 @@ def training_report(**changes: object) -> Report:
         ),
         "kv_cache_bytes": None,
         "gpu": GpuFit(
-            name="H100-80GB", total_bytes=81559 * MIB, fits=process <= 81559 * MIB, free_bytes=81559 * MIB - process
+            name="H100-80GB",
+            total_bytes=81559 * MIB,
+            usable_bytes=81089 * MIB,
+            fits=process <= 81089 * MIB,
+            free_bytes=81089 * MIB - process,
         ),
     }
     return Report(**(fields | changes))  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ def test_what_is_no_gpu(text: str, says: str) -> None:
     assert says in str(refusal.value)
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [("24GB", 24 * 10**9), ("80 GiB", 80 * 2**30), ("1.5tb", 1500 * 10**9)])
+@pytest.mark.parametrize(("text", "nbytes"), [("23GB", 23 * 10**9), ("80 GiB", 80 * 2**30), ("1.5tb", 1500 * 10**9)])
 def test_a_size_is_a_gpu_without_a_name(text: str, nbytes: int) -> None:
     assert find_gpu(text) == Gpu(text, nbytes)
 
@@ -95,6 +95,46 @@ def test_a_size_is_a_gpu_without_a_name(text: str, nbytes: int) -> None:
 def test_workspace_by_generation(gpu: str | None, name: str, nbytes: int) -> None:
     row = workspace_of(find_gpu(gpu) if gpu else None)
     assert (row.name, row.nbytes) == (name, nbytes)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("A100-80GB", 79.1, 79.35),
+        ("H100-80GB", 79.1, 79.65),
+        ("H200", 139.7, 139.85),
+        ("RTX-3090", 23.55, 23.7),
+        ("RTX-4090", 23.5, 23.65),
+        ("RTX-A6000", 47.4, 47.55),
+        ("L40S", 44.35, 44.55),
+        ("T4", 14.5, 14.8),
+        ("V100-16GB", 15.7, 15.8),
+        ("B300", 267.6, 267.8),
+    ],
+)
+def test_a_process_can_have_what_cuda_reports(name: str, least: float, most: float) -> None:
+    gpu = find_gpu(name)
+    assert least <= gpu.usable_bytes / 2**30 <= most
+    assert "CUDA reports" in gpu.note
+
+
+def test_no_card_gives_more_than_it_has() -> None:
+    for gpu in GPUS:
+        kept = (gpu.total_bytes - gpu.usable_bytes) / 2**30
+        assert 0 <= kept < 1.2, gpu
+        assert bool(gpu.note) == (kept > 0), gpu
+    assert find_gpu("MI300X").usable_bytes == find_gpu("MI300X").total_bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "card", "apart"),
+    [("24GB", "RTX-4090", 0.2), ("80GB", "H100-80GB", 0.1), ("48GB", "RTX-A6000", 3.2), ("141 gb", "H200", 0.0)],
+)
+def test_a_size_on_a_box_is_the_card(size: str, card: str, apart: float) -> None:
+    gpu = find_gpu(size)
+    assert abs(gpu.usable_bytes - find_gpu(card).usable_bytes) <= apart * 2**30
+    assert f"--gpu {size} is read as a card" in gpu.note
+    assert find_gpu("24GiB").note == ""
 
 
 def test_every_overhead_names_its_source() -> None:

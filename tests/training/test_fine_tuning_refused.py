@@ -33,7 +33,7 @@ REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({}, "--lora-rank 8 --train head", ("--train", "--modules-to-save")),
     ({}, "--lora-targets q_proj", ("--lora-targets", "--lora-rank")),
     ({}, "--quantization nf4", ("no gradients", "--lora-rank")),
-    ({}, "--quantization mxfp4 --lora-rank 8", ("mxfp4", "experts", "leave it out")),
+    ({}, "--quantization mxfp4 --lora-rank 8", ("MXFP4", "cannot be trained on", "nf4")),
     (GPTQ, "--quantization nf4 --lora-rank 8", ("quantized already (gptq 4-bit)", "quantization_config")),
     (NF4, "--quantization int8 --lora-rank 8", ("quantized already", "quantization_config")),
     ({}, "--quantization gptq-4 --lora-rank 8 --dora", ("no DoRA on gptq-4 weights", "nf4")),

@@ -71,7 +71,7 @@ class _Held:
         if self.tensor is not None:
             return self.tensor
         shape, dtype, node, slot = self.layout
-        back = self.tape.new(shape, dtype)
+        back = self.tape.empty(shape, dtype)
         back.storage.allocation.name = _NAME
         back.node, back.slot = node, slot
         return back
@@ -147,7 +147,7 @@ def reentrant(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any)
     for slot, value in enumerate(outputs):
         value.node, value.slot = node, slot
     if node is not None:
-        tape.held_by_graph.append(kwargs)
+        tape.kept_by_graph.append(kwargs)
         for tensor in inputs:
             if tape.offloads_inputs:
                 node.saved.append(Offloaded(offload(tape, tensor)))
@@ -168,11 +168,11 @@ def refuse_keywords(values: Iterable[Any]) -> None:
 
 def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:
     tape, call = node.tape, node.context
-    storages = iter(node.kept())
+    storages = iter(node.saved_storages())
     args = [_leaf(tape, arg, next(storages)) if isinstance(arg, _Layout) else arg for arg in call.args]
     del storages
     tape.grad_enabled = True
-    held = len(tape.held_by_graph)
+    held = len(tape.kept_by_graph)
     try:
         with tape.scoped(call.scope), tape.autocasting(call.autocast):
             out = call.module(*args, **call.kwargs)
@@ -181,7 +181,7 @@ def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:
     outputs = [value for value in (out if isinstance(out, tuple) else (out,)) if isinstance(value, Tensor)]
     del out
     backward_from(tape, [(value, grad) for value, grad in zip(outputs, grads, strict=False) if grad is not None])
-    del tape.held_by_graph[held:]  # this run's graph goes
+    del tape.kept_by_graph[held:]  # this run's graph goes
     return [_gradient(arg) for arg in args if isinstance(arg, Tensor)]
 
 

@@ -20,13 +20,15 @@ def backward(tape: Tape, loss: Tensor) -> None:
     if root is None:
         return
     _count_dependencies([root])
-    tape.enter("backward", None)
+    tape.begin_span("backward", None)
     tape.grad_enabled = False
     with tape.scoped(root.scope):
-        root.received = [tape.new(loss.shape, loss.dtype)]
+        root.received = [tape.empty(loss.shape, loss.dtype)]
     keep = root.received[0]  # the root gradient lives through the whole of backward, as does the loss
     _run_all(tape, [root])
-    tape.enter("backward", None)
+    tape.begin_span("backward", None)
+    for callback in tape.final_callbacks:
+        callback()
     del keep
 
 
@@ -36,7 +38,7 @@ def backward_from(tape: Tape, outputs: list[tuple[Tensor, Tensor]]) -> None:
     _count_dependencies(roots)
     for output, gradient in outputs:
         if output.node is not None:
-            _deliver(tape, output.node, output.slot, gradient)
+            _add_gradient(tape, output.node, output.slot, gradient)
     outputs.clear()
     _run_all(tape, [root for root in roots if root.pending == 0])
 
@@ -49,12 +51,12 @@ def _run_all(tape: Tape, roots: list[Node]) -> None:
     while ready:
         node = heappop(ready)[1]
         if node.block is not tape.block and node.edges:
-            tape.enter("backward", node.block)
+            tape.begin_span("backward", node.block)
         tape.scope = node.scope
         results = _run(tape, node)
         while results:  # each gradient is moved out of the list, so that a sum can release it
             target, slot, gradient = results.pop()
-            _deliver(tape, target, slot, gradient)
+            _add_gradient(tape, target, slot, gradient)
             target.pending -= 1
             if target.pending == 0:
                 heappush(ready, (-target.sequence, target))
@@ -77,6 +79,9 @@ def _count_dependencies(roots: list[Node]) -> None:
 def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
     """Compute one node; its saved tensors and incoming gradients are released before the results are handed on."""
     received, node.received = node.received, None
+    for hook in node.hooks:
+        hook()
+    node.hooks = ()
     node.unpacked = saved = unpack(node)
     outputs = node.backward(node, received or [None])
     saved.clear()
@@ -88,9 +93,9 @@ def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
         gradient = outputs[index]
         outputs[index] = None
         if gradient is not None and gradient.shape != shape:
-            gradient = _summed(tape, gradient, shape)
+            gradient = _sum_to_shape(tape, gradient, shape)
         if gradient is not None and gradient.dtype is not dtype:
-            gradient = tape.new(shape, dtype, dense_stride(shape, gradient.stride))
+            gradient = tape.empty(shape, dtype, dense_stride(shape, gradient.stride))
         delivered.append((target, slot, gradient))
         del gradient
     node.saved = []
@@ -99,14 +104,14 @@ def _run(tape: Tape, node: Node) -> list[tuple[Node, int, Tensor | None]]:
     return delivered
 
 
-def _summed(tape: Tape, gradient: Tensor, shape: Shape) -> Tensor:
+def _sum_to_shape(tape: Tape, gradient: Tensor, shape: Shape) -> Tensor:
     """The gradient with what was broadcast summed out."""
     lead = len(gradient.shape) - len(shape)  # leading dimensions are summed even where they are of size one
-    summed = tape.new((1,) * lead + shape, gradient.dtype)
+    summed = tape.empty((1,) * lead + shape, gradient.dtype)
     return Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
 
 
-def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> None:
+def _add_gradient(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> None:
     """Put a gradient into its target's buffer; where one waits already, the two are summed.
 
     The sum goes into the one that waits if nothing else refers to its storage, which a view's base does. Source:
@@ -120,4 +125,4 @@ def _deliver(tape: Tape, target: Node, slot: int, gradient: Tensor | None) -> No
     if waiting is None or gradient is None:
         target.received[slot] = waiting if gradient is None else gradient
     elif tape.sum_out_of_place or waiting.is_view:
-        target.received[slot] = tape.new(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))
+        target.received[slot] = tape.empty(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))

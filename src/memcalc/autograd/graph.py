@@ -38,6 +38,7 @@ class Node:
         "block",
         "context",
         "edges",
+        "hooks",
         "pending",
         "received",
         "saved",
@@ -62,6 +63,8 @@ class Node:
         self.scope = tape.scope
         self.pending = 0
         self.received: list[Tensor | None] | None = None
+        self.hooks: tuple[Callable[[], None], ...] = ()
+        """What runs when the gradients are there, before what was saved is unpacked (`Tensor.register_hook`)."""
 
     def save(self, kept: Tensor | Storage) -> None:
         """Keep a tensor for backward (in the frame of the checkpointed block, when one is running)."""
@@ -79,7 +82,7 @@ class Node:
         else:
             frame.pack(self, storage)
 
-    def kept(self) -> list[Storage]:
+    def saved_storages(self) -> list[Storage]:
         """What was saved, while backward runs."""
         return self.unpacked or [item for item in self.saved if isinstance(item, Storage)]
 
@@ -101,7 +104,7 @@ def record(
         return None
     out.node = node = Node(tape, backward, inputs, context)
     if tape.offloading:
-        tape.made = out.storage.allocation
+        tape.last_output = out.storage.allocation
     return node
 
 
@@ -111,7 +114,7 @@ class AccumulateGrad(Node):
     `row` of the box is where the gradient shows: that of a trained weight is a gradient, others are temporary.
     """
 
-    __slots__ = ("arrived", "gradient", "held", "name", "reached", "row", "stride")
+    __slots__ = ("gradient", "held", "name", "post_accumulate_hook", "reached", "row", "stride")
 
     def __init__(self, tape: Tape, name: str, gradient: Tensor | None, row: str = GRADIENTS) -> None:
         super().__init__(tape, _accumulate, (), None)
@@ -124,11 +127,11 @@ class AccumulateGrad(Node):
         self.row = row
         self.stride: Shape | None = None
         """How the leaf lies in memory, where that is not row by row."""
-        self.arrived: Callable[[AccumulateGrad], None] | None = None
+        self.post_accumulate_hook: Callable[[AccumulateGrad], None] | None = None
         """Told when the gradient is there (an optimizer that steps in backward)."""
 
 
-_ALONE = 3
+_SOLE_REFERENCES = 3
 """References to a gradient that nobody else has: the node's buffer, a local, and the call that counts."""
 
 
@@ -140,21 +143,21 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
     assert isinstance(node, AccumulateGrad)
     new = grads[0]
     node.reached = node.reached or new is not None
-    copied = new is not None and (getrefcount(new) > _ALONE or not _lies_like(node, new.shape, new.stride))
+    copied = new is not None and (getrefcount(new) > _SOLE_REFERENCES or not _same_layout(node, new.shape, new.stride))
     if new is not None and not copied:
         node.held = new.storage.allocation
     if new is not None and node.gradient is None:
         if copied:
-            new = node.tape.new(new.shape, new.dtype)
+            new = node.tape.empty(new.shape, new.dtype)
         node.gradient = new.detach()
         allocation = new.storage.allocation
         allocation.row, allocation.name = node.row, node.name
-        if node.arrived is not None:
-            node.arrived(node)
+    if new is not None and node.post_accumulate_hook is not None:
+        node.post_accumulate_hook(node)
     return []
 
 
-def _lies_like(leaf: AccumulateGrad, shape: Shape, stride: Shape) -> bool:
+def _same_layout(leaf: AccumulateGrad, shape: Shape, stride: Shape) -> bool:
     """Whether a gradient lies in memory as its leaf does."""
     return is_contiguous(shape, stride) if leaf.stride is None else leaf.stride == stride
 
@@ -168,19 +171,19 @@ def require_gradient(x: Tensor) -> Tensor:
     if x.node is None and tape.grad_enabled:
         node = AccumulateGrad(tape, tape.scope, None, TEMPORARY)
         node.context = x.storage
-        tape.held_by_graph.append(node)
+        tape.kept_by_graph.append(node)
         node.stride = dense_stride(x.shape, x.stride)
         x.node = node
     return x
 
 
-def fresh_parameter(x: Tensor) -> Tensor:
+def as_parameter(x: Tensor) -> Tensor:
     """`torch.nn.Parameter(x)`: a leaf on the same storage, whose gradient lasts as long as the graph does."""
     made = x.detach()
     if x.tape.grad_enabled:
         made.node = leaf = AccumulateGrad(x.tape, x.tape.scope, None, TEMPORARY)
         leaf.stride = x.stride
-        x.tape.held_by_graph.append(leaf)
+        x.tape.kept_by_graph.append(leaf)
     return made
 
 
@@ -251,7 +254,7 @@ class CheckpointFrame:
         node.saved.append(storage)
         if self.count == len(self.slots):
             if storage.allocation is not node.tape.allocations[-1]:
-                node.tape.unmake()
+                node.tape.undo_last()
             raise _StopRecomputation
 
     def recompute(self, tape: Tape) -> None:
@@ -259,13 +262,13 @@ class CheckpointFrame:
         self.recomputed = True
         before = tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope
         tape.checkpoint, tape.grad_enabled = self, True
-        held = len(tape.held_by_graph)
+        held = len(tape.kept_by_graph)
         try:
             self.rerun()
         except _StopRecomputation as stop:
             stop.__traceback__ = None
         finally:
-            del tape.held_by_graph[held:]  # the graph of this run is dropped
+            del tape.kept_by_graph[held:]  # the graph of this run is dropped
             tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope = before
 
 

@@ -29,7 +29,7 @@ def offload(tape: Tape, kept: Tensor) -> int:
     """Copy a tensor to host memory; returns its bytes there."""
     broadcast = 0 in kept.stride
     if not broadcast and not is_contiguous(kept.shape, kept.stride):
-        copy = tape.new(kept.shape, kept.dtype).storage.allocation
+        copy = tape.empty(kept.shape, kept.dtype).storage.allocation
         _put_before_results(tape, kept, copy)
     nbytes = kept.storage.allocation.raw_nbytes if broadcast else kept.numel * kept.dtype.itemsize
     tape.host_bytes += nbytes * (1 if tape.block is None else tape.block.copies)
@@ -38,7 +38,7 @@ def offload(tape: Tape, kept: Tensor) -> int:
 
 def _put_before_results(tape: Tape, kept: Tensor, copy: Allocation) -> None:
     """Let the copy of an operation's input, the last allocation, have come before the operation's results."""
-    made, results = tape.made, tape.allocations[-1 - _MOST_RESULTS : -1]
+    made, results = tape.last_output, tape.allocations[-1 - _MOST_RESULTS : -1]
     if made not in results or kept.storage.allocation.born >= made.born:
         return
     results = results[results.index(made) :]

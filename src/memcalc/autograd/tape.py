@@ -6,19 +6,17 @@ including, its `dies`. In-place operations and views allocate nothing and so are
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final
 
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
-from memcalc.tables.dtypes import FP32, DType
+from memcalc.tables.dtypes import DType
 
 if TYPE_CHECKING:
     from memcalc.autograd.graph import CheckpointFrame
-    from memcalc.nn.kv_cache import Cache
-    from memcalc.nn.layers.routers import Routed
 
 WEIGHTS: Final = "model_weights"
 OPTIMIZER: Final = "optimizer_states"
@@ -41,10 +39,22 @@ class Allocation:
 
     `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
     autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
-    view of an input was made.
+    view of an input was made. `communicated` memory belongs to a parallel engine, not to the block that runs: what one
+    block leaves of it to the next is counted as it is.
     """
 
-    __slots__ = ("aliased", "born", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
+    __slots__ = (
+        "aliased",
+        "born",
+        "communicated",
+        "dies",
+        "handed_over",
+        "name",
+        "nbytes",
+        "raw_nbytes",
+        "row",
+        "saved",
+    )
 
     def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
         self.row = row
@@ -56,6 +66,7 @@ class Allocation:
         self.saved = False
         self.handed_over = False
         self.aliased = False
+        self.communicated = False
 
 
 class Span:
@@ -95,7 +106,7 @@ class Tape:
         self.clock = 0
         self.allocations: list[Allocation] = []
         self.inputs: list[Allocation] = []
-        """Ids, labels and masks of the step. PyTorch's trackers see one only once something aliases it."""
+        """Token ids, labels and masks of the step. PyTorch's trackers see one only once a view of it is made."""
         self.buffers: list[tuple[Allocation, int]] = []
         """Buffers of the model, each with its copies: unlike parameters they count as saved where one is kept."""
         self.spans: list[Span] = []
@@ -105,62 +116,31 @@ class Tape:
         self.sequence = 0
         """Sequence number of the next autograd node; the engine runs the largest first."""
         self.grad_enabled = True
-        self.training = True
-        self.drops = True
-        """Whether dropout is on in training: some trainers switch it off."""
-        self.padding: Tensor | None = None
-        """The padding mask, where it is no input of the step but was made of others."""
-        self.hidden: list[tuple[Tensor, int]] | None = None
-        """Where hidden states are collected that a model gives out (`output_hidden_states`), with their copies."""
+        self.dropout_enabled = True
+        """Apply dropout: in training, unless a trainer switches it off (`disable_dropout` of TRL)."""
         self.autocast: DType | None = None
-        self.weights: DType = FP32
-        """The dtype of the model's weights, and so of its floating inputs."""
         self.cast_cache: dict[int, Tensor] = {}
         """The 16-bit copies of weights that an autocast context keeps, by identity of the weight."""
         self.checkpoint: CheckpointFrame | None = None
         """The frame that takes what is saved now, while a checkpointed block runs."""
-        self.attention = "sdpa"
-        """The attention implementation: eager, sdpa or flash."""
-        self.cache: Cache | None = None
-        """Keys, values and states that generation keeps; None in training."""
-        self.causal = False
-        """Whether attention without a mask is causal all the same: the kernels have a flag for it."""
-        self.beams = 1
-        """Sequences that generation decodes for each that an encoder reads."""
-        self.all_logits = False
-        """Whether generation computes the logits of every token, not of the last alone."""
-        self.routed: list[Routed] | None = None
-        """What routers gave in forward, where the model makes a loss of it."""
-        self.expert_imbalance = 1.0
-        """How many times an even share of the tokens the most loaded expert gets. With all experts on one GPU, grouped
-        matmuls hold every routed row whatever this is; it will count where experts are spread over GPUs."""
-        self.checkpointing = False
-        """Whether blocks of a stack are checkpointed."""
-        self.reentrant = False
-        """Whether they are so in PyTorch's old way, as a node that runs backward inside backward."""
-        self.selective = False
-        """Whether the core of attention runs again in backward: scores and probabilities are not kept."""
-        self.recomputed_attentions = 0
-        """How many times that was done."""
         self.offloading = False
-        """Whether what is saved now goes to host memory."""
-        self.made: Allocation | None = None
-        """The first result of the last operation that autograd noted, where saved tensors are offloaded."""
+        """Offload what is saved for backward to host memory."""
+        self.last_output: Allocation | None = None
+        """The first output of the last recorded operation; set only while saved tensors are offloaded."""
         self.offloads_inputs = False
-        """Whether the inputs of checkpointed blocks do."""
+        """Offload the inputs of checkpointed blocks to host memory."""
         self.host_bytes = 0
-        """Bytes of host memory that hold what was saved for backward, of all blocks."""
-        self.traced_blocks = 0
-        """How many blocks have been run forward; it does not grow with the depth of a model."""
-        self.left_behind = 0
-        """Bytes that modules keep when the step is over."""
+        """Bytes of host memory that hold saved tensors, all blocks of the model included."""
         self.leaves: list[Tensor] = []
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
-        self.held_by_graph: list[object] = []
-        """What the graph holds besides saved tensors (by custom functions, as leaves): it goes with the loss, whatever
-        is checkpointed."""
+        self.kept_by_graph: list[object] = []
+        """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
+        self.final_callbacks: list[Callable[[], None]] = []
+        """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
         self.sum_out_of_place = sum_out_of_place
-        """Whether activation gradients that meet are summed into a new tensor, as under PyTorch's trackers."""
+        """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
+        self.run: object = None
+        """How the forward pass is run, for the modules that know (`memcalc.nn.run_context`)."""
         self._mark()
 
     # -- memory ---------------------------------------------------------------------------------------------------
@@ -172,37 +152,46 @@ class Tape:
         self.clock += 1
         return Storage(self, allocation)
 
-    def unmake(self) -> None:
-        """Take back the last allocation: the operation that it was made for does not run."""
+    def communicate(self, nbytes: int, row: str, name: str) -> Storage:
+        """New device memory that belongs to a parallel engine: gathered weights, reduced gradients, buffers."""
+        storage = self.allocate(nbytes, row, name)
+        storage.allocation.communicated = True
+        return storage
+
+    def release(self, nbytes: int, row: str, name: str) -> None:
+        """Free `nbytes` bytes that stood before the tape started, as an allocation of less than nothing."""
+        self.keep(self.communicate(-nbytes, row, name))
+
+    def keep(self, storage: Storage) -> None:
+        """Let what was allocated outlive the tape, whatever happens to `storage`."""
+        storage.allocation = Allocation(storage.allocation.row, storage.allocation.name, 0, BEFORE)
+
+    def undo_last(self) -> None:
+        """Remove the last allocation: the operation that it was made for does not run."""
         self.allocations.pop()
         self.clock -= 1
 
-    def new(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
-        """A new tensor outside the graph, contiguous unless `stride` says otherwise."""
+    def empty(self, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
+        """A new tensor outside the graph (torch.empty, or empty_strided with `stride`)."""
         storage = self.allocate(prod(shape) * dtype.itemsize)
         return Tensor(shape, stride or contiguous_stride(shape), dtype, storage)
 
-    def untracked(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
-        """A tensor that exists before the tape starts (a weight, an input of the step): counted outside it."""
+    def external_tensor(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
+        """A tensor that exists before the tape starts: a weight, or an input of the step (row OVERHEAD)."""
         allocation = Allocation(row, name, prod(shape) * dtype.itemsize, BEFORE)
         if row is OVERHEAD:
             self.inputs.append(allocation)
         return Tensor(shape, contiguous_stride(shape), dtype, Storage(self, allocation))
 
-    def multiply_alive(self, born: range, count: int) -> None:
-        """Let what was allocated in the ticks `born` and is still alive stand for `count` such tensors.
+    def scale_live(self, born: range, count: int) -> None:
+        """Multiply by `count` the size of allocations of the ticks `born` that are still alive.
 
-        A loop over tokens runs its body once for many of them.
+        A loop over tokens is traced for one token that stands for many.
         """
         for allocation in self.allocations:
             if allocation.born in born and allocation.dies == NEVER:
                 allocation.nbytes *= count
                 allocation.raw_nbytes *= count
-
-    @property
-    def dropping(self) -> bool:
-        """Whether dropout does anything now."""
-        return self.training and self.drops
 
     # -- where we are -----------------------------------------------------------------------------------------------
 
@@ -211,8 +200,8 @@ class Tape:
             self.spans[-1].end = self.clock
         self.spans.append(Span(self.phase, self.block, self.clock))
 
-    def enter(self, phase: str, block: TracedBlock | None) -> None:
-        """From here on, what happens belongs to `phase` and to `block`."""
+    def begin_span(self, phase: str, block: TracedBlock | None) -> None:
+        """Begin a new span: from here on, allocations belong to `phase` and `block` (None: between blocks)."""
         if phase != self.phase or block is not self.block:
             self.phase, self.block = phase, block
             self._mark()
@@ -223,21 +212,12 @@ class Tape:
 
     @contextmanager
     def scoped(self, scope: str) -> Iterator[None]:
-        """Name the part of the box that allocations made inside belong to."""
+        """Allocations made inside belong to the part `scope` of their row in the box."""
         before, self.scope = self.scope, scope
         try:
             yield
         finally:
             self.scope = before
-
-    @contextmanager
-    def attending(self, attention: str) -> Iterator[None]:
-        """Attend with this implementation inside: parts of a model may not all have the one that is asked for."""
-        before, self.attention = self.attention, attention
-        try:
-            yield
-        finally:
-            self.attention = before
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
@@ -249,8 +229,8 @@ class Tape:
             self.grad_enabled = before
 
     @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Leave what is saved inside on the device."""
+    def without_offloading(self) -> Iterator[None]:
+        """Tensors saved inside stay on the device."""
         before, self.offloading = self.offloading, False
         try:
             yield

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memcalc.nn.retained_graphs import NAME
+from memcalc.nn.run_context import run_context
 
 if TYPE_CHECKING:
     from memcalc.training.step import Step
@@ -13,5 +14,5 @@ if TYPE_CHECKING:
 
 def activations(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """In the optimizer's step, what modules go on keeping."""
-    if phase == "step" and step.tape.left_behind:
-        yield NAME, step.tape.left_behind
+    if phase == "step" and run_context(step.tape).retained_bytes:
+        yield NAME, run_context(step.tape).retained_bytes

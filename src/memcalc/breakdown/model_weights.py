@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memcalc.common.sizes import rounded
-from memcalc.nn.module import CONSTANTS, Buffer
-from memcalc.tables.dtypes import short
+from memcalc.nn import parameter_bytes
 
 if TYPE_CHECKING:
     from memcalc.training.step import Step
@@ -19,11 +17,7 @@ def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     if step.weights is not None:
         yield from step.weights.items()
         return
-    sizes: dict[str, int] = {}
-    for _, tensor in step.tensors:
-        if isinstance(tensor, Buffer):
-            name = CONSTANTS if tensor.group == CONSTANTS else "buffers"
-        else:
-            name = f"{short(tensor.dtype)} {tensor.group}"
-        sizes[name] = sizes.get(name, 0) + rounded(tensor.numel * tensor.dtype.itemsize) * tensor.copies
-    yield from sizes.items()
+    if step.engine is not None:
+        yield from step.engine.weights()
+        return
+    yield from parameter_bytes.by_label(tensor for _, tensor in step.tensors).items()

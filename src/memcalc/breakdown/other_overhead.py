@@ -18,3 +18,5 @@ def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
         if allocation.aliased:
             yield allocation.name, allocation.nbytes
     yield from step.standing_cache.items()
+    if step.engine is not None:
+        yield from step.engine.buffers(phase)

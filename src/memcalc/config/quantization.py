@@ -14,8 +14,18 @@ from memcalc.errors import ConfigError, UsageError
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
 KEYS = ("quantization_config", "compression_config", "quantization", "quant_config")
 
-# Where it lists the modules that stay wide. Source: the quantization config classes of Transformers; ModelOpt's export.
-SKIPPED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules")
+# Where it lists the modules that stay wide. Sources: the quantization config classes of Transformers,
+# ModelOpt's and Quark's exports.
+SKIPPED = (
+    "modules_to_not_convert",
+    "llm_int8_skip_modules",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+    "exclude",
+    "skip_modules",
+    "linear_weights_not_to_quantize",
+)
 
 # How deep to look: `thinker_config.text_config.quantization_config` exists.
 DEPTH = 3
@@ -53,6 +63,20 @@ def find_quantization(
     return None
 
 
+def with_hf_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`config` with what `hf_quant_config.json` beside it says, where it says nothing of it itself."""
+    inner = (hf_quant or {}).get("quantization")
+    if not isinstance(inner, Mapping) or not inner.get("quant_algo"):
+        return dict(config)
+    found = config.get("quantization_config")
+    if isinstance(found, Mapping) and found:
+        missing = {key: value for key, value in inner.items() if key not in found and key.startswith("kv_cache")}
+        return {**config, "quantization_config": {**found, **missing}}
+    if find_quantization(config) is not None:
+        return dict(config)
+    return {**config, "quantization_config": {"quant_method": "modelopt", **inner}}
+
+
 def quantized_once(config: Mapping[str, Any], asked: str) -> Quantization | None:
     """The quantization of `config`; UsageError where `asked` (of --quantization) would quantize it again."""
     stated = find_quantization(config)
@@ -77,16 +101,6 @@ def _statements(config: Mapping[str, Any], path: str, depth: int) -> Iterator[tu
         for key, value in config.items():
             if isinstance(value, Mapping) and key not in KEYS:
                 yield from _statements(value, f"{path}{key}.", depth - 1)
-
-
-def skipped_modules(stated: Quantization) -> tuple[str, ...]:
-    """Names of modules, or patterns behind "re:", that the repository keeps wide though their like is quantized."""
-    found: list[str] = []
-    for key in SKIPPED:
-        value = stated.settings.get(key)
-        if isinstance(value, (list, tuple)):
-            found.extend(item for item in value if isinstance(item, str) and item)
-    return tuple(found)
 
 
 def _method(settings: Mapping[str, Any]) -> str | None:

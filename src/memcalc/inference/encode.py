@@ -38,4 +38,4 @@ def check_encoder(model_type: str, setup: InferenceSetup) -> None:
 def encode(tape: Tape, network: Network, setup: InferenceSetup, batched_tokens: int | None, length: int) -> None:
     """Run the pass. An engine that batches no more than `batched_tokens` runs its sequences one after another."""
     sequences = setup.batch if batched_tokens is None else max(1, min(setup.batch, batched_tokens // length))
-    network(batch(tape.untracked((sequences, length), INT64, OVERHEAD, "token ids"), None, setup))
+    network(batch(tape.external_tensor((sequences, length), INT64, OVERHEAD, "token ids"), None, setup))

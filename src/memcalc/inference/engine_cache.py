@@ -38,10 +38,10 @@ class PooledCache(Cache):
     states take for one sequence.
     """
 
-    def __init__(self, *, whole: int | None = None, absorbs: bool = False) -> None:
+    def __init__(self, *, static_length: int | None = None, absorbs_latent: bool = False) -> None:
         super().__init__()
-        self.whole = whole
-        self.absorbs = absorbs
+        self.static_length = static_length
+        self.absorbs_latent = absorbs_latent
         self.widths: dict[int, LayerWidth] = {}
         self.state_bytes: dict[int, dict[str, int]] = {}
 
@@ -55,10 +55,10 @@ class PooledCache(Cache):
             self._layers[id(layer)] = [_pooled(key, 0), _pooled(value, 0)]
             return key, value
         seen = self.past if self.past else self.length
-        if self.whole is not None:
-            if window is not None and self.whole > window <= seen and new == 1:
+        if self.static_length is not None:
+            if window is not None and self.static_length > window <= seen and new == 1:
                 self._roll(key, window)
-            seen = self.room(window, new, seen) - new
+            seen = self.static_capacity(window, new, seen) - new
         elif window is not None:
             seen = min(seen, window - 1)
         if not seen:
@@ -68,13 +68,13 @@ class PooledCache(Cache):
     def _heads(self, layer: object, tensor: Tensor) -> int:
         """Heads of keys or values that are kept: an engine keeps one that the library repeats (Falcon's) only once."""
         heads = tensor.shape[1]
-        return min(heads, getattr(layer, "kv_heads", heads)) if self.absorbs else heads
+        return min(heads, getattr(layer, "kv_heads", heads)) if self.absorbs_latent else heads
 
     def _roll(self, key: Tensor, size: int) -> None:
         """A window that is full is moved by one token, in copies of keys and values."""
-        if self.absorbs:  # an engine's own kernels write into a ring
+        if self.absorbs_latent:  # an engine's own kernels write into a ring
             return
-        copies = [key.tape.new((*key.shape[:-2], size, key.shape[-1]), key.dtype) for _ in range(2)]
+        copies = [key.tape.empty((*key.shape[:-2], size, key.shape[-1]), key.dtype) for _ in range(2)]
         del copies
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
@@ -96,7 +96,7 @@ def _pooled(new: Tensor, past: int) -> Tensor:
 
 
 def _in_pool(like: Tensor, shape: Shape, dtype: DType) -> Tensor:
-    place = like.tape.untracked(shape, dtype, OVERHEAD, "KV cache")
+    place = like.tape.external_tensor(shape, dtype, OVERHEAD, "KV cache")
     like.tape.inputs.pop()  # the pool is counted as a whole
     return Tensor(shape, contiguous_stride(shape), dtype, place.storage)
 
@@ -130,7 +130,7 @@ class QuantizedCache(Cache):
                 "Transformers quantizes the cache only of models whose layers all attend to everything, and this one "
                 "has a sliding window; use --kv-dtype auto, or another --engine."
             )
-        held = self._held_by(layer, key)
+        held = self._tensors_of(layer, key)
         if not held:
             held.extend((self._stored(key), self._stored(value)))
             return key, value
@@ -140,18 +140,18 @@ class QuantizedCache(Cache):
     def _appended(self, held: list[Tensor], index: int, new: Tensor) -> Tensor:
         shape = (*new.shape[:-2], held[index].shape[-2], new.shape[-1])
         if self.form.group:
-            old = new.tape.new(shape, new.dtype)
+            old = new.tape.empty(shape, new.dtype)
             return ops.cat((old, *held[2 + index : 3 + index], new), -2)
         held[index] = self._stored(new, held[index].shape[-2] + new.shape[-2], quantizing=False)
-        wide = held[index].tape.new(held[index].shape, FP32)
-        scaled = wide.tape.new(wide.shape, FP32)
+        wide = held[index].tape.empty(held[index].shape, FP32)
+        scaled = wide.tape.empty(wide.shape, FP32)
         return ops.to(scaled, new.dtype)
 
     def _stored(self, tensor: Tensor, length: int | None = None, *, quantizing: bool = True) -> Tensor:
         shape = tensor.shape if length is None else (*tensor.shape[:-2], length, tensor.shape[-1])
         if quantizing and not self.form.group:
-            wide = tensor.tape.new(shape, FP32)
-            scaled = wide.tape.new(shape, FP32)
+            wide = tensor.tape.empty(shape, FP32)
+            scaled = wide.tape.empty(shape, FP32)
             del wide, scaled
         storage = tensor.tape.allocate(self.form.nbytes(prod(shape)), OVERHEAD, "KV cache")
         return Tensor(shape, contiguous_stride(shape), tensor.dtype, storage)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.config.kv_cache_scheme import kv_cache_scheme
+from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
@@ -14,11 +16,12 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network
-from memcalc.nn.quantized_layers import quantize
+from memcalc.nn.quantized_layers import quantize, tell_apart
+from memcalc.nn.run_context import RunContext, run_context
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
-from memcalc.tables.engines import ENGINES, CacheFormat, Engine
+from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
 from memcalc.training.step import Step, batch, build
 
 
@@ -34,19 +37,24 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     network, notes = _divided(spec, whole, setup.tensor_parallel)
     weights = loaded(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.skipped)
-    form = engine.format(setup.kv_dtype, weights.dtype)
-    usual = network.usual_length or DEFAULT_SEQ_LEN
+        if weights.format_of is not None:
+            tell_apart(network, weights.format_of)
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of)
+    kv_dtype, scheme = _kv_dtype(spec, setup, engine)
+    form = engine.format(kv_dtype, weights.dtype)
+    usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     tape = Tape(phase="prefill")
-    tape.grad_enabled = tape.training = False
-    tape.expert_imbalance = setup.expert_imbalance
+    tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
-    tape.attention = kin.attention_used(fused or setup.attention)
-    tape.beams = setup.num_beams
-    tape.all_logits = setup.logits == "all"
+    tape.run = run = RunContext(
+        attention=kin.attention_used(fused or setup.attention),
+        training=False,
+        beams=setup.num_beams,
+        all_logits=setup.logits == "all",
+    )
     sequences = setup.batch * setup.num_beams
-    notes = [*weights.notes, *notes, *_said(setup, engine)]
+    notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(kin, network):
@@ -56,13 +64,13 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         cache_bytes, standing = 0, dict[str, int]()
         notes.append(ONE_PASS)
     else:
-        tape.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
+        run.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
         if setup.new_tokens > 1:
-            tape.enter("earlier tokens", None)
-            tape.cache.grow(setup.new_tokens - 1)
-        cache_bytes, standing = _cache_bytes(network, tape.cache, engine, form, sequences)
+            tape.begin_span("earlier tokens", None)
+            run.cache.append_tokens(setup.new_tokens - 1)
+        cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
     return Step(
@@ -78,7 +86,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         standing_cache=standing,
         weights=weights.parts,
         beside=spec.beside,
-        used={"dtype": weights.dtype, "quantization": weights.quantization},
+        used={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
         notes=tuple(notes),
     )
 
@@ -87,11 +95,12 @@ def _decode(
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
 ) -> None:
     """Run one token of each sequence behind what the cache holds."""
-    tape.enter("decode", None)
-    old = tape.cache
-    if not network.takes_past and engine.cache == "dynamic":
-        tape.cache = _cache(engine, form, setup, 1)
-    token = tape.untracked((sequences, 1), INT64, OVERHEAD, "token ids")
+    tape.begin_span("decode", None)
+    run = run_context(tape)
+    old = run.cache
+    if not network.accepts_past_key_values and engine.cache == "dynamic":
+        run.cache = _cache(engine, form, setup, 1)
+    token = tape.external_tensor((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
     outputs = network(batch(token, None, setup))
@@ -114,6 +123,18 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
     return network, notes
 
 
+def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[str]]:
+    """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
+    stated = kv_cache_scheme(find_quantization(spec.config))
+    if stated is None or setup.kv_dtype != AUTO:
+        return setup.kv_dtype, []
+    if engine.follows_scheme and stated.dtype in engine.formats:
+        return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
+    return AUTO, [
+        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
+    ]
+
+
 def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
     """What the engine takes for granted."""
     lines = list(engine.notes)
@@ -134,7 +155,8 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(
-        whole=first + setup.new_tokens - 1 if engine.cache == "static" else None, absorbs=engine.attention is not None
+        static_length=first + setup.new_tokens - 1 if engine.cache == "static" else None,
+        absorbs_latent=engine.attention is not None,
     )
 
 
@@ -146,20 +168,21 @@ def _prefill(
     With `whole` it is never cut: an encoder reads it, once for all beams. A serving engine batches no more tokens than
     it has configured, so its sequences may be prefilled one after another.
     """
-    assert tape.cache is not None
+    cache = run_context(tape).cache
+    assert cache is not None
     chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
     if engine.batched_tokens is not None:
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
-        tape.enter("earlier chunks", None)
-        network(batch(tape.untracked((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
-        tape.cache.length = earlier
+        tape.begin_span("earlier chunks", None)
+        network(batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
+        cache.length = earlier
         tape.inputs.clear()
-        tape.enter("prefill", None)
-    prompt = tape.untracked((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
+        tape.begin_span("prefill", None)
+    prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(batch(prompt, None, setup))
-    tape.cache.length = length
+    cache.length = length
 
 
 def _cache_bytes(
@@ -180,8 +203,9 @@ def _cache_bytes(
 
 def _reorder(tape: Tape) -> None:
     """Beam search picks the surviving beams' keys and values: a copy of one tensor at a time."""
-    assert tape.cache is not None
-    largest = max((tensor for kept in tape.cache.kept() for tensor in kept), key=lambda t: t.numel, default=None)
+    cache = run_context(tape).cache
+    assert cache is not None
+    largest = max((tensor for kept in cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
     if largest is not None:
         with tape.scoped("reordered beams"):
-            tape.new(largest.shape, largest.dtype)
+            tape.empty(largest.shape, largest.dtype)

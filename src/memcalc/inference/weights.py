@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from memcalc.common.escaping import quoted
 from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.config.dtypes import declared_dtypes
-from memcalc.config.quantization import Quantization, find_quantization, quantized_once, skipped_modules
+from memcalc.config.quantization import Quantization, find_quantization, quantized_once
 from memcalc.errors import UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
@@ -23,7 +22,8 @@ from memcalc.parallel.tensor_parallel import share
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, short
 from memcalc.tables.engines import Engine
-from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
+from memcalc.tables.stated_formats import ModuleFormat, module_formats, stated_format
+from memcalc.tables.weight_formats import FORMATS, WeightFormat
 
 DEFAULT_DTYPE = "bf16"
 LOADABLE = ("fp32", "bf16", "fp16")
@@ -34,7 +34,7 @@ class Loading:
     """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
 
     `parts` are the bytes of all weights by what they are, None where they are simply the network's in `dtype`.
-    `form` is the format that linear layers have while they run, and `skipped` names those that are wide.
+    `form` is the format that linear layers have while they run, `format_of` that of each by its name.
     """
 
     dtype: str
@@ -42,7 +42,7 @@ class Loading:
     parts: Mapping[str, int] | None
     notes: tuple[str, ...]
     form: WeightFormat | None = None
-    skipped: tuple[str, ...] = ()
+    format_of: ModuleFormat | None = None
 
 
 def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network) -> Loading:
@@ -53,8 +53,10 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
     dtype, notes = dtype_to_load(spec, setup)
     form, more = _format(spec, setup)
     notes = (*notes, *more)
-    method, skipped = "none" if form is None else form.name, _skipped(spec, setup)
-    running = None if form is None else replace(form, kernel=_SERVING_KERNELS.get(form.kernel, form.kernel))
+    method = "none" if form is None else form.name
+    running = None if form is None else _serving(form)
+    format_of = None if form is None else module_formats(_stated(spec, setup), form)
+    serving = None if format_of is None else _serving_formats(format_of)
     buffers = {"buffers": _buffers(network, dtype)}
     stored = spec.stored
     if stored is not None and (stored.packed or stored.exact) and (stored.kind != GGUF or engine.reads_gguf):
@@ -62,11 +64,11 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
         parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
         if stored.wide:
             parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
-        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, skipped)
+        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, serving)
     if stored is not None and stored.kind == GGUF:
         notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
     if form is not None or engine.compute is not None:
-        return Loading(dtype, method, _by_format(network, form, dtype, skipped) | buffers, notes, running, skipped)
+        return Loading(dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving)
     return Loading(dtype, method, None, notes)
 
 
@@ -109,9 +111,20 @@ def _unsaid(stated: Quantization, form: WeightFormat) -> str:
     return "" if stated.bits else f", which leaves out the bits: {form.bits} are taken"
 
 
-def _skipped(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, ...]:
-    stated = find_quantization(spec.config)
-    return () if stated is None or setup.quantization != "none" else skipped_modules(stated)
+def _stated(spec: ModelSpec, setup: InferenceSetup) -> Quantization | None:
+    return None if setup.quantization != "none" else find_quantization(spec.config)
+
+
+def _serving(form: WeightFormat) -> WeightFormat:
+    return replace(form, kernel=_SERVING_KERNELS.get(form.kernel, form.kernel))
+
+
+def _serving_formats(format_of: ModuleFormat) -> ModuleFormat:
+    def of(name: str) -> WeightFormat | None:
+        form = format_of(name)
+        return None if form is None else _serving(form)
+
+    return of
 
 
 def _count(network: Network) -> int:
@@ -126,12 +139,13 @@ def _buffers(network: Network, dtype: str) -> int:
     )
 
 
-def _by_format(network: Network, form: WeightFormat | None, dtype: str, skipped: tuple[str, ...]) -> dict[str, int]:
-    """Bytes of every weight by format and group; `skipped` modules stay wide."""
+def _by_format(network: Network, format_of: ModuleFormat | None, dtype: str) -> dict[str, int]:
+    """Bytes of every weight by format and group; what `format_of` has no format for is wide."""
     parts: dict[str, int] = {}
     for weight in every_weight(network):
         parameter = weight.parameter
-        if form is not None and _is_quantized(weight, form) and not _matches(weight.name, skipped):
+        form = None if format_of is None else format_of(weight.name.removesuffix(".weight"))
+        if form is not None and _is_quantized(weight, form):
             name, nbytes = f"{form.name} {parameter.group}", form.nbytes(_as_matrix(weight))
         else:
             kind = parameter.fixed_dtype or ALIASES[dtype]
@@ -153,18 +167,3 @@ def _as_matrix(weight: NamedWeight) -> tuple[int, ...]:
     shape = weight.parameter.shape
     turned = isinstance(weight.owner, Conv1D) or (isinstance(weight.owner, ExpertWeights) and weight.owner.transposed)
     return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
-
-
-def _matches(name: str, skipped: tuple[str, ...]) -> bool:
-    """Whether a config lists this weight's module: by a part of its name, or by a pattern behind "re:"."""
-    for pattern in skipped:
-        if not pattern.startswith("re:"):
-            if pattern.removeprefix("model.") in name:
-                return True
-            continue
-        try:
-            if re.search(pattern[3:], name):
-                return True
-        except re.error:
-            continue
-    return False

@@ -24,9 +24,9 @@ class Cache:
         """What the encoder of an encoder-decoder made of the source."""
         self.past = 0
         """How many tokens the decoder of an encoder-decoder has seen."""
-        self.whole: int | None = None
+        self.static_length: int | None = None
         """Tokens for which a static cache has room: attention sees all of it at every call. None: what is filled."""
-        self.absorbs = False
+        self.absorbs_latent = False
         """Whether kernels attend to the latent of compressed keys and values itself, without expanding it."""
         self._fixed: set[int] = set()
         self._windows: dict[int, int] = {}
@@ -35,15 +35,15 @@ class Cache:
         self._scalars: dict[int, list[Tensor]] = {}
         self._states: dict[int, dict[str, Tensor]] = {}
 
-    def announce(self, layer: object, window: int | None, copies: int, like: Tensor) -> None:
-        """Say before the first layer runs that `layer`, which stands for `copies`, has this window.
+    def register_layer(self, layer: object, window: int | None, copies: int, like: Tensor) -> None:
+        """Register `layer`, which stands for `copies` layers of this window, before the first layer runs.
 
-        The scalars that sliding layers keep are made together with the cache. `like` lends the tape.
+        Sliding layers keep a scalar, made together with the cache. `empty_like` gives the tape.
         """
         window = getattr(layer, "cached_window", window)
         if window is not None and id(layer) not in self._scalars:
             tape = like.tape
-            self._scalars[id(layer)] = [_named(tape.new((), INT64), "KV cache") for _ in range(copies)]
+            self._scalars[id(layer)] = [_named(tape.empty((), INT64), "KV cache") for _ in range(copies)]
 
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Append key and value [b, kv, s, d] to those of `layer`; returns all that attention has to see.
@@ -51,7 +51,7 @@ class Cache:
         With a `window`, only its last window - 1 tokens are kept for later (the storage is cut at the next call), and
         the layer keeps the window itself as a scalar.
         """
-        held = self._held_by(layer, key)
+        held = self._tensors_of(layer, key)
         first = not held
         if first:
             held.extend((_empty(key), _empty(value)))
@@ -61,7 +61,7 @@ class Cache:
             return held[0], held[1]
         if first:
             self._windows[id(layer)] = window
-            self.announce(layer, window, 1, key)
+            self.register_layer(layer, window, 1, key)
             held.append(self._scalars[id(layer)][0])
         full = _append(held[0], key), _append(held[1], value)
         for index, tensor in enumerate(full):
@@ -70,24 +70,24 @@ class Cache:
 
     def update_index(self, layer: object, keys: Tensor) -> Tensor:
         """Append an indexer's keys [b, s, d] to those of `layer`; returns all of them."""
-        held = self._held_by(layer, keys)
+        held = self._tensors_of(layer, keys)
         if not held:
             held.append(_empty(keys))
         held[0] = _append(held[0], keys)
         return held[0]
 
-    def _held_by(self, layer: object, key: Tensor) -> list[Tensor]:
+    def _tensors_of(self, layer: object, key: Tensor) -> list[Tensor]:
         """What `layer` holds so far. The block that it runs in is kept in mind."""
         self._blocks.setdefault(id(layer), key.tape.block)
         return self._layers.setdefault(id(layer), [])
 
-    def held(self, layer: object) -> tuple[Tensor, Tensor] | None:
+    def cross_attention_key_values(self, layer: object) -> tuple[Tensor, Tensor] | None:
         """Key and value of `layer` if it has them already (cross-attention computes them once)."""
         self._fixed.add(id(layer))
         slots = self._layers.get(id(layer))
         return None if slots is None else (slots[0], slots[1])
 
-    def grow(self, tokens: int) -> None:
+    def append_tokens(self, tokens: int) -> None:
         """Let `tokens` decoded tokens pass: every layer holds so many more, or as many as its window takes.
 
         Cross-attention holds what it had.
@@ -97,9 +97,9 @@ class Cache:
         for layer, held in self._layers.items():
             if layer not in self._fixed and tokens:
                 tape = held[0].tape
-                tape.enter(tape.phase, self._blocks.get(layer))
+                tape.begin_span(tape.phase, self._blocks.get(layer))
                 self._grow_layer(held, tokens, self._windows.get(layer))
-                tape.enter(tape.phase, None)
+                tape.begin_span(tape.phase, None)
 
     def _grow_layer(self, held: list[Tensor], tokens: int, window: int | None) -> None:
         """Replace key and value of one layer, inside the span of its block, so that they stand for its copies too.
@@ -116,32 +116,32 @@ class Cache:
         """Keys or values of this shape with so many tokens more."""
         length = shape[-2] + tokens
         kept = length if window is None else min(length, window)
-        grown = _named(tape.new((*shape[:-2], kept, shape[-1]), dtype), "KV cache")
+        grown = _named(tape.empty((*shape[:-2], kept, shape[-1]), dtype), "KV cache")
         return grown if window is None else ops.narrow(grown, -2, min(kept, window - 1))
 
-    def room(self, window: int | None, new: int, seen: int) -> int:
+    def static_capacity(self, window: int | None, new: int, seen: int) -> int:
         """How many tokens attention sees in a static cache after `new` behind `seen` ones: all that it has room for.
 
         A window that overflows shows what it held and the new tokens.
         """
-        assert self.whole is not None
+        assert self.static_length is not None
         if window is None:
-            return self.whole
-        size = min(window, self.whole)
+            return self.static_length
+        size = min(window, self.static_length)
         return min(seen, size - 1) + new if seen + new > size else size
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
-        """A state of `layer`, made at its first use and kept. `like` lends the tape."""
+        """A state of `layer`, made at its first use and kept. `empty_like` lends the tape."""
         slots = self._states.setdefault(id(layer), {})
         if name not in slots:
-            slots[name] = _named(like.tape.new(shape, dtype), name)
+            slots[name] = _named(like.tape.empty(shape, dtype), name)
         return slots[name]
 
-    def keep_state(self, layer: object, name: str, state: Tensor) -> None:
+    def set_state(self, layer: object, name: str, state: Tensor) -> None:
         """Keep this tensor itself as a state of `layer`, in place of what was kept."""
         self._states.setdefault(id(layer), {})[name] = _named(state, name)
 
-    def kept_state(self, layer: object, name: str) -> Tensor:
+    def get_state(self, layer: object, name: str) -> Tensor:
         """A state of `layer` that is there."""
         return self._states[id(layer)][name]
 
@@ -149,7 +149,7 @@ class Cache:
         """Whether this state of `layer` was made already: whether a token was seen before."""
         return name in self._states.get(id(layer), {})
 
-    def kept(self) -> Iterator[list[Tensor]]:
+    def key_values(self) -> Iterator[list[Tensor]]:
         """Keys and values, layer by layer. States are not among them: they do not grow with the tokens."""
         return iter(self._layers.values())
 

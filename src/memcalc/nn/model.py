@@ -12,10 +12,11 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
-from memcalc.tables.dtypes import FP32, INT64
+from memcalc.nn.run_context import run_context
+from memcalc.tables.dtypes import FP32, INT64, DType
 
 IMAGES = "images"
-"""Name of the inputs that images come in: generation holds on to them."""
+"""Name of the image inputs (`pixel_values`); generation keeps them."""
 
 
 @frozen
@@ -27,65 +28,80 @@ class Batch:
     padding: bool = False
     target_len: int | None = None
     images: int = 1
-    """Images per sequence, where the model reads images."""
+    """Images per sequence, if the model takes images."""
     image_size: int | None = None
-    """Their height and width in pixels; None where the config decides."""
-    keep: int | None = None
-    """How many of the last tokens a language model without labels gives logits of; None for all."""
+    """Their height and width in pixels; None: those of the config."""
+    logits_to_keep: int | None = None
+    """How many of the last tokens a language model computes logits of (without labels); None: all."""
 
     def pixels(
-        self, c: Config, count: int = 1, sides: tuple[int, int] | None = None, *, any_size: bool = False
+        self, c: Config, count: int = 1, sides: tuple[int, int] | None = None, *, resizable_input: bool = False
     ) -> Tensor:
         """Pixels [b · count, channels, height, width] of the images that a vision config takes, an input of the step.
 
-        `sides` are height and width where the config does not decide; with `any_size` they are those asked for.
+        `sides` are height and width where the config does not decide; with `resizable_input` they are those asked for.
         They come in fp32, or in the weights' dtype where that is narrower.
         """
         tape = self.ids.tape
-        if any_size and self.image_size is not None:
+        if resizable_input and self.image_size is not None:
             sides = (self.image_size, self.image_size)
         if sides is None:
             sides = c.sides("image_size")
         shape = (self.ids.shape[0] * count, c.integer("num_channels"), *sides)
-        return tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
 
     def class_labels(self) -> Tensor:
         """One label per sequence [b], an input of the step."""
         tape = self.ids.tape
-        return tape.untracked((self.ids.shape[0],), INT64, OVERHEAD, "labels")
+        return tape.external_tensor((self.ids.shape[0],), INT64, OVERHEAD, "labels")
 
     def target(self) -> Tensor:
         """Labels of an encoder-decoder [b, t], an input of the step: as long as the source unless `target_len` says."""
         shape = (self.ids.shape[0], self.target_len or self.ids.shape[1])
-        return self.ids.tape.untracked(shape, INT64, OVERHEAD, "labels")
+        return self.ids.tape.external_tensor(shape, INT64, OVERHEAD, "labels")
 
     def token_labels(self) -> Tensor:
         """One label per token [b, s] that is not the token itself, an input of the step."""
-        return self.ids.tape.untracked(self.ids.shape, INT64, OVERHEAD, "labels")
+        return self.ids.tape.external_tensor(self.ids.shape, INT64, OVERHEAD, "labels")
 
 
 class Outputs:
-    """What a model's forward returns: the loss, and the tensors that its output object keeps.
+    """What a model's forward returns (Transformers' ModelOutput).
 
-    `behind` is how the caller makes the loss of the logits, the first of those kept, where the model does not.
+    loss: None if the model computes none.
+    returned: the other tensors of the output object, logits first.
+    loss_from_logits: computes the loss outside the model (label smoothing of the Trainer).
     """
 
     def __init__(
-        self, loss: Tensor | None, kept: tuple[Any, ...] = (), behind: Callable[[Tensor], Tensor] | None = None
+        self,
+        loss: Tensor | None,
+        returned: tuple[Any, ...] = (),
+        loss_from_logits: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.loss, self.kept, self.behind = loss, kept, behind
+        self.loss, self.returned, self.loss_from_logits = loss, returned, loss_from_logits
 
-    def finish(self) -> Tensor | None:
-        """The loss. Where the caller makes it, logits of autocast come out in fp32, as accelerate gives them."""
-        if self.behind is not None:
-            self.loss = self.behind(self.widen())
+    def compute_loss(self) -> Tensor | None:
+        """The loss. Computed outside the model, it takes the logits in fp32 (accelerate's convert_outputs_to_fp32)."""
+        if self.loss_from_logits is not None:
+            self.loss = self.loss_from_logits(self.logits_as_fp32())
         return self.loss
 
-    def widen(self) -> Tensor:
-        """The logits, in fp32 where autocast made them narrower, which is how accelerate gives them out."""
-        (logits, *rest), self.kept = self.kept, ()
-        logits = ops.to(logits, FP32) if logits.tape.weights is FP32 else logits
-        self.kept = (logits, *rest)
+    def convert(self, dtype: DType) -> None:
+        """Have loss and logits in `dtype`, as a wrapper of the model does with what it returns."""
+        self.replace(lambda output: ops.to(output, dtype))
+
+    def replace(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Put what `change` makes of loss and logits in their place; they stand until all is made."""
+        before = self.loss, self.returned
+        self.loss = None if before[0] is None else change(before[0])
+        self.returned = tuple(change(x) if isinstance(x, Tensor) and x.dtype.floating else x for x in before[1])
+
+    def logits_as_fp32(self) -> Tensor:
+        """The logits, converted to fp32 where autocast computed them in 16 bits (accelerate does so)."""
+        (logits, *rest), self.returned = self.returned, ()
+        logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
+        self.returned = (logits, *rest)
         return logits
 
 
@@ -93,33 +109,33 @@ class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
     reads_text: bool = True
-    """Whether token ids matter; a model that reads images alone has no sequence length."""
+    """The model takes token ids; one that takes images only has no sequence length."""
     source_is_text: bool = True
-    """Whether an encoder reads token ids; where not, the one length of text is that of the target."""
+    """The encoder takes token ids; if not, the only length of text is the target's."""
     main_input: str = "input_ids"
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
-    reads: str = "images"
-    """What the model reads where it reads no text."""
-    any_size = False
-    """Whether images may have any size, whatever the config says."""
-    length_counts: str = ""
-    """What the sequence length counts, where it is not tokens."""
-    usual_length: int | None = None
-    """The sequence length where none is asked for; None leaves it to the options' default."""
-    takes_past: bool = True
-    """Whether Transformers' forward takes `past_key_values`; where not, a call begins anew beside the old cache."""
+    input_kind: str = "images"
+    """What the model takes if it takes no text, for messages."""
+    resizable_input = False
+    """Images may have any size, whatever the config says."""
+    length_unit: str = ""
+    """What the sequence length counts, if not tokens."""
+    default_length: int | None = None
+    """The sequence length if none is given; None: the options' default."""
+    accepts_past_key_values: bool = True
+    """Transformers' forward takes `past_key_values`; if not, each call starts a new cache while the old one lives."""
 
     @cached_property
-    def parts(self) -> tuple[Module, ...]:
-        """This and all modules below it, walked once: for when none of them is replaced any more."""
+    def all_modules(self) -> tuple[Module, ...]:
+        """This module and all below it, walked once: only valid after the last module was replaced."""
         return tuple(module for _, module in self.modules())
 
     def image_side(self, size: int | None) -> int | None:
-        """Height and width in pixels of an image that `size` was asked for; None where the model sees no images."""
+        """Height and width in pixels of an image of the requested `size`; None if the model takes no images."""
         return None
 
     def image_tokens(self, images: int, size: int | None) -> int:
-        """How many tokens of a sequence `images` of `size` pixels take: none where the model sees no images."""
+        """How many tokens of a sequence `images` of `size` pixels take (0 if the model takes no images)."""
         return 0
 
     def forward(self, batch: Batch) -> Outputs:
@@ -128,10 +144,14 @@ class Network(Module):
 
     def __call__(self, batch: Batch) -> Outputs:  # type: ignore[override]
         """Run the model on `batch`."""
+        return self.forward(batch) if self.hooks is None else self.hooks(self, batch)
+
+    def call(self, batch: Batch) -> Outputs:  # type: ignore[override]
+        """Run the model without its hooks."""
         return self.forward(batch)
 
 
 def positions(tape: Tape, length: int) -> Tensor:
     """Position ids [1, s]: a range, plus the number of tokens seen before."""
-    counted = tape.new((length,), INT64)  # the range; the sum with the tokens seen before is another tensor
-    return ops.unsqueeze(ops.shift(counted), 0)
+    counted = tape.empty((length,), INT64)  # the range; the sum with the tokens seen before is another tensor
+    return ops.unsqueeze(ops.add_scalar(counted), 0)

@@ -6,7 +6,7 @@ A module is built from numbers alone; `Module.bind` puts its weights on a tape. 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +14,7 @@ from memcalc.autograd.graph import AccumulateGrad, require_gradient
 from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, DType
 
 
@@ -47,6 +48,9 @@ class Parameter(Tensor):
         return self.numel
 
 
+Hooks = Callable[..., Any]
+"""Called with a module and its arguments in place of its forward (`register_forward_pre_hook`, `_forward_hook`)."""
+
 CONSTANTS = "quantization constants"
 """Group of the buffers that belong to quantized weights."""
 
@@ -70,20 +74,24 @@ class Module:
     """How many modules of the model this one stands for."""
     scope: str | None = None
     """The part of the box that the memory of this module is shown under; None leaves the caller's."""
-    checkpoints: bool = True
-    """Whether this module can be checkpointed, where it is a block of a stack."""
-    not_checkpointed: str = "Transformers cannot checkpoint activations in this family"
-    """Why not, where it cannot."""
-    left_out: bool = False
-    """Whether this block is not among those that the setup checkpoints (`--checkpoint-every`)."""
-    by_keyword: bool = False
-    """Whether this block takes its input by keyword: checkpointing holds it then, but does not save it."""
-    feeds: bool = False
-    """Whether Transformers takes this for the input embedding of a tower."""
+    supports_checkpointing: bool = True
+    """Transformers can checkpoint this block."""
+    no_checkpointing_reason: str = "Transformers cannot checkpoint activations in this family"
+    """Why it cannot, for the error message."""
+    skips_checkpointing: bool = False
+    """This block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    input_is_keyword: bool = False
+    """The block's input is a keyword argument: torch.utils.checkpoint then keeps it alive in its closure instead of
+    saving it for backward."""
+    is_input_embedding: bool = False
+    """Transformers' `get_input_embeddings` of a tower returns this module."""
     output_needs_gradient: bool = False
-    """Whether what comes out is made to need a gradient though no weight does (`enable_input_require_grads`)."""
-    note: str = ""
-    """What an estimate in which this module runs rests on, where that needs saying."""
+    """The output is made to require a gradient though no weight does (`enable_input_require_grads`)."""
+    assumption: str = ""
+    """An assumption that the report states if this module runs."""
+
+    hooks: Hooks | None = None
+    """What runs around this module's forward, where a parallel engine asks for it."""
 
     def __getattr__(self, name: str) -> Any:
         """A weight that an adapter replaces while this module runs is made when it is first asked for."""
@@ -96,6 +104,12 @@ class Module:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`. The arguments live until it returns, as in torch."""
+        if self.hooks is not None:
+            return self.hooks(self, x, *args, **kwargs)
+        return self.call(x, *args, **kwargs)
+
+    def call(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward` under this module's name, without its hooks."""
         scope = self.scope
         if scope is None and not self.output_needs_gradient:
             return self.forward(x, *args, **kwargs)
@@ -135,8 +149,8 @@ class Module:
             ]
             waiting += reversed(below)
 
-    def own(self) -> Iterator[tuple[str, Parameter]]:
-        """Parameters and buffers that hang on this module itself."""
+    def direct_tensors(self) -> Iterator[tuple[str, Parameter]]:
+        """Parameters and buffers of this module itself, by attribute name."""
         for name, value in vars(self).items():
             if isinstance(value, Parameter):
                 yield name, value
@@ -145,7 +159,7 @@ class Module:
         """All parameters and buffers with dotted names; a tied weight comes once, under its first name."""
         seen: set[int] = set()
         for prefix, module in self.modules():
-            for name, value in module.own():
+            for name, value in module.direct_tensors():
                 if id(value) not in seen:
                     seen.add(id(value))
                     yield (f"{prefix}.{name}" if prefix else name), value
@@ -154,33 +168,33 @@ class Module:
         """All parameters, in torch's order."""
         return ((name, value) for name, value in self.tensors() if not isinstance(value, Buffer))
 
-    def in_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
+    def parameters_in_update_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
         """The parameters as torch walks them, each with how many of it this place stands for.
 
         `seen` holds the identities of those that came already; a tied weight comes once.
         """
-        for _, value in self.own():
+        for _, value in self.direct_tensors():
             if id(value) not in seen and not isinstance(value, Buffer):
                 seen.add(id(value))
                 yield value, 1
         for _, child in self.children():
-            yield from child.in_order(seen)
+            yield from child.parameters_in_update_order(seen)
 
     def bind(self, tape: Tape, dtype: DType, *, accumulated: bool = False) -> tuple[tuple[str, Parameter], ...]:
         """Put every weight on `tape` in `dtype`; returns them, as `tensors` does.
 
         With `accumulated`, gradients of earlier micro-batches exist.
         """
-        tape.weights = dtype
+        run_context(tape).weights_dtype = dtype
         tensors = tuple(self.tensors())
         for _, parameter in tensors:
             is_buffer = isinstance(parameter, Buffer)
             parameter.dtype = parameter.fixed_dtype or dtype
-            parameter.storage = tape.untracked(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
+            parameter.storage = tape.external_tensor(parameter.shape, parameter.dtype, WEIGHTS, parameter.group).storage
             if is_buffer:
                 tape.buffers.append((parameter.storage.allocation, parameter.copies))
             elif parameter.trainable and tape.grad_enabled:
-                held = tape.untracked(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
+                held = tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
                 parameter.node = AccumulateGrad(tape, parameter.group, held)
         return tensors
 
@@ -188,7 +202,7 @@ class Module:
 def tie(module: Module, to: Module) -> None:
     """Let `module` use the weights of `to`, which is built alike."""
     for (_, mine), (_, theirs) in zip(module.modules(), to.modules(), strict=True):
-        vars(mine).update(theirs.own())
+        vars(mine).update(theirs.direct_tensors())
 
 
 class TrainedCopy(Module):

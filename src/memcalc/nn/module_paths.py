@@ -97,7 +97,7 @@ def token_embeddings(found: list[Site]) -> list[Embedding]:
 
     Beside what makes vectors of pixels there are only tables of positions.
     """
-    beside = tuple(f"{site.name.rpartition('.')[0]}." for site in found if site.module.feeds)
+    beside = tuple(f"{site.name.rpartition('.')[0]}." for site in found if site.module.is_input_embedding)
     embeddings = [
         site.module
         for site in found
@@ -110,4 +110,4 @@ def token_embeddings(found: list[Site]) -> list[Embedding]:
 
 def input_embeddings(found: list[Site]) -> list[Module]:
     """What Transformers' `get_input_embeddings` gives, of the model and of the towers in it."""
-    return [*token_embeddings(found), *(site.module for site in found if site.module.feeds)]
+    return [*token_embeddings(found), *(site.module for site in found if site.module.is_input_embedding)]

@@ -15,12 +15,14 @@ def active_parameters(network: Network) -> int:
 
 def idle_parameters(network: Network) -> int:
     """Parameters of the experts that one token is not sent to."""
-    return sum(_idle(module) for module in network.parts if isinstance(module, ExpertWeights))
+    return sum(_idle(module) for module in network.all_modules if isinstance(module, ExpertWeights))
 
 
 def _idle(experts: ExpertWeights) -> int:
     """Parameters of the experts that a token is not sent to."""
     held = sum(
-        parameter.count * parameter.copies for _, parameter in experts.own() if not isinstance(parameter, Buffer)
+        parameter.count * parameter.copies
+        for _, parameter in experts.direct_tensors()
+        if not isinstance(parameter, Buffer)
     )
     return held - held * experts.per_token // experts.count

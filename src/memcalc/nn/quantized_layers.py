@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from memcalc.autograd.tensor import Tensor
@@ -11,6 +12,7 @@ from memcalc.nn.layers.linear import Conv1D, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.module import CONSTANTS, Buffer, Module, Parameter
 from memcalc.nn.module_paths import Site, output_head, sites
+from memcalc.nn.stack import Stack
 from memcalc.ops import quantized as kernels
 from memcalc.ops.elementwise import add_, to
 from memcalc.tables.dtypes import FP16, FP32, UINT8, DType
@@ -128,29 +130,54 @@ class QuantizedExperts(Experts):
         return out if bias is None else add_(out, bias)
 
 
-def quantize(network: Module, form: WeightFormat, compute: DType, skipped: tuple[str, ...] = ()) -> None:
-    """Put every linear layer of `network` but its head into `form`; what `skipped` names stays wide."""
+ModuleFormat = Callable[[str], WeightFormat | None]
+"""The format of a module by its dotted name; None where it stays wide."""
+
+
+def tell_apart(network: Module, format_of: ModuleFormat) -> None:
+    """Split stacks whose blocks are not all quantized alike; call it before anything else is done to the blocks."""
+    for path, stack in network.modules():
+        if isinstance(stack, Stack) and not stack.shared:
+            marks = [
+                tuple(
+                    _name_of(format_of(f"{path}.{position}.{name}"))
+                    for name, module in block.modules()
+                    if isinstance(module, (Linear, Conv1D, Experts))
+                )
+                for position, block in stack.positions
+            ]
+            stack.split(marks)
+
+
+def _name_of(form: WeightFormat | None) -> str | None:
+    return None if form is None else form.name
+
+
+def quantize(network: Module, form: WeightFormat, compute: DType, format_of: ModuleFormat | None = None) -> None:
+    """Put every linear layer of `network` but its head into `form`, or into what `format_of` says."""
     found = sites(network)
     head = output_head(found)
-    chosen = [site for site in found if site.module is not head and _is_quantized(site, form, skipped)]
-    for site in chosen:
+    quantized = False
+    for site in found:
+        own = form if format_of is None else format_of(site.name)
+        if site.module is head or own is None or not _is_quantized(site, own):
+            continue
+        quantized = True
         layer = site.module
         if isinstance(layer, Experts):
-            site.replace(QuantizedExperts(layer, form))
+            site.replace(QuantizedExperts(layer, own))
             continue
         assert isinstance(layer, (Linear, Conv1D))
-        if layer.bias is not None and form.kernel == "bnb-4bit":
+        if layer.bias is not None and own.kernel == "bnb-4bit":
             layer.bias.fixed_dtype = compute
-        site.replace(QuantizedLinear(layer, form, compute))
-    if not chosen:
+        site.replace(QuantizedLinear(layer, own, compute))
+    if not quantized:
         what = "stacked experts" if form.only_experts else "linear layers"
         raise UsageError(f"--quantization {form.name} quantizes {what}, of which this model has none; leave it out.")
 
 
-def _is_quantized(site: Site, form: WeightFormat, skipped: tuple[str, ...]) -> bool:
+def _is_quantized(site: Site, form: WeightFormat) -> bool:
     module = site.module
-    if any(name in site.name for name in skipped):
-        return False
     if isinstance(module, Experts):
         return form.experts
     return not form.only_experts and isinstance(module, (Linear, Conv1D)) and module.weight.group not in _WIDE

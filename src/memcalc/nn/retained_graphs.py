@@ -1,7 +1,8 @@
-"""What a step leaves behind in modules that keep a tensor after their forward, with what hangs on its graph.
+"""Tensors that modules store as attributes (recurrent states) survive the step, together with everything their autograd
+graph has saved.
 
-Backward lets go of what the nodes that it ran had saved. A graph that it never runs (that of a checkpointed block, run
-again for its saved tensors alone) stays whole as long as something refers to its end.
+Backward frees what the nodes that it runs have saved. A graph that it never runs (of a checkpointed block that was run
+again only for its saved tensors) stays whole as long as something refers to its output.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ if TYPE_CHECKING:
 NAME = "states that modules keep"
 
 
-class Keeper(Module):
-    """A module that keeps a tensor from one forward to the next."""
+class RetainingModule(Module):
+    """A module that stores a tensor as an attribute from one forward to the next."""
 
     state: Tensor | None = None
-    left: int = 0
-    """Bytes that the step before left here."""
+    retained_bytes: int = 0
+    """Bytes that this module's state and its graph held after the previous step."""
     _old: Storage | None = None
 
-    def forget(self) -> None:
-        """Let go of what was kept."""
+    def clear(self) -> None:
+        """Drop the stored tensors."""
         self.state = self._old = None
 
-    def inherit(self, tape: Tape) -> list[Storage]:
-        """Take what the step before left; returns the same for the modules that this one stands for."""
-        alike = [tape.allocate(self.left, ACTIVATIONS, NAME) for _ in range(self.copies)]
+    def restore_retained(self, tape: Tape) -> list[Storage]:
+        """Allocate what the previous step retained; returns the storages of the other `copies - 1` modules."""
+        alike = [tape.allocate(self.retained_bytes, ACTIVATIONS, NAME) for _ in range(self.copies)]
         self._old = alike.pop()
         return alike
 
 
-def keepers(network: Network) -> list[Keeper]:
-    """The modules of a network that keep a tensor."""
-    return [module for module in network.parts if isinstance(module, Keeper)]
+def retaining_modules(network: Network) -> list[RetainingModule]:
+    """The modules of a network that store a tensor."""
+    return [module for module in network.all_modules if isinstance(module, RetainingModule)]
 
 
-def look_back(modules: list[Keeper]) -> int:
-    """Note in each module what a step has left there; returns the bytes of all, those not traced included."""
+def record_retained(modules: list[RetainingModule]) -> int:
+    """Record in each module what it retains after a step; returns the bytes of all, untraced blocks included."""
     for module in modules:
-        module.left = sum(allocation.nbytes for allocation in _reached(module.state)) if module.state else 0
-    return sum(module.left * module.copies for module in modules)
+        module.retained_bytes = sum(allocation.nbytes for allocation in _reached(module.state)) if module.state else 0
+    return sum(module.retained_bytes * module.copies for module in modules)
 
 
 def _reached(kept: Tensor) -> Iterator[Allocation]:

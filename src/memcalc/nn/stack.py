@@ -11,10 +11,11 @@ from memcalc.autograd.tape import TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 class Block:
-    """A traced block of a stack, called as the module is. With checkpointing on, it keeps only its inputs."""
+    """A traced block of a stack, called as its module is. With checkpointing on, it saves only its inputs."""
 
     def __init__(self, module: Module, traced: TracedBlock) -> None:
         self.module = module
@@ -23,24 +24,25 @@ class Block:
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the block inside its own span of the tape."""
         tape = x.tape
-        tape.traced_blocks += 1
-        if tape.hidden is not None:
-            tape.hidden.append((x, self.traced.copies))
-        tape.enter(tape.phase, self.traced)
-        if tape.checkpointing and tape.grad_enabled and not self.module.left_out:
-            if not self.module.checkpoints:
-                raise UsageError(f"{self.module.not_checkpointed}; use none.")
-            run = reentrant if tape.reentrant else checkpointed
-            if self.module.by_keyword:
-                out = run(tape, self._named, *args, x=x, **kwargs)
+        run = run_context(tape)
+        run.traced_blocks += 1
+        if run.hidden_states is not None:
+            run.hidden_states.append((x, self.traced.copies))
+        tape.begin_span(tape.phase, self.traced)
+        if run.checkpointing and tape.grad_enabled and not self.module.skips_checkpointing:
+            if not self.module.supports_checkpointing:
+                raise UsageError(f"{self.module.no_checkpointing_reason}; use none.")
+            checkpoint = reentrant if run.reentrant else checkpointed
+            if self.module.input_is_keyword:
+                out = checkpoint(tape, self._named, *args, x=x, **kwargs)
             else:
-                out = run(tape, self.module, x, *args, **kwargs)
+                out = checkpoint(tape, self.module, x, *args, **kwargs)
         else:
             out = self.module(x, *args, **kwargs)
         for tensor in out if isinstance(out, tuple) else (out,):
             if isinstance(tensor, Tensor):
                 tensor.storage.allocation.handed_over = True
-        tape.enter(tape.phase, None)
+        tape.begin_span(tape.phase, None)
         return out
 
     def _named(self, *args: Any, x: Tensor, **kwargs: Any) -> Any:
@@ -48,12 +50,16 @@ class Block:
 
 
 class Stack(Module):
-    """Blocks that repeat. Builds and traces the first block, one of every kind after it, and the last where asked.
+    """Blocks that repeat (`torch.nn.ModuleList`). Traces the first block, and one of every kind after it.
 
-    `kinds[i]` tells blocks apart: blocks of equal kind have equal shapes and do the same. The first is traced by
-    itself because the model still holds its input; `last_differs` is for stacks whose blocks share a tensor that
-    needs a gradient (encoder states, a position bias): the last block is the first to send one. With `shared`, all
-    blocks of a kind are one module, whose weights exist once (ALBERT).
+    The first is traced by itself because the model still holds its input.
+
+    kinds: one hashable a position; blocks of equal kind have equal shapes and run the same operations.
+    build: makes the block of a position.
+    name: names the stack in spans; stacks that run one after another need different names.
+    last_differs: trace the last block by itself too, for blocks that share a tensor which needs a gradient (encoder
+        states, a position bias): the last block is the first to send one.
+    shared: all blocks of a kind are one module, whose weights exist once (ALBERT).
     """
 
     def __init__(
@@ -84,19 +90,31 @@ class Stack(Module):
             if self.shared:
                 continue
             if len(answers_for) > 1:
-                _stand_for(block, len(answers_for))
+                _set_copies(block, len(answers_for))
 
     def rename(self, name: str) -> None:
-        """Go by another name: stacks that run one after another are told apart by it."""
+        """Change the name of the stack."""
         self.name = name
         for traced in self._traced:
             traced.stack = name
 
     def split(self, marks: Sequence[Hashable]) -> None:
-        """Build the blocks anew, and tell those of one kind apart by their marks, one a position."""
+        """Split kinds by `marks`, one a position, and build the blocks again."""
         if len(set(marks)) > 1:
             self._kinds = tuple(zip(self._kinds, marks, strict=True))
             self._arrange(self._kinds)
+
+    def split_by_neighbours(self) -> None:
+        """Tell blocks apart by the weights of the blocks before and behind them as well.
+
+        What a parallel engine gathers for one block lives into the next, and what it reduces too.
+        """
+        weights = [
+            tuple((parameter.shape, parameter.fixed_dtype) for _, parameter in block.parameters())
+            for _, block in self.positions
+        ]
+        if self.depth > 1 and not self.shared:
+            self.split(list(zip([None, *weights[:-1]], [*weights[1:], None], strict=True)))
 
     @property
     def positions(self) -> list[tuple[int, Module]]:
@@ -114,32 +132,32 @@ class Stack(Module):
     def __iter__(self) -> Iterator[Block]:
         return map(Block, self.blocks, self._traced)
 
-    def in_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
+    def parameters_in_update_order(self, seen: set[int]) -> Iterator[tuple[Parameter, int]]:
         """The parameters of all blocks in the order of their positions.
 
-        A run of equal blocks comes twice, the second time for all but the first: so every neighbour that a weight has
-        is there, and the counts are right.
+        Each run of identical blocks is yielded twice: once for its first block, once for the remaining n - 1. Optimizer
+        steps that look at neighbouring weights then see every pair.
         """
         if self.shared:
-            yield from super().in_order(seen)
+            yield from super().parameters_in_update_order(seen)
             return
         before = set(seen)
         alone = {id(block) for block, traced in zip(self.blocks, self._traced, strict=True) if traced.copies == 1}
         for _, run in groupby(self.positions, key=lambda pair: id(pair[1])):
             blocks = list(run)
             mine = set(seen if id(blocks[0][1]) in alone else before)  # a block may share weights with another
-            walked = list(blocks[0][1].in_order(mine))
+            walked = list(blocks[0][1].parameters_in_update_order(mine))
             yield from walked
             if len(blocks) > 1:
                 yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
             seen |= mine
 
 
-def _stand_for(block: Module, copies: int) -> None:
-    """Let a block and all of its weights answer for so many of the model."""
+def _set_copies(block: Module, copies: int) -> None:
+    """Set `copies` of a block, its modules and its weights."""
     for _, module in block.modules():
         module.copies = copies
-        for _, parameter in module.own():
+        for _, parameter in module.direct_tensors():
             parameter.copies = copies
 
 

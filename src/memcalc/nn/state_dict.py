@@ -24,7 +24,7 @@ def every_weight(network: Module) -> Iterator[NamedWeight]:
 
 
 def _walk(module: Module, prefix: str, seen: set[int]) -> Iterator[NamedWeight]:
-    for name, value in module.own():
+    for name, value in module.direct_tensors():
         if id(value) not in seen and not isinstance(value, Buffer):
             seen.add(id(value))
             yield NamedWeight(_joined(prefix, name), module, value)

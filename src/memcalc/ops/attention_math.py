@@ -7,7 +7,7 @@ precision is computed in fp32, grouped heads are repeated, and the scale is spli
 from __future__ import annotations
 
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import add, scale, to
+from memcalc.ops.elementwise import add, mul_scalar, to
 from memcalc.ops.elementwise import dropout as drop_out
 from memcalc.ops.matmul import matmul
 from memcalc.ops.reduction import softmax
@@ -15,20 +15,22 @@ from memcalc.ops.views import expand, reshape, transpose, unsqueeze
 from memcalc.tables.dtypes import BOOL, FP32
 
 
-def math_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+def math_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, is_causal: bool
+) -> Tensor:
     """Attention of query [b, h, s, d] over key and value [b, kv, t, d]: [b, h, s, dv], through the scores [b, h, s, t].
 
-    `mask` is additive; without one, a causal kernel's flag becomes a mask [s, t].
+    `mask` is additive; without one, `is_causal` becomes a mask [s, t].
     """
     tape, dtype = query.tape, query.dtype
     with tape.autocasting(None):
         wide_query, wide_key, wide_value = to(query, FP32), to(key, FP32), to(value, FP32)
-        scaled = scale(wide_query)
-        if mask is None and tape.causal and query.shape[-2] > 1:
+        scaled = mul_scalar(wide_query)
+        if mask is None and is_causal and query.shape[-2] > 1:
             mask = _causal(scaled, key.shape[-2])
         repeats = query.shape[1] // key.shape[1]
         repeated_key, repeated_value = _repeat(wide_key, repeats), _repeat(wide_value, repeats)
-        scores = matmul(scaled, scale(transpose(repeated_key, -2, -1)))
+        scores = matmul(scaled, mul_scalar(transpose(repeated_key, -2, -1)))
         if mask is not None:
             scores = add(scores, mask) if mask.requires_grad or tape.sum_out_of_place else scores
         probabilities = drop_out(softmax(scores, FP32), dropout)
@@ -41,11 +43,11 @@ def math_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | Non
 
 def _causal(like: Tensor, seen: int) -> Tensor:
     tape, length = like.tape, like.shape[-2]
-    ones = tape.new((length, seen), BOOL)
-    lower = tape.new((length, seen), BOOL)
+    ones = tape.empty((length, seen), BOOL)
+    lower = tape.empty((length, seen), BOOL)
     del ones
-    fill = tape.new((), like.dtype), tape.new((), like.dtype)
-    mask = tape.new((length, seen), like.dtype)
+    fill = tape.empty((), like.dtype), tape.empty((), like.dtype)
+    mask = tape.empty((length, seen), like.dtype)
     del fill, lower
     return mask
 

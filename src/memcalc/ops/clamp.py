@@ -7,45 +7,45 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import compare, fp32_under_autocast, like
-from memcalc.ops.unary import scratch
+from memcalc.ops.elementwise import compare, empty_like, empty_like_both, fp32_under_autocast, result_type
+from memcalc.ops.unary import backward_temporaries
 from memcalc.ops.views import clone
 from memcalc.tables.dtypes import BOOL, FP32, promote
 
 
 def clamp(x: Tensor, bounds: int = 2) -> Tensor:
     """x kept within one bound or two: keeps x; backward makes a zero, a mask for each bound, and the gradient."""
-    out = like(x)
+    out = empty_like(x)
     node = record(x.tape, out, _clamp_backward, (x,), bounds)
     if node is not None:
         node.save(x)
     return out
 
 
-def clamp_between(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def clamp_tensor(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """x kept between two tensors of its shape: keeps all three."""
-    out = like(x, promote(x.dtype, low.dtype))
-    node = record(x.tape, out, _clamp_between_backward, (x,))
+    out = empty_like(x, promote(x.dtype, low.dtype))
+    node = record(x.tape, out, _clamp_tensor_backward, (x,))
     if node is not None:
         for tensor in (x, low, high):
             node.save(tensor)
     return out
 
 
-def _clamp_between_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _clamp_tensor_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     """Where it is between the bounds the gradient passes; where it equals one, half of it does."""
     (grad,) = grads
     if grad is None:
         return [None]
-    crossed = like(grad, BOOL)
-    equal = [like(grad, BOOL) for _ in range(3)]
-    at_bound = like(grad, BOOL)
+    crossed = empty_like(grad, BOOL)
+    equal = [empty_like(grad, BOOL) for _ in range(3)]
+    at_bound = empty_like(grad, BOOL)
     equal.clear()
-    beyond = [like(grad, BOOL) for _ in range(2)]
-    outside = like(grad, BOOL)
+    beyond = [empty_like(grad, BOOL) for _ in range(2)]
+    outside = empty_like(grad, BOOL)
     beyond.clear()
-    half, split = like(grad), like(grad)
-    out = like(grad) if node.tape.sum_out_of_place else split
+    half, split = empty_like(grad), empty_like(grad)
+    out = empty_like(grad) if node.tape.sum_out_of_place else split
     del crossed, at_bound, outside, half
     return [out]
 
@@ -68,8 +68,8 @@ def _clamp_view_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    whole = like(grad)
-    part = like(grad)
+    whole = empty_like(grad)
+    part = empty_like(grad)
     changed = _clamp_backward(node, [part])
     del part, changed
     return [whole]
@@ -79,93 +79,56 @@ def _clamp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    zero = node.tape.new((), grad.dtype)
-    inside = [like(grad, BOOL) for _ in range(node.context)]
-    out = like(grad)
+    zero = node.tape.empty((), grad.dtype)
+    inside = [empty_like(grad, BOOL) for _ in range(node.context)]
+    out = empty_like(grad)
     inside.clear()
     del zero
     return [out]
 
 
-def at_most(x: Tensor, bound: Tensor) -> Tensor:
-    """The smaller of x and a scalar tensor (or the larger: `at_least`): keeps both."""
-    out = like(x)
-    node = record(x.tape, out, _at_most_backward, (x,))
-    if node is not None:
-        node.save(x)
-        node.save(bound)
-    return out
-
-
-at_least = at_most
-
-
-def _at_most_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    (grad,) = grads
-    if grad is None:
-        return [None]
-    above, half, equal = like(grad, BOOL), like(grad), like(grad, BOOL)
-    split = like(grad)
-    out = like(grad) if node.tape.sum_out_of_place else split  # masked in place, unless PyTorch's trackers look on
-    del above, half, equal
-    return [out]
-
-
-def smaller(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of two tensors (torch.minimum): keeps both. Where they are equal, each gets half of the gradient."""
-    out = like(a)
-    node = record(a.tape, out, _smaller_backward, (a, b))
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """torch.minimum and torch.maximum: save both; where they are equal, each gets half of the gradient."""
+    out = empty_like_both(a, b, result_type(a, b))
+    node = record(a.tape, out, _minimum_backward, (a, b))
     if node is not None:
         node.save(a)
         node.save(b)
     return out
 
 
-def _smaller_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    second = _at_most_backward(node, grads)[0] if node.needs(1) else None
-    first = _at_most_backward(node, grads)[0] if node.needs(0) else None
-    return [first, second]
+maximum = minimum
 
 
-larger = smaller
+def _minimum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    out: list[Tensor | None] = [None, None]
+    if grad is None:
+        return out
+    for index in (1, 0):
+        if node.needs(index):
+            above, half, equal = empty_like(grad, BOOL), empty_like(grad), empty_like(grad, BOOL)
+            split = empty_like(grad)
+            # masked in place, unless PyTorch's trackers look on
+            out[index] = empty_like(grad) if node.tape.sum_out_of_place else split
+            del above, half, equal, split
+    return out
 
 
 def log_sigmoid(x: Tensor) -> Tensor:
     """log(sigmoid(x)) keeps x; its second output is empty on a GPU."""
-    out = like(x)
-    node = record(x.tape, out, scratch(1), (x,))
+    out = empty_like(x)
+    node = record(x.tape, out, backward_temporaries(1), (x,))
     if node is not None:
         node.save(x)
-    return out
-
-
-def choose(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """a where `mask` holds, else b: keeps the mask; backward makes a zero for each side."""
-    out = like(a)
-    node = record(a.tape, out, _choose_backward, (a, b))
-    if node is not None:
-        node.save(mask)
-    return out
-
-
-def _choose_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    (grad,) = grads
-    if grad is None:
-        return [None, None]
-    out: list[Tensor | None] = [None, None]
-    for index in range(2):
-        if node.needs(index):
-            zero = node.tape.new((), grad.dtype)
-            out[index] = like(grad)
-            del zero
     return out
 
 
 def expm1(x: Tensor) -> Tensor:
     """exp(x) - 1 keeps its output; backward makes output + 1, then the product. Runs in fp32 under autocast."""
     x = fp32_under_autocast(x)
-    out = like(x)
-    node = record(x.tape, out, scratch(2), (x,))
+    out = empty_like(x)
+    node = record(x.tape, out, backward_temporaries(2), (x,))
     if node is not None:
         node.save(out)
     return out
@@ -174,10 +137,10 @@ def expm1(x: Tensor) -> Tensor:
 def finite_bound(x: Tensor) -> Tensor:
     """The bound that x is clamped within, a scalar that depends on whether x is infinite anywhere (T5 in fp16)."""
     tape = x.tape
-    infinite = compare(like(x))
-    some = tape.new((), BOOL)
+    infinite = compare(empty_like(x))
+    some = tape.empty((), BOOL)
     del infinite
-    bound = tape.new((), FP32)
+    bound = tape.empty((), FP32)
     del some
     return bound
 
@@ -185,8 +148,8 @@ def finite_bound(x: Tensor) -> Tensor:
 def clamp_within(x: Tensor, bound: Tensor) -> Tensor:
     """x between a `bound` and its negative: keeps x and both."""
     tape = x.tape
-    low = like(bound)
-    out = like(x)
+    low = empty_like(bound)
+    out = empty_like(x)
     node = record(tape, out, _clamp_backward, (x,), 2)
     if node is not None:
         for tensor in (x, low, bound):
@@ -196,7 +159,7 @@ def clamp_within(x: Tensor, bound: Tensor) -> Tensor:
 
 def check_finite(x: Tensor) -> Tensor:
     """x itself, after the masks that it takes to look for infinities in it."""
-    equal, finite = compare(x), compare(like(x))
-    like(equal)
+    equal, finite = compare(x), compare(empty_like(x))
+    empty_like(equal)
     del equal, finite
     return x

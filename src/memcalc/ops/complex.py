@@ -7,58 +7,60 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, elementwise_stride
-from memcalc.ops.elementwise import broadcast_shapes, like
+from memcalc.ops.elementwise import broadcast_shapes, empty_like
 from memcalc.tables.dtypes import COMPLEX64, FP32
 
 
-def as_complex(x: Tensor) -> Tensor:
+def view_as_complex(x: Tensor) -> Tensor:
     """x [..., 2] as complex numbers [...], a view."""
     stride = tuple(step // 2 for step in x.stride[:-1])
     out = Tensor(x.shape[:-1], stride, COMPLEX64, x.storage)
-    record(x.tape, out, _as_complex_backward, (x,))
+    record(x.tape, out, _view_as_complex_backward, (x,))
     return out
 
 
-def _as_complex_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _view_as_complex_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else as_real(grad)]
+    return [None if grad is None else view_as_real(grad)]
 
 
-def as_real(x: Tensor) -> Tensor:
+def view_as_real(x: Tensor) -> Tensor:
     """Complex x [...] as pairs [..., 2], a view."""
     out = Tensor((*x.shape, 2), (*(step * 2 for step in x.stride), 1), FP32, x.storage)
-    record(x.tape, out, _as_real_backward, (x,))
+    record(x.tape, out, _view_as_real_backward, (x,))
     return out
 
 
-def _as_real_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _view_as_real_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else as_complex(grad)]
+    return [None if grad is None else view_as_complex(grad)]
 
 
 def polar(angle: Tensor) -> Tensor:
     """Complex numbers of length one; a tensor of ones lives while they are made."""
-    ones = like(angle)
-    out = like(angle, COMPLEX64)
+    ones = empty_like(angle)
+    out = empty_like(angle, COMPLEX64)
     del ones
     return out
 
 
-def turn(x: Tensor, factor: Tensor) -> Tensor:
+def mul_complex(x: Tensor, factor: Tensor) -> Tensor:
     """Complex x times `factor`, which needs no gradient: keeps the factor; backward makes its conjugate, a copy."""
     shape = broadcast_shapes(x.shape, factor.shape)
-    out = x.tape.new(shape, COMPLEX64, elementwise_stride(shape, ((x.shape, x.stride), (factor.shape, factor.stride))))
-    node = record(x.tape, out, _turn_backward, (x,), factor.shape)
+    out = x.tape.empty(
+        shape, COMPLEX64, elementwise_stride(shape, ((x.shape, x.stride), (factor.shape, factor.stride)))
+    )
+    node = record(x.tape, out, _mul_complex_backward, (x,), factor.shape)
     if node is not None:
         node.save(factor)
     return out
 
 
-def _turn_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _mul_complex_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    conjugate = node.tape.new(node.context, COMPLEX64)
-    out = like(grad)
+    conjugate = node.tape.empty(node.context, COMPLEX64)
+    out = empty_like(grad)
     del conjugate
     return [out]

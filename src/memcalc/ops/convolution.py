@@ -5,8 +5,8 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride
 from memcalc.ops.elementwise import fp32_under_autocast
-from memcalc.ops.matmul import lower
-from memcalc.ops.split_cat import channels_as
+from memcalc.ops.matmul import cached_cast
+from memcalc.ops.split_cat import memory_format_like
 from memcalc.tables.dtypes import INT64
 
 
@@ -19,9 +19,9 @@ def convolution(
     it is wide. `stride` may be one for each of the sizes. Channels that lie innermost stay there, in all gradients too.
     """
     if x.tape.autocast is not None:
-        bias = None if bias is None else lower(bias)
-        weight = lower(weight)
-        x = lower(x)
+        bias = None if bias is None else cached_cast(bias)
+        weight = cached_cast(weight)
+        x = cached_cast(x)
     steps = (stride,) * (len(x.shape) - 2) if isinstance(stride, int) else stride
     sizes = zip(x.shape[2:], weight.shape[2:], steps, strict=True)
     spatial = tuple((size + 2 * padding - width) // step + 1 for size, width, step in sizes)
@@ -29,7 +29,7 @@ def convolution(
     # The kernel for one channel at a time over time makes everything contiguous.
     depthwise = len(shape) == 3 and weight.shape[1] == 1
     layout = x.shape, contiguous_stride(x.shape) if depthwise else x.stride
-    out = x.tape.new(shape, x.dtype, channels_as(shape, [layout]))
+    out = x.tape.empty(shape, x.dtype, memory_format_like(shape, [layout]))
     node = record(x.tape, out, _convolution_backward, (x, weight, bias), layout)
     if node is not None:
         node.save(x)
@@ -43,17 +43,17 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None, None]
     shape, stride = node.context
     weight = node.edges[1]
-    of_weight = None if weight is None else channels_as(weight[2], [(shape, stride)])
+    of_weight = None if weight is None else memory_format_like(weight[2], [(shape, stride)])
     layouts = (dense_stride(shape, stride), of_weight, None)
     return [
-        None if edge is None else node.tape.new(edge[2], grad.dtype, layout)
+        None if edge is None else node.tape.empty(edge[2], grad.dtype, layout)
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
 
 
-def average_pool(x: Tensor, kernel: int) -> Tensor:
+def avg_pool2d(x: Tensor, kernel: int) -> Tensor:
     """The mean of squares of `kernel` by `kernel` of x [b, c, height, width]: keeps x."""
-    out = x.tape.new((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
+    out = x.tape.empty((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
     node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -62,15 +62,15 @@ def average_pool(x: Tensor, kernel: int) -> Tensor:
 
 def _full_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+def max_pool2d(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """The largest element of squares of x [b, c, height, width]: keeps x, and where each was found."""
     sizes = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
     shape = (*x.shape[:2], *sizes)
-    out = x.tape.new(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
-    found = x.tape.new(shape, INT64)
+    out = x.tape.empty(shape, x.dtype, memory_format_like(shape, [(x.shape, x.stride)]))
+    found = x.tape.empty(shape, INT64)
     node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -81,7 +81,7 @@ def max_pool(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
 def unfold(x: Tensor, side: int) -> Tensor:
     """Squares of `side` by `side` of x [b, c, height, width] as columns, a copy: [b, c · side², squares]."""
     batch, channels, height, width = x.shape
-    out = x.tape.new((batch, channels * side**2, (height // side) * (width // side)), x.dtype)
+    out = x.tape.empty((batch, channels * side**2, (height // side) * (width // side)), x.dtype)
     record(x.tape, out, _full_backward, (x,), x.shape)
     return out
 
@@ -93,7 +93,7 @@ def interpolate(x: Tensor, sizes: tuple[int, int]) -> Tensor:
     """
     x = fp32_under_autocast(x)
     shape = (*x.shape[:2], *sizes)
-    out = x.tape.new(shape, x.dtype, channels_as(shape, [(x.shape, x.stride)]))
+    out = x.tape.empty(shape, x.dtype, memory_format_like(shape, [(x.shape, x.stride)]))
     record(x.tape, out, _interpolate_backward, (x,), x.shape)
     return out
 
@@ -103,7 +103,7 @@ def _interpolate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [
         None
         if grad is None
-        else node.tape.new(node.context, grad.dtype, channels_as(node.context, [(grad.shape, grad.stride)]))
+        else node.tape.empty(node.context, grad.dtype, memory_format_like(node.context, [(grad.shape, grad.stride)]))
     ]
 
 

@@ -8,7 +8,9 @@ from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
 
 
-def function(x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def autograd_function(
+    x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """forward(x), outside the graph; its gradient is backward(gradient, x)."""
     with x.tape.no_grad():
         out = forward(x.detach())
@@ -29,7 +31,7 @@ def routed_multiplier(scores: Tensor, multiplier: Tensor, chosen: Tensor, gates:
     Its gradient goes to `scores` [n, experts] alone.
     """
     tape = scores.tape
-    out = tape.new(multiplier.shape, multiplier.dtype)
+    out = tape.empty(multiplier.shape, multiplier.dtype)
     node = record(tape, out, _routed_backward, (scores, multiplier, gates), gates.shape)
     if node is not None:
         for kept in (multiplier, chosen, gates):
@@ -41,8 +43,8 @@ def _routed_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None, None]
-    scaled = node.tape.new(grad.shape, grad.dtype)
-    negated = node.tape.new(grad.shape, grad.dtype)
-    out = node.tape.new(node.context, grad.dtype)
+    scaled = node.tape.empty(grad.shape, grad.dtype)
+    negated = node.tape.empty(grad.shape, grad.dtype)
+    out = node.tape.empty(node.context, grad.dtype)
     del scaled, negated
     return [out, None, None]

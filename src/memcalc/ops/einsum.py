@@ -8,16 +8,16 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import multiply
-from memcalc.ops.matmul import bmm, lower
-from memcalc.ops.reduction import sum_over
+from memcalc.ops.elementwise import mul
+from memcalc.ops.matmul import bmm, cached_cast
+from memcalc.ops.reduction import sum
 from memcalc.ops.views import permute, reshape, unsqueeze, view
 
 
 def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
     """a and b with their dimensions named, such as "bclhn,bcshn->bclsh"; no letter twice in one operand."""
     if a.tape.autocast is not None:
-        a, b = lower(a), lower(b)
+        a, b = cached_cast(a), cached_cast(b)
     operands, _, out = equation.partition("->")
     first, second = operands.split(",")
     labels = out + "".join(sorted(set(first + second) - set(out)))
@@ -40,7 +40,7 @@ def _aligned(x: Tensor, own: str, labels: str) -> Tensor:
 def _sum_of_products(a: Tensor, b: Tensor, summed: list[int]) -> Tensor:
     """The product of a and b, summed over some dimensions, which stay with size one."""
     if not summed:
-        return multiply(a, b)
+        return mul(a, b)
     both, left, right, inner = [], [], [], 1
     for dim in range(len(a.shape)):
         in_a, in_b = a.shape[dim] != 1, b.shape[dim] != 1
@@ -48,9 +48,9 @@ def _sum_of_products(a: Tensor, b: Tensor, summed: list[int]) -> Tensor:
             if in_a and in_b:
                 inner *= a.shape[dim]
             elif in_a:
-                a = sum_over(a, dim, keepdim=True)
+                a = sum(a, dim, keepdim=True)
             else:
-                b = sum_over(b, dim, keepdim=True)
+                b = sum(b, dim, keepdim=True)
         elif in_a and in_b:
             both.append(dim)
         elif in_a:

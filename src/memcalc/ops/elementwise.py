@@ -31,40 +31,40 @@ def result_type(a: Tensor, b: Tensor) -> DType:
     return promote(a.dtype, b.dtype)
 
 
-def _empty(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+def empty_like_both(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     """The result of an element-wise operation on two tensors, in the layout that TensorIterator gives it."""
     shape = a.shape if a.shape == b.shape else broadcast_shapes(a.shape, b.shape)
-    return a.tape.new(shape, dtype, elementwise_stride(shape, ((a.shape, a.stride), (b.shape, b.stride))))
+    return a.tape.empty(shape, dtype, elementwise_stride(shape, ((a.shape, a.stride), (b.shape, b.stride))))
 
 
-def like(x: Tensor, dtype: DType | None = None) -> Tensor:
+def empty_like(x: Tensor, dtype: DType | None = None) -> Tensor:
     """A new tensor of the shape and layout of `x`."""
-    return x.tape.new(x.shape, dtype or x.dtype, dense_stride(x.shape, x.stride))
+    return x.tape.empty(x.shape, dtype or x.dtype, dense_stride(x.shape, x.stride))
 
 
-def as_it_comes(node: Node, grads: Grads) -> list[Tensor | None]:
+def new_gradient(node: Node, grads: Grads) -> list[Tensor | None]:
     """One new tensor of the size of the incoming gradient."""
     (grad,) = grads
-    return [None if grad is None else like(grad)]
+    return [None if grad is None else empty_like(grad)]
 
 
 def add(a: Tensor, b: Tensor) -> Tensor:
     """a + b: the same gradient goes to both sides."""
-    out = _empty(a, b, result_type(a, b))
+    out = empty_like_both(a, b, result_type(a, b))
     record(a.tape, out, pass_through, (a, b))
     return out
 
 
-def subtract(a: Tensor, b: Tensor) -> Tensor:
+def sub(a: Tensor, b: Tensor) -> Tensor:
     """a - b: the gradient goes to a, its negative to b."""
-    out = _empty(a, b, result_type(a, b))
-    record(a.tape, out, _subtract_backward, (a, b))
+    out = empty_like_both(a, b, result_type(a, b))
+    record(a.tape, out, _sub_backward, (a, b))
     return out
 
 
-def _subtract_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _sub_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    negative = None if grad is None or not node.needs(1) else like(grad)
+    negative = None if grad is None or not node.needs(1) else empty_like(grad)
     return [grad, negative]
 
 
@@ -75,10 +75,10 @@ def add_(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
+def mul(a: Tensor, b: Tensor) -> Tensor:
     """a * b: keeps each factor that the other's gradient needs; backward computes b's gradient first."""
-    out = _empty(a, b, result_type(a, b))
-    node = record(a.tape, out, _product_backward, (a, b))
+    out = empty_like_both(a, b, result_type(a, b))
+    node = record(a.tape, out, _mul_backward, (a, b))
     if node is not None:
         if node.edges[0] is not None:
             node.save(b)
@@ -87,19 +87,19 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def _product_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _mul_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
-    second = like(grad) if node.needs(1) else None
-    first = like(grad) if node.needs(0) else None
+    second = empty_like(grad) if node.needs(1) else None
+    first = empty_like(grad) if node.needs(0) else None
     return [first, second]
 
 
-def divide(a: Tensor, b: Tensor) -> Tensor:
+def div(a: Tensor, b: Tensor) -> Tensor:
     """a / b: keeps b, and a if b needs a gradient."""
-    out = _empty(a, b, result_type(a, b))
-    node = record(a.tape, out, divide_gradients, (a, b))
+    out = empty_like_both(a, b, result_type(a, b))
+    node = record(a.tape, out, div_backward, (a, b))
     if node is not None:
         if node.edges[1] is not None:
             node.save(a)
@@ -107,54 +107,54 @@ def divide(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def divide_gradients(node: Node, grads: Grads) -> list[Tensor | None]:
+def div_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     """The backward of a quotient: b's gradient first, -grad * ((a / b) / b), whose temporaries all live to its end."""
     (grad,) = grads
     if grad is None:
         return [None, None]
     second = None
     if node.needs(1):
-        temporaries = [like(grad) for _ in range(3)]
-        second = like(grad)
+        temporaries = [empty_like(grad) for _ in range(3)]
+        second = empty_like(grad)
         temporaries.clear()
-    first = like(grad) if node.needs(0) else None
+    first = empty_like(grad) if node.needs(0) else None
     return [first, second]
 
 
-def scale(x: Tensor) -> Tensor:
+def mul_scalar(x: Tensor) -> Tensor:
     """x times or divided by a number."""
-    out = like(x)
-    record(x.tape, out, as_it_comes, (x,))
+    out = empty_like(x)
+    record(x.tape, out, new_gradient, (x,))
     return out
 
 
-negative = scale
+neg = mul_scalar
 
 
-def shift(x: Tensor) -> Tensor:
+def add_scalar(x: Tensor) -> Tensor:
     """x plus a number."""
-    out = like(x)
+    out = empty_like(x)
     record(x.tape, out, pass_through, (x,))
     return out
 
 
-def power(x: Tensor, exponent: float = 2) -> Tensor:
+def pow(x: Tensor, exponent: float = 2) -> Tensor:
     """x ** exponent: keeps x. Runs in fp32 under autocast."""
     x = fp32_under_autocast(x)
-    out = like(x)
-    node = record(x.tape, out, _power_backward, (x,), exponent)
+    out = empty_like(x)
+    node = record(x.tape, out, _pow_backward, (x,), exponent)
     if node is not None:
         node.save(x)
     return out
 
 
-def _power_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _pow_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    powered = like(grad)
-    scaled = like(grad)
-    out = like(grad)
+    powered = empty_like(grad)
+    scaled = empty_like(grad)
+    out = empty_like(grad)
     del powered, scaled
     return [out]
 
@@ -163,7 +163,7 @@ def to(x: Tensor, dtype: DType, *, contiguous: bool = False) -> Tensor:
     """x in another dtype, in its own layout or row-major; itself if it has it already."""
     if x.dtype is dtype:
         return x
-    out = x.tape.new(x.shape, dtype) if contiguous else like(x, dtype)
+    out = x.tape.empty(x.shape, dtype) if contiguous else empty_like(x, dtype)
     record(x.tape, out, _to_backward, (x,), x.dtype)
     return out
 
@@ -181,11 +181,11 @@ def fp32_under_autocast(x: Tensor) -> Tensor:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Dropout keeps a mask of one byte per element; with p = 0 or outside training it is no operation."""
     tape = x.tape
-    if p == 0.0 or not tape.dropping:
+    if p == 0.0 or not tape.dropout_enabled:
         return x
-    out = like(x)
-    mask = like(x, BOOL)
-    node = record(tape, out, as_it_comes, (x,))
+    out = empty_like(x)
+    mask = empty_like(x, BOOL)
+    node = record(tape, out, new_gradient, (x,))
     if node is not None:
         node.save(mask)
     return out
@@ -193,8 +193,8 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     """x with a number where `mask` says so, contiguous: keeps the mask."""
-    out = x.tape.new(broadcast_shapes(x.shape, mask.shape), x.dtype)
-    node = record(x.tape, out, as_it_comes, (x,))
+    out = x.tape.empty(broadcast_shapes(x.shape, mask.shape), x.dtype)
+    node = record(x.tape, out, new_gradient, (x,))
     if node is not None:
         node.save(mask)
     return out
@@ -203,38 +203,40 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
 def masked_fill_(x: Tensor, mask: Tensor) -> Tensor:
     """x with a number where `mask` says so, in place: keeps the mask."""
     out = Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
-    node = record(x.tape, out, as_it_comes, (x,))
+    node = record(x.tape, out, new_gradient, (x,))
     if node is not None:
         node.save(mask)
     return out
 
 
-def where(mask: Tensor, a: Tensor) -> Tensor:
-    """a where `mask` holds, else a number, which is a tensor for a moment: keeps the mask."""
-    fill = a.tape.new((), a.dtype)
-    out = _empty(a, mask, a.dtype)
-    del fill
-    node = record(a.tape, out, _where_backward, (a,))
+def where(mask: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
+    """torch.where(mask, a, b): saves the mask. `b` None is a number, which is a 0-dim tensor for a moment."""
+    if b is None:
+        fill = a.tape.empty((), a.dtype)
+        out = empty_like_both(a, mask, a.dtype)
+        del fill
+    else:
+        out = empty_like(a)
+    node = record(a.tape, out, _where_backward, (a,) if b is None else (a, b))
     if node is not None:
         node.save(mask)
     return out
 
 
 def _where_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """A zero for each side that needs a gradient, and the gradient."""
     (grad,) = grads
+    out: list[Tensor | None] = [None] * len(node.edges)
     if grad is None:
-        return [None]
-    fill = node.tape.new((), grad.dtype)
-    out = like(grad)
-    del fill
-    return [out]
-
-
-def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of two tensors that need no gradient."""
-    return _empty(a.detach(), b.detach(), result_type(a, b))
+        return out
+    for index in range(len(out)):
+        if node.needs(index):
+            zero = node.tape.empty((), grad.dtype)
+            out[index] = empty_like(grad)
+            del zero
+    return out
 
 
 def compare(a: Tensor, b: Tensor | None = None) -> Tensor:
     """A boolean tensor from a comparison."""
-    return like(a, BOOL) if b is None else _empty(a.detach(), b.detach(), BOOL)
+    return empty_like(a, BOOL) if b is None else empty_like_both(a.detach(), b.detach(), BOOL)

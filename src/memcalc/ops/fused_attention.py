@@ -11,13 +11,19 @@ from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.attention_math import math_attention
-from memcalc.ops.matmul import lower
+from memcalc.ops.matmul import cached_cast
 from memcalc.ops.views import expand, narrow
 from memcalc.tables.dtypes import BOOL, FP32, INT64, DType
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout: float = 0.0,
+    *,
+    is_causal: bool = False,
 ) -> Tensor:
     """Attention of query [b, h, s, d] over key [b, kv, t, d] and value [b, kv, t, dv]: [b, h, s, dv].
 
@@ -26,24 +32,24 @@ def scaled_dot_product_attention(
     """
     tape = query.tape
     if tape.autocast is not None:
-        mask = None if mask is None else lower(mask)
-        value, key, query = lower(value), lower(key), lower(query)
+        mask = None if mask is None else cached_cast(mask)
+        value, key, query = cached_cast(value), cached_cast(key), cached_cast(query)
     batch, heads, length, dim = query.shape
-    kernel = _kernel(query, value, mask, dropout if tape.dropping else 0.0)
+    kernel = _kernel(query, value, mask, dropout if tape.dropout_enabled else 0.0)
     shape = (batch, heads, length, value.shape[-1])
     if kernel == "flash" and dim % 8:
         return _padded_flash(query, key, value, dropout)
     mask = _additive(mask, query, aligned=kernel == "efficient")
     if kernel == "math":
-        return math_attention(query, key, value, mask, dropout if tape.dropping else 0.0)
+        return math_attention(query, key, value, mask, dropout if tape.dropout_enabled else 0.0, is_causal=is_causal)
     bias = None
     if mask is not None and mask.requires_grad:
         bias = mask = expand(mask, batch, heads, length, key.shape[-2])
     stride = _heads_inside(shape) if kernel == "efficient" else _matching(shape, query)
-    out = tape.new(shape, query.dtype, stride)
+    out = tape.empty(shape, query.dtype, stride)
     if kernel == "efficient":
         length = -(-length // 32) * 32 if _asks_for_gradient(query, key, value) else 0
-    lse = tape.new((batch, heads, length, 1), FP32)
+    lse = tape.empty((batch, heads, length, 1), FP32)
     seed, offset = _random_state(tape_of=query, kernel=kernel)
     inputs = (query, key, value) if bias is None else (query, key, value, bias)
     node = record(tape, out, _attention_backward, inputs, (kernel, *_layouts(query, key, value)))
@@ -63,8 +69,8 @@ def _additive(mask: Tensor | None, query: Tensor, *, aligned: bool) -> Tensor | 
         return None
     tape = query.tape
     if mask.dtype is BOOL:
-        fill = tape.new((), query.dtype), tape.new((), query.dtype)
-        mask = tape.new((query.shape[0], *mask.shape[1:]), query.dtype)
+        fill = tape.empty((), query.dtype), tape.empty((), query.dtype)
+        mask = tape.empty((query.shape[0], *mask.shape[1:]), query.dtype)
         del fill
     length = mask.shape[-1]
     if aligned and length % 8:
@@ -95,7 +101,7 @@ def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -
 def _random_state(*, tape_of: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
     """Seed and offset: flash keeps them as [2] and a scalar, the others as two scalars."""
     tape = tape_of.tape
-    return tape.new((2,) if kernel == "flash" else (), INT64), tape.new((), INT64)
+    return tape.empty((2,) if kernel == "flash" else (), INT64), tape.empty((), INT64)
 
 
 def _heads_inside(shape: Shape) -> Shape:
@@ -128,7 +134,9 @@ def _attention_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None] * len(node.edges)
     kernel, *layouts = node.context
     out: list[Tensor | None] = [
-        node.tape.new(shape, grad.dtype, _heads_inside(shape) if kernel == "efficient" else dense_stride(shape, stride))
+        node.tape.empty(
+            shape, grad.dtype, _heads_inside(shape) if kernel == "efficient" else dense_stride(shape, stride)
+        )
         for shape, stride in layouts
     ]
     out.extend(_bias_gradient(node.tape, edge[2], grad.dtype) for edge in node.edges[3:] if edge is not None)
@@ -137,7 +145,7 @@ def _attention_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def _bias_gradient(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
     """The gradient of a bias, whose rows the memory-efficient kernel writes at a multiple of sixteen."""
-    wide = tape.new((*shape[:-1], -(-shape[-1] // 16) * 16), dtype)
+    wide = tape.empty((*shape[:-1], -(-shape[-1] // 16) * 16), dtype)
     return Tensor(shape, wide.stride, dtype, wide.storage)
 
 
@@ -152,11 +160,13 @@ def _padded_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> 
 def pad_last(x: Tensor, extra: int) -> Tensor:
     """x with `extra` zeros after its last dimension, a copy."""
     shape = (*x.shape[:-1], x.shape[-1] + extra)
-    out = x.tape.new(shape, x.dtype, contiguous_stride(shape))
+    out = x.tape.empty(shape, x.dtype, contiguous_stride(shape))
     record(x.tape, out, _pad_backward, (x,), x.shape)
     return out
 
 
 def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype, dense_stride(node.context, grad.stride))]
+    return [
+        None if grad is None else node.tape.empty(node.context, grad.dtype, dense_stride(node.context, grad.stride))
+    ]

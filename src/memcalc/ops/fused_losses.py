@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import like, to
-from memcalc.ops.matmul import lower
+from memcalc.ops.elementwise import empty_like, to
+from memcalc.ops.matmul import cached_cast
 from memcalc.ops.views import contiguous, view
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
@@ -23,22 +23,22 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
     rows, width = hidden.shape
     vocab = weight.shape[0]
     chunk = min(_power_of_two(-(-rows // -(-vocab // width))), rows)
-    grad_hidden = like(hidden.detach())
-    grad_weight = like(weight.detach()) if weight.requires_grad else None
-    losses = tape.new((rows,), FP32)
-    mask = tape.new(target.shape, BOOL)
+    grad_hidden = empty_like(hidden.detach())
+    grad_weight = empty_like(weight.detach()) if weight.requires_grad else None
+    losses = tape.empty((rows,), FP32)
+    mask = tape.empty(target.shape, BOOL)
     if tape.autocast is None:
-        logits = tape.new((chunk, vocab), hidden.dtype)
+        logits = tape.empty((chunk, vocab), hidden.dtype)
         if grad_weight is not None and grad_weight.dtype is FP32:
-            like(grad_weight)  # only 16-bit products are added in place
+            empty_like(grad_weight)  # only 16-bit products are added in place
         del logits
     else:
         for _ in range(min(2, -(-rows // chunk))):  # the second chunk meets the weight that the first left in the cache
             _chunk_under_autocast(hidden.detach(), weight, chunk)
-    loss = tape.new((), FP32)
+    loss = tape.empty((), FP32)
     del losses, mask
     made: list[Tensor | None] = [grad_hidden, grad_weight]
-    node = record(tape, loss, _hand_on, (hidden, weight), made)
+    node = record(tape, loss, _precomputed_backward, (hidden, weight), made)
     if node is not None:
         for gradient in made:
             if gradient is not None:
@@ -46,9 +46,9 @@ def fused_linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor) -
     return loss
 
 
-def _hand_on(node: Node, grads: Grads) -> list[Tensor | None]:
+def _precomputed_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     """The gradients that forward made (scaled in place, where the loss was)."""
-    node.tape.new((), FP32)  # a one, that the incoming gradient is compared with
+    node.tape.empty((), FP32)  # a one, that the incoming gradient is compared with
     made: list[Tensor | None] = list(node.context)
     node.context.clear()
     return [None if grads[0] is None or edge is None else made[index] for index, edge in enumerate(node.edges)]
@@ -60,10 +60,10 @@ def _chunk_under_autocast(hidden: Tensor, weight: Tensor, rows: int) -> None:
     assert tape.autocast is not None
     piece = Tensor((rows, hidden.shape[1]), hidden.stride, hidden.dtype, hidden.storage)
     low, transposed = to(piece, tape.autocast), to(weight.detach(), tape.autocast)
-    logits = tape.new((rows, weight.shape[0]), tape.autocast)
+    logits = tape.empty((rows, weight.shape[0]), tape.autocast)
     del low, transposed
-    cast = lower(weight)
-    product = tape.new(piece.shape, tape.autocast)
+    cast = cached_cast(weight)
+    product = tape.empty(piece.shape, tape.autocast)
     del cast, product
     if weight.requires_grad:
         to(piece, tape.autocast)
@@ -82,35 +82,35 @@ def cut_cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     the two gradients and nothing of the logits' size.
     """
     tape = hidden.tape
-    hidden, weight = contiguous(lower(hidden)), lower(weight)
+    hidden, weight = contiguous(cached_cast(hidden)), cached_cast(weight)
     labels = contiguous(labels)
     tokens = labels.shape[0] * (labels.shape[1] - 1)
     valid = _valid(labels, tokens)
     hidden, flat = view(hidden, -1, hidden.shape[-1]), view(labels, -1)
-    lse = tape.new((tokens,), FP32)
-    locks = tape.new((-(-tokens // 128),), INT32)
-    mean_logits = tape.new((weight.shape[0],), FP32)
+    lse = tape.empty((tokens,), FP32)
+    locks = tape.empty((-(-tokens // 128),), INT32)
+    mean_logits = tape.empty((weight.shape[0],), FP32)
     del locks
-    negative = tape.new((tokens,), FP32)
-    loss = tape.new((), FP32)
+    negative = tape.empty((tokens,), FP32)
+    loss = tape.empty((), FP32)
     del negative
     node = record(tape, loss, _cut_backward, (hidden, weight), (tokens, hidden.shape, weight.shape, hidden.dtype))
     if node is not None:
         for tensor in (hidden, weight, lse, flat, valid, mean_logits):
             node.save(tensor)
-        tape.held_by_graph.append(valid.storage)
+        tape.kept_by_graph.append(valid.storage)
     return loss
 
 
 def _valid(labels: Tensor, tokens: int) -> Tensor:
     """The flat positions of the tokens that count."""
     tape = labels.tape
-    mask = tape.new((tokens,), BOOL)
-    wide = tape.new((tokens, len(labels.shape)), INT64)
+    mask = tape.empty((tokens,), BOOL)
+    wide = tape.empty((tokens, len(labels.shape)), INT64)
     del mask
-    indices = tape.new(wide.shape, INT32)
+    indices = tape.empty(wide.shape, INT32)
     del wide
-    flat = tape.new((tokens,), INT64)
+    flat = tape.empty((tokens,), INT64)
     del indices
     return flat
 
@@ -120,12 +120,12 @@ def _cut_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None]
     tape = node.tape
     tokens, hidden, weight, dtype = node.context
-    values, places = tape.new(weight[:1], FP32), tape.new(weight[:1], INT64)
-    order = tape.new(weight[:1], INT32)
+    values, places = tape.empty(weight[:1], FP32), tape.empty(weight[:1], INT64)
+    order = tape.empty(weight[:1], INT32)
     del values, places
-    first = tape.new(hidden, dtype)
-    second = tape.new(weight, dtype) if node.needs(1) else None
+    first = tape.empty(hidden, dtype)
+    second = tape.empty(weight, dtype) if node.needs(1) else None
     columns = -(-hidden[1] // 64)
-    locks = [tape.new((-(-rows // columns), columns), INT32) for rows in (tokens, weight[0])]
+    locks = [tape.empty((-(-rows // columns), columns), INT32) for rows in (tokens, weight[0])]
     del order, locks
     return [first if node.needs(0) else None, second]

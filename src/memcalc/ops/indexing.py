@@ -9,17 +9,17 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import like
+from memcalc.ops.elementwise import empty_like
 from memcalc.tables.dtypes import INT64
 
 
 def _filled(node: Node, shape: Shape, grad: Tensor) -> Tensor:
     """Zeros of `shape` with `grad` written into them."""
-    zeros = node.tape.new(shape, grad.dtype)
-    return node.tape.new(shape, grad.dtype) if node.tape.sum_out_of_place else zeros
+    zeros = node.tape.empty(shape, grad.dtype)
+    return node.tape.empty(shape, grad.dtype) if node.tape.sum_out_of_place else zeros
 
 
-def _scattered(node: Node, grads: Grads) -> list[Tensor | None]:
+def _scatter_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     """The gradient of what was chosen, put where it was chosen from."""
     grad = grads[0]
     return [None if grad is None else _filled(node, node.context, grad)]
@@ -27,8 +27,8 @@ def _scattered(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def _chosen(x: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Values of `shape` out of x, and their indices, which are kept."""
-    values, indices = x.tape.new(shape, x.dtype), x.tape.new(shape, INT64)
-    node = record(x.tape, values, _scattered, (x,), x.shape)
+    values, indices = x.tape.empty(shape, x.dtype), x.tape.empty(shape, INT64)
+    node = record(x.tape, values, _scatter_backward, (x,), x.shape)
     if node is not None:
         node.save(indices)
     return values, indices
@@ -39,31 +39,31 @@ def topk(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return _chosen(x, (*x.shape[:-1], count))
 
 
-def max_over(x: Tensor, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+def max(x: Tensor, *, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The largest element along the last dimension, and its index, which is kept."""
     return _chosen(x, (*x.shape[:-1], 1) if keepdim else x.shape[:-1])
 
 
 def sort(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Integers in order, and where each came from."""
-    return like(ids.detach()), like(ids.detach())
+    return empty_like(ids.detach()), empty_like(ids.detach())
 
 
-def take(x: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
+def index_select(x: Tensor, indices: Tensor, dim: int = 0) -> Tensor:
     """x[indices], or the same along `dim`: a copy; keeps the indices."""
-    out = x.tape.new((*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :]), x.dtype)
-    node = record(x.tape, out, _scattered, (x,), x.shape)
+    out = x.tape.empty((*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :]), x.dtype)
+    node = record(x.tape, out, _scatter_backward, (x,), x.shape)
     if node is not None:
         node.save(indices)
     return out
 
 
-def take_one(x: Tensor, dim: int) -> Tensor:
+def index_list(x: Tensor, dim: int) -> Tensor:
     """One element of x along `dim`, the dimension kept, by an index that is a list: a copy; keeps the index."""
     dim %= len(x.shape)
-    index = x.tape.new((1,), INT64)
-    out = x.tape.new((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
-    node = record(x.tape, out, _scattered, (x,), x.shape)
+    index = x.tape.empty((1,), INT64)
+    out = x.tape.empty((*x.shape[:dim], 1, *x.shape[dim + 1 :]), x.dtype)
+    node = record(x.tape, out, _scatter_backward, (x,), x.shape)
     if node is not None:
         node.save(index)
     return out
@@ -72,7 +72,7 @@ def take_one(x: Tensor, dim: int) -> Tensor:
 def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """`base`, which needs no gradient, with `values` put at `indices` in place: keeps the indices."""
     out = Tensor(base.shape, base.stride, base.dtype, base.storage)
-    node = record(base.tape, out, _taken_back, (values,), values.shape)
+    node = record(base.tape, out, _gather_backward, (values,), values.shape)
     if node is not None:
         node.save(indices)
     return out
@@ -81,7 +81,7 @@ def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
 def index_add_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """`base`, which needs no gradient, with `values` added to its rows `indices` in place: keeps both."""
     out = Tensor(base.shape, base.stride, base.dtype, base.storage)
-    node = record(base.tape, out, _taken_back, (values,), values.shape)
+    node = record(base.tape, out, _gather_backward, (values,), values.shape)
     if node is not None:
         node.save(indices)
         node.save(values)
@@ -90,28 +90,21 @@ def index_add_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
 
 def scatter(base: Tensor, indices: Tensor) -> Tensor:
     """`base` with a number put at `indices`, a copy: keeps the indices."""
-    out = like(base)
-    node = record(base.tape, out, _taken_back, (base,), base.shape)
+    out = empty_like(base)
+    node = record(base.tape, out, _gather_backward, (base,), base.shape)
     if node is not None:
         node.save(indices)
     return out
 
 
-def _taken_back(node: Node, grads: Grads) -> list[Tensor | None]:
+def _gather_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     grad = grads[0]
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
-
-
-def repeat_rows(x: Tensor, count: int) -> Tensor:
-    """The rows of x [n, h] `count` times one after another, a copy: [count * n, h]."""
-    out = x.tape.new((count * x.shape[0], *x.shape[1:]), x.dtype)
-    record(x.tape, out, _taken_back, (x,), x.shape)
-    return out
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """x [b, s, h] with the rows of `source` where mask [b, s, 1] holds, a copy: keeps the mask."""
-    out = like(x)
+    out = empty_like(x)
     node = record(x.tape, out, _masked_scatter_backward, (x, source), source.shape)
     if node is not None:
         node.save(mask)
@@ -122,34 +115,34 @@ def _masked_scatter_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
-    first = like(grad) if node.needs(0) else None
-    second = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
+    first = empty_like(grad) if node.needs(0) else None
+    second = node.tape.empty(node.context, grad.dtype) if node.needs(1) else None
     return [first, second]
 
 
-def take_where(x: Tensor, mask: Tensor, count: int) -> Tensor:
+def index_mask(x: Tensor, mask: Tensor, count: int) -> Tensor:
     """The `count` elements [...] of x [b, s, ...] where mask [b, s] holds, a copy: keeps the mask."""
     where = _found(mask, count)
-    out = x.tape.new((count, *x.shape[len(mask.shape) :]), x.dtype)
+    out = x.tape.empty((count, *x.shape[len(mask.shape) :]), x.dtype)
     del where
-    node = record(x.tape, out, _scattered, (x,), x.shape)
+    node = record(x.tape, out, _scatter_backward, (x,), x.shape)
     if node is not None:
         node.save(mask)
     return out
 
 
-def put_where_(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+def index_put_(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
     """x [b, s, h] with `rows` put in place where mask [b, s] holds: keeps the mask."""
     where = _found(mask, rows.shape[0])
     out = Tensor(x.shape, x.stride, x.dtype, x.storage)
     del where
-    node = record(x.tape, out, _put_backward, (x, rows), rows.shape)
+    node = record(x.tape, out, _index_put_backward, (x, rows), rows.shape)
     if node is not None:
         node.save(mask)
     return out
 
 
-def fill_where_(x: Tensor, mask: Tensor, value: Tensor, count: int) -> Tensor:
+def index_put_row_(x: Tensor, mask: Tensor, value: Tensor, count: int) -> Tensor:
     """x [b, s, h] with `value` [h] put in place at the `count` places at most where mask [b, s] holds: keeps the mask.
 
     x is a view (of what a linear layer makes), so that backward copies its gradient first.
@@ -157,42 +150,42 @@ def fill_where_(x: Tensor, mask: Tensor, value: Tensor, count: int) -> Tensor:
     where = _found(mask, count)
     out = Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
     del where
-    node = record(x.tape, out, _fill_backward, (x, value), count)
+    node = record(x.tape, out, _index_put_row_backward, (x, value), count)
     if node is not None:
         node.save(mask)
     return out
 
 
-def _fill_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _index_put_row_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     edge = node.edges[1]
     if grad is None or edge is None:
         return [grad, None]
-    whole = like(grad)
-    kept = like(grad)
-    rows = node.tape.new((node.context, grad.shape[-1]), grad.dtype)
-    out = node.tape.new(edge[2], grad.dtype)
+    whole = empty_like(grad)
+    kept = empty_like(grad)
+    rows = node.tape.empty((node.context, grad.shape[-1]), grad.dtype)
+    out = node.tape.empty(edge[2], grad.dtype)
     del rows, kept
     return [whole, out]
 
 
 def _found(mask: Tensor, count: int) -> Tensor:
     """The places where a mask holds."""
-    return mask.tape.new((count, len(mask.shape)), INT64)
+    return mask.tape.empty((count, len(mask.shape)), INT64)
 
 
-def _put_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _index_put_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
-    rows = node.tape.new(node.context, grad.dtype) if node.needs(1) else None
-    return [like(grad) if node.needs(0) else None, rows]
+    rows = node.tape.empty(node.context, grad.dtype) if node.needs(1) else None
+    return [empty_like(grad) if node.needs(0) else None, rows]
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """The elements of x at `indices` along one dimension: keeps the indices, and x."""
-    out = x.tape.new(indices.shape, x.dtype)
-    node = record(x.tape, out, _scattered, (x,), x.shape)
+    out = x.tape.empty(indices.shape, x.dtype)
+    node = record(x.tape, out, _scatter_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
         node.save(indices)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import divide_gradients, like, to
-from memcalc.ops.unary import scratch
+from memcalc.ops.elementwise import div_backward, empty_like, to
+from memcalc.ops.unary import backward_temporaries
 from memcalc.ops.views import clone, narrow
 
 
@@ -17,40 +17,40 @@ def rebased(x: Tensor) -> Tensor:
     return Tensor(x.shape, x.stride, x.dtype, x.storage, x.node, x.slot)
 
 
-def scale_(x: Tensor) -> Tensor:
+def mul_scalar_(x: Tensor) -> Tensor:
     """x times or divided by a number, in place."""
     out = rebased(x)
-    record(x.tape, out, scratch(1), (x,))
+    record(x.tape, out, backward_temporaries(1), (x,))
     return out
 
 
-def scale_slice_(x: Tensor, dim: int, length: int) -> tuple[Tensor, Tensor]:
+def mul_slice_(x: Tensor, dim: int, length: int) -> tuple[Tensor, Tensor]:
     """`length` elements of x along `dim` times or divided by a number, in place: x and the slice, as they are then.
 
     Backward copies the whole gradient, and the slice of it, which it scales.
     """
     whole = rebased(x)
     shape = (*x.shape[:dim], length, *x.shape[dim + 1 :])
-    record(x.tape, whole, _scale_slice_backward, (x,), shape)
+    record(x.tape, whole, _mul_slice_backward, (x,), shape)
     return whole, narrow(whole, dim, length)
 
 
-def _scale_slice_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _mul_slice_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    whole = like(grad)
-    part = node.tape.new(node.context, grad.dtype)
-    scaled = like(part)
+    whole = empty_like(grad)
+    part = node.tape.empty(node.context, grad.dtype)
+    scaled = empty_like(part)
     del part, scaled
     return [whole]
 
 
-def divide_(a: Tensor, b: Tensor) -> Tensor:
+def div_(a: Tensor, b: Tensor) -> Tensor:
     """a /= b: keeps b, and a copy of a as it was if b needs a gradient."""
     before = clone(a.detach()) if a.tape.grad_enabled and b.requires_grad else None
     out = rebased(a)
-    node = record(a.tape, out, divide_gradients, (a, b))
+    node = record(a.tape, out, div_backward, (a, b))
     if node is not None:
         if before is not None:
             node.save(before)
@@ -58,26 +58,26 @@ def divide_(a: Tensor, b: Tensor) -> Tensor:
     return out
 
 
-def copy_into(x: Tensor, piece: Tensor) -> Tensor:
+def copy_slice_(x: Tensor, piece: Tensor) -> Tensor:
     """x with `piece` copied into some slice of it, in place: x as it is afterwards.
 
     Backward copies the whole gradient, and then the slice of it; where x itself needs one, the slice is zeroed.
     """
     out = rebased(x)
-    record(x.tape, out, _copy_into_backward, (x, piece), (piece.shape, piece.dtype))
+    record(x.tape, out, _copy_slice_backward, (x, piece), (piece.shape, piece.dtype))
     return out
 
 
-def _copy_into_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _copy_slice_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
     shape, dtype = node.context
-    whole = like(grad)
-    of_slice = node.tape.new(shape, grad.dtype)
+    whole = empty_like(grad)
+    of_slice = node.tape.empty(shape, grad.dtype)
     of_piece = to(of_slice, dtype)
     if not node.needs(0):
         return [None, of_piece]
-    zeros = node.tape.new(shape, grad.dtype)
+    zeros = node.tape.empty(shape, grad.dtype)
     del zeros
     return [whole, of_piece if node.needs(1) else None]

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
-from memcalc.ops.elementwise import like, to
+from memcalc.ops.elementwise import empty_like, to
 from memcalc.ops.views import contiguous, transpose
 from memcalc.tables.dtypes import FP32
 from memcalc.tables.liger_kernels import STREAMING_MULTIPROCESSORS
 
 
-def fused_rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
+def liger_rms_norm(x: Tensor, weight: Tensor, *, in_place: bool) -> Tensor:
     """RMSNorm in x's dtype: keeps x and the reciprocal root of each row.
 
     Its gradient is the incoming one, rewritten; without `in_place` it is a new tensor.
     """
     tape = x.tape
     rows = contiguous(x.detach())
-    out = tape.new(x.shape, x.dtype)
-    rstd = tape.new(x.shape[:-1], FP32)
+    out = tape.empty(x.shape, x.dtype)
+    rstd = tape.empty(x.shape[:-1], FP32)
     node = record(tape, out, _rms_norm_backward, (x, weight), (in_place, weight.dtype))
     if node is not None:
         for tensor in (rows, weight, rstd):
@@ -36,36 +36,36 @@ def _rms_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     in_place, dtype = node.context
     grad = contiguous(grad)
     width = grad.shape[-1]
-    partial = node.tape.new((STREAMING_MULTIPROCESSORS, width), FP32) if node.needs(1) else None
-    first = grad if in_place else like(grad)
+    partial = node.tape.empty((STREAMING_MULTIPROCESSORS, width), FP32) if node.needs(1) else None
+    first = grad if in_place else empty_like(grad)
     if partial is None:
         return [first, None]
-    summed = node.tape.new((width,), FP32)
+    summed = node.tape.empty((width,), FP32)
     return [first, to(summed, dtype)]
 
 
-def fused_gate(gate: Tensor, up: Tensor) -> Tensor:
+def liger_glu(gate: Tensor, up: Tensor) -> Tensor:
     """act(gate) · up: keeps both, and backward writes their gradients over them."""
     tape = gate.tape
     left, right = contiguous(gate.detach()), contiguous(up.detach())
-    out = like(left)
-    node = record(tape, out, _gate_backward, (gate, up), (gate.shape, gate.dtype))
+    out = empty_like(left)
+    node = record(tape, out, _liger_glu_backward, (gate, up), (gate.shape, gate.dtype))
     if node is not None:
         node.save(left)
         node.save(right)
     return out
 
 
-def _gate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _liger_glu_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None]
     contiguous(grad)
     shape, dtype = node.context
-    return [Tensor(shape, contiguous_stride(shape), dtype, storage) for storage in node.kept()]
+    return [Tensor(shape, contiguous_stride(shape), dtype, storage) for storage in node.saved_storages()]
 
 
-def fused_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def liger_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Query and key [b, heads, s, d] rotated in place, where they lie as [b, s, heads, d]: keeps cos and sin."""
     tape = query.tape
     turned = [_laid_out(x.detach()) for x in (query, key)]

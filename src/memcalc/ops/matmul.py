@@ -11,12 +11,12 @@ from memcalc.autograd.graph import AccumulateGrad, Grads, Node, record
 from memcalc.autograd.tape import WEIGHTS
 from memcalc.autograd.tensor import Tensor, contiguous_stride, is_contiguous
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import add, add_, broadcast_shapes, like, to
+from memcalc.ops.elementwise import add, add_, broadcast_shapes, empty_like, to
 from memcalc.ops.views import contiguous, expand, reshape, transpose, view
 from memcalc.tables.dtypes import short
 
 
-def lower(x: Tensor) -> Tensor:
+def cached_cast(x: Tensor) -> Tensor:
     """The autocast policy of matrix multiplications: x in the 16-bit dtype.
 
     The cast of a trained fp32 weight (of a leaf of the graph that is no view) is made once per autocast context, which
@@ -44,9 +44,9 @@ def lower(x: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, over the last dimension of x."""
     if x.tape.autocast is not None:
-        bias = None if bias is None else lower(bias)
-        weight = lower(weight)
-        x = lower(x)
+        bias = None if bias is None else cached_cast(bias)
+        weight = cached_cast(weight)
+        x = cached_cast(x)
     lead, width = x.shape[:-1], weight.shape[0]
     rows = prod(lead)
     if len(lead) == 1:
@@ -80,7 +80,7 @@ def _save_factors(node: Node, a: Tensor, b: Tensor, first: int = 0) -> None:
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of matrices: keeps each operand that the other's gradient needs; b's gradient comes first."""
-    out = a.tape.new((a.shape[0], b.shape[1]), a.dtype)
+    out = a.tape.empty((a.shape[0], b.shape[1]), a.dtype)
     node = record(a.tape, out, _mm_backward, (a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
         _save_factors(node, a, b)
@@ -92,14 +92,14 @@ def _mm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     a_shape, a_stride, b_shape, b_stride = node.context
-    second = node.tape.new(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(1) else None
-    first = node.tape.new(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(0) else None
+    second = node.tape.empty(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(1) else None
+    first = node.tape.empty(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(0) else None
     return [first, second]
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """bias + a @ b: like `mm`, but a's gradient comes first; the bias's is the incoming one, summed over rows."""
-    out = a.tape.new((a.shape[0], b.shape[1]), a.dtype)
+    out = a.tape.empty((a.shape[0], b.shape[1]), a.dtype)
     node = record(a.tape, out, _addmm_backward, (bias, a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
         _save_factors(node, a, b, first=1)
@@ -111,16 +111,16 @@ def _addmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None, None]
     a_shape, a_stride, b_shape, b_stride = node.context
-    first = node.tape.new(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(1) else None
-    second = node.tape.new(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(2) else None
+    first = node.tape.empty(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(1) else None
+    second = node.tape.empty(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(2) else None
     return [grad if node.needs(0) else None, first, second]
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """a @ b with broadcast batch dimensions (torch.matmul), through one bmm."""
     if a.tape.autocast is not None:
-        b = lower(b)
-        a = lower(a)
+        b = cached_cast(b)
+        a = cached_cast(a)
     if len(b.shape) == 2:
         lead = a.shape[:-1]
         if len(lead) == 1:
@@ -133,11 +133,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return view(bmm(left, right), *batch, a.shape[-2], b.shape[-1])
 
 
-def weight_times(weight: Tensor, x: Tensor) -> Tensor:
+def weight_matmul(weight: Tensor, x: Tensor) -> Tensor:
     """weight [out, in] @ x [b, in, s] where the weight is trained: folded into one mm, whose result is copied."""
     if x.tape.autocast is not None:
-        x = lower(x)
-        weight = lower(weight)
+        x = cached_cast(x)
+        weight = cached_cast(weight)
     turned, transposed = transpose(x, 1, 2), transpose(weight, 0, 1)
     batch, length, inner = turned.shape
     out = view(mm(reshape(turned, batch * length, inner), transposed), batch, length, weight.shape[0])
@@ -147,9 +147,9 @@ def weight_times(weight: Tensor, x: Tensor) -> Tensor:
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """Batched a @ b: keeps each operand that the other's gradient needs; b's gradient comes first."""
     if a.tape.autocast is not None:
-        b = lower(b)
-        a = lower(a)
-    out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+        b = cached_cast(b)
+        a = cached_cast(a)
+    out = a.tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _bmm_backward, (a, b), (a.shape, b.shape))
     if node is not None:
         _save_factors(node, a, b)
@@ -161,8 +161,8 @@ def _bmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     a_shape, b_shape = node.context
-    second = node.tape.new(b_shape, grad.dtype) if node.needs(1) else None
-    first = node.tape.new(a_shape, grad.dtype) if node.needs(0) else None
+    second = node.tape.empty(b_shape, grad.dtype) if node.needs(1) else None
+    first = node.tape.empty(a_shape, grad.dtype) if node.needs(0) else None
     return [first, second]
 
 
@@ -171,7 +171,7 @@ def grouped_mm(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
 
     Autocast leaves it alone. Keeps rows, weight and offsets; the weight's gradient comes first.
     """
-    out = rows.tape.new((rows.shape[0], weight.shape[2]), rows.dtype)
+    out = rows.tape.empty((rows.shape[0], weight.shape[2]), rows.dtype)
     node = record(rows.tape, out, _grouped_mm_backward, (rows, weight), (rows.shape, weight.shape, weight.stride))
     if node is not None:
         _save_factors(node, rows, weight)
@@ -184,8 +184,8 @@ def _grouped_mm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     rows, shape, stride = node.context
-    second = node.tape.new(shape, grad.dtype, stride) if node.needs(1) else None
-    first = node.tape.new(rows, grad.dtype) if node.needs(0) else None
+    second = node.tape.empty(shape, grad.dtype, stride) if node.needs(1) else None
+    first = node.tape.empty(rows, grad.dtype) if node.needs(0) else None
     return [first, second]
 
 
@@ -196,10 +196,10 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tens
     of its gradients, into a new tensor.
     """
     if a.tape.autocast is not None:
-        b = lower(b)
-        a = lower(a)
-        bias = lower(bias)
-    out = a.tape.new((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+        b = cached_cast(b)
+        a = cached_cast(a)
+        bias = cached_cast(bias)
+    out = a.tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape, scaled))
     if node is not None:
         _save_factors(node, a, b, first=1)
@@ -213,16 +213,11 @@ def _baddbmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     *shapes, scaled = node.context
     out: list[Tensor | None] = [grad if node.needs(0) else None]
     for index, shape in enumerate(shapes, 1):
-        made = node.tape.new(shape, grad.dtype) if node.needs(index) else None
+        made = node.tape.empty(shape, grad.dtype) if node.needs(index) else None
         if made is not None and scaled:
-            made = node.tape.new(shape, grad.dtype)
+            made = node.tape.empty(shape, grad.dtype)
         out.append(made)
     return out
-
-
-def transposed_weight(weight: Tensor) -> Tensor:
-    """A weight as the right operand of `mm`."""
-    return transpose(weight, 0, 1)
 
 
 def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
@@ -238,7 +233,7 @@ def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
 def _by_columns(x: Tensor) -> Tensor:
     rows, columns = x.shape[-2:]
     stride = contiguous_stride((*x.shape[:-2], columns, rows))
-    return x.tape.new(x.shape, x.dtype, (*stride[:-2], 1, rows))
+    return x.tape.empty(x.shape, x.dtype, (*stride[:-2], 1, rows))
 
 
 def _solve_backward(node: Node, grads: Grads) -> list[Tensor | None]:
@@ -248,7 +243,7 @@ def _solve_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     of_b = _by_columns(grad)
     of_a = None
     if node.needs(0):
-        of_a = grad.tape.new((*grad.shape[:-1], grad.shape[-2]), grad.dtype)
-        of_a = like(of_a)
-        of_a = like(of_a)
+        of_a = grad.tape.empty((*grad.shape[:-1], grad.shape[-2]), grad.dtype)
+        of_a = empty_like(of_a)
+        of_a = empty_like(of_a)
     return [of_a, of_b if node.needs(1) else None]

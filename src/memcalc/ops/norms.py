@@ -8,7 +8,7 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, dense_stride
 from memcalc.ops.elementwise import fp32_under_autocast
-from memcalc.ops.reduction import sum_over
+from memcalc.ops.reduction import sum
 from memcalc.tables.dtypes import FP32
 
 
@@ -16,8 +16,8 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
     """The fused GroupNorm of x [b, c, ...] keeps its operands, and mean and reciprocal deviation [b, groups]."""
     x, weight, bias = fp32_under_autocast(x), fp32_under_autocast(weight), fp32_under_autocast(bias)
     tape = x.tape
-    out = tape.new(x.shape, x.dtype)
-    mean_, rstd = (tape.new((x.shape[0], groups), x.dtype) for _ in range(2))
+    out = tape.empty(x.shape, x.dtype)
+    mean_, rstd = (tape.empty((x.shape[0], groups), x.dtype) for _ in range(2))
     node = record(tape, out, _operand_gradients, (x, weight, bias), x.shape)
     if node is not None:
         for tensor in (x, weight, mean_, rstd):
@@ -28,8 +28,8 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor]) -> Tensor:
     """BatchNorm of x [b, c, ...] keeps x, the weight, the `running` statistics, and those of the batch in fp32."""
     tape = x.tape
-    out = tape.new(x.shape, x.dtype, dense_stride(x.shape, x.stride))
-    mean_, rstd = (tape.new(weight.shape, FP32) for _ in range(2))
+    out = tape.empty(x.shape, x.dtype, dense_stride(x.shape, x.stride))
+    mean_, rstd = (tape.empty(weight.shape, FP32) for _ in range(2))
     node = record(tape, out, _batch_norm_backward, (x, weight, bias), (x.shape, x.stride))
     if node is not None:
         for tensor in (x, weight, *running, mean_, rstd):
@@ -44,7 +44,7 @@ def _batch_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     shape, stride = node.context
     layouts = (dense_stride(shape, stride), None, None)
     return [
-        None if edge is None else node.tape.new(edge[2], edge[3], layout)
+        None if edge is None else node.tape.empty(edge[2], edge[3], layout)
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
 
@@ -52,8 +52,8 @@ def _batch_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def weight_norm(direction: Tensor, length: Tensor) -> Tensor:
     """A weight [out, in, width] of this direction and with a length for each place [1, 1, width]; keeps both."""
     tape = direction.tape
-    out = tape.new(direction.shape, direction.dtype)
-    norms = tape.new(length.shape, FP32 if length.dtype.itemsize < 4 else length.dtype)
+    out = tape.empty(direction.shape, direction.dtype)
+    norms = tape.empty(length.shape, FP32 if length.dtype.itemsize < 4 else length.dtype)
     node = record(tape, out, _operand_gradients, (direction, length), direction.shape)
     if node is not None:
         for tensor in (direction, length, norms):
@@ -61,25 +61,25 @@ def weight_norm(direction: Tensor, length: Tensor) -> Tensor:
     return out
 
 
-def ctc(log_probs: Tensor, targets: Tensor, length: int) -> Tensor:
+def ctc_loss(log_probs: Tensor, targets: Tensor, length: int) -> Tensor:
     """The sum of the CTC losses of log_probs [s, b, V]: keeps its operands, and all paths [b, s, 2·length + 1]."""
     steps, batch, _ = log_probs.shape
-    out = log_probs.tape.new((batch,), log_probs.dtype)
-    paths = log_probs.tape.new((batch, steps, 2 * length + 1), log_probs.dtype)
-    node = record(log_probs.tape, out, _ctc_backward, (log_probs,), paths.shape)
+    out = log_probs.tape.empty((batch,), log_probs.dtype)
+    paths = log_probs.tape.empty((batch, steps, 2 * length + 1), log_probs.dtype)
+    node = record(log_probs.tape, out, _ctc_loss_backward, (log_probs,), paths.shape)
     if node is not None:
         for tensor in (log_probs, targets, out, paths):
             node.save(tensor)
-    return sum_over(out, 0)
+    return sum(out, 0)
 
 
-def _ctc_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def _ctc_loss_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     edge = node.edges[0]
     if grad is None or edge is None:
         return [None]
-    back = node.tape.new(node.context, grad.dtype)
-    out = node.tape.new(edge[2], grad.dtype)
+    back = node.tape.empty(node.context, grad.dtype)
+    out = node.tape.empty(edge[2], grad.dtype)
     del back
     return [out]
 
@@ -87,4 +87,4 @@ def _ctc_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def _operand_gradients(node: Node, grads: Grads) -> list[Tensor | None]:
     """The gradients of all operands at once."""
     (grad,) = grads
-    return [None if grad is None or edge is None else node.tape.new(edge[2], edge[3]) for edge in node.edges]
+    return [None if grad is None or edge is None else node.tape.empty(edge[2], edge[3]) for edge in node.edges]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, dense_stride
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import fp32_under_autocast, like
+from memcalc.ops.elementwise import empty_like, fp32_under_autocast
 from memcalc.tables.dtypes import BOOL
 
 
@@ -21,14 +21,16 @@ def pad(x: Tensor, dim: int, extra: int, *more: tuple[int, int]) -> Tensor:
     added = {place % len(x.shape): zeros for place, zeros in ((dim, extra), *more)}
     shape = tuple(size + added.get(place, 0) for place, size in enumerate(x.shape))
     stride = _suggested_stride(x, shape) if any(added.values()) else dense_stride(x.shape, x.stride)
-    out = x.tape.new(shape, x.dtype, stride)
+    out = x.tape.empty(shape, x.dtype, stride)
     record(x.tape, out, _pad_backward, (x,), x.shape)
     return out
 
 
 def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype, dense_stride(node.context, grad.stride))]
+    return [
+        None if grad is None else node.tape.empty(node.context, grad.dtype, dense_stride(node.context, grad.stride))
+    ]
 
 
 def _suggested_stride(x: Tensor, shape: Shape) -> Shape | None:
@@ -53,8 +55,8 @@ def _suggested_stride(x: Tensor, shape: Shape) -> Shape | None:
 def roll(x: Tensor) -> Tensor:
     """x rolled around along two dimensions, one after the other inside the operation; so is its gradient."""
     if not x.tape.sum_out_of_place:
-        once = like(x)
-    out = x.tape.new(x.shape, x.dtype)
+        once = empty_like(x)
+    out = x.tape.empty(x.shape, x.dtype)
     if not x.tape.sum_out_of_place:
         del once
     record(x.tape, out, _roll_backward, (x,))
@@ -69,7 +71,7 @@ def _roll_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def cumsum(x: Tensor, dim: int = -1) -> Tensor:
     """Cumulative sum along `dim`; its gradient is flipped, summed up and flipped again. Runs in fp32 under autocast."""
     x = fp32_under_autocast(x)
-    out = x.tape.new(x.shape, x.dtype)
+    out = x.tape.empty(x.shape, x.dtype)
     record(x.tape, out, _cumsum_backward, (x,), x.shape[dim])
     return out
 
@@ -78,14 +80,14 @@ def _cumsum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None or node.context == 1:
         return [grad]
-    flipped = like(grad)
-    summed = like(flipped)
-    out = like(summed)
+    flipped = empty_like(grad)
+    summed = empty_like(flipped)
+    out = empty_like(summed)
     del flipped, summed
     return [out]
 
 
-def triangle(tensor: Tensor, size: int) -> Tensor:
+def tril(tensor: Tensor, size: int) -> Tensor:
     """A boolean lower triangle [size, size]; `tensor` lends the tape."""
-    ones = tensor.tape.new((size, size), BOOL)
-    return like(ones)
+    ones = tensor.tape.empty((size, size), BOOL)
+    return empty_like(ones)

@@ -36,7 +36,7 @@ def _scratch(tape: Tape, nbytes: int) -> Storage | None:
 
 
 def _dense(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
-    out = tape.new(shape, dtype)
+    out = tape.empty(shape, dtype)
     out.storage.allocation.name = _SCOPE
     return out
 
@@ -50,7 +50,7 @@ def _rows(x: Tensor) -> int:
 
 def dequantize_4bit(tape: Tape, shape: Shape, dtype: DType, *, nested: bool) -> Tensor:
     """The weight [out, in] in `dtype`; scales that are quantized themselves are unpacked first."""
-    scales = tape.new((-(-prod(shape) // _BLOCK),), FP32) if nested else None
+    scales = tape.empty((-(-prod(shape) // _BLOCK),), FP32) if nested else None
     out = _dense(tape, shape, dtype)
     del scales
     return out
@@ -64,7 +64,7 @@ def linear_4bit(x: Tensor, shape: Shape, stored: DType, *, nested: bool) -> Tens
         if nested:
             scratch = [_scratch(tape, blocks), _scratch(tape, blocks)]
         scratch.append(_scratch(tape, prod(shape) * x.dtype.itemsize))
-    out = tape.new((*x.shape[:-1], shape[0]), x.dtype)
+    out = tape.empty((*x.shape[:-1], shape[0]), x.dtype)
     scratch.clear()
     record(tape, out, _linear_4bit_backward, (x,), (shape, stored, nested))
     return out
@@ -91,30 +91,30 @@ def linear_8bit(x: Tensor, shape: Shape) -> Tensor:
     tape, (outputs, _) = x.tape, shape
     flat = reshape(x.detach(), -1, x.shape[-1])
     half = to(flat, FP16)
-    statistics = tape.new((flat.shape[0],), FP32)
-    rounded = tape.new(flat.shape, INT8)
+    statistics = tape.empty((flat.shape[0],), FP32)
+    rounded = tape.empty(flat.shape, INT8)
     inside = [_scratch(tape, 2 * flat.numel), _scratch(tape, flat.numel)]  # magnitudes, and which of them are outliers
     inside.clear()
     del half
     sums = _scratch(tape, flat.shape[0] * outputs * INT32.itemsize)
     first = _scratch(tape, flat.shape[0] * outputs * FP16.itemsize) if x.dtype is not FP16 else None
-    out = tape.new((flat.shape[0], outputs), x.dtype)
+    out = tape.empty((flat.shape[0], outputs), x.dtype)
     del sums, first
-    outliers = tape.new((0, 0), x.dtype)
+    outliers = tape.empty((0, 0), x.dtype)
     del statistics, rounded, outliers
     node = record(tape, out, _linear_8bit_backward, (x,), (shape, x.dtype, x.shape))
     if node is not None:
         held = flat.storage
         if held.allocation.row == TEMPORARY:
             held.allocation.row, held.allocation.name = ACTIVATIONS, "inputs held by LLM.int8"
-        tape.held_by_graph.append(held)
+        tape.kept_by_graph.append(held)
     return view(out, *x.shape[:-1], outputs)
 
 
 def dequantize_8bit(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
     """The weight [out, in] in `dtype`."""
     weight = _dense(tape, shape, dtype)
-    scales = tape.new((shape[0], 1), FP32)
+    scales = tape.empty((shape[0], 1), FP32)
     del scales
     return weight
 
@@ -137,19 +137,19 @@ def dequantize_gptq(tape: Tape, shape: Shape) -> Tensor:
     """The weight [in, out] in fp16, unpacked in plain PyTorch: integers, then scales and zeros of every element."""
     inputs, outputs = shape
     groups = -(-inputs // _GROUP)
-    zeros = tape.new((groups, outputs), INT8)
-    shifted = tape.new(shape, INT32)
-    narrow = tape.new(shape, INT8)
+    zeros = tape.empty((groups, outputs), INT8)
+    shifted = tape.empty(shape, INT32)
+    narrow = tape.empty(shape, INT8)
     del shifted
-    codes = tape.new(shape, INT8)
+    codes = tape.empty(shape, INT8)
     del narrow
-    order = tape.new((inputs,), INT64)
-    scales = tape.new(shape, FP16)
+    order = tape.empty((inputs,), INT64)
+    scales = tape.empty(shape, FP16)
     del order
-    order = tape.new((inputs,), INT64)
-    of_each = tape.new(shape, INT8)
+    order = tape.empty((inputs,), INT64)
+    of_each = tape.empty(shape, INT8)
     del order
-    difference = tape.new(shape, INT8)
+    difference = tape.empty(shape, INT8)
     del of_each
     weight = _dense(tape, shape, FP16)
     del zeros, codes, scales, difference
@@ -175,7 +175,7 @@ def linear_awq(x: Tensor, shape: Shape) -> Tensor:
     if _rows(x) > FUSED_ROWS_AWQ:
         weight = _dense(tape, shape, FP16)
         weight = to(weight, x.dtype)
-    out = tape.new((*x.shape[:-1], shape[1]), x.dtype)
+    out = tape.empty((*x.shape[:-1], shape[1]), x.dtype)
     del weight
     record(tape, out, _transposed_backward, (x,), shape)
     return out
@@ -186,7 +186,7 @@ def _transposed_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None]
     weight = to(_dense(node.tape, node.context, FP16), grad.dtype)
-    out = node.tape.new((*grad.shape[:-1], node.context[0]), grad.dtype)
+    out = node.tape.empty((*grad.shape[:-1], node.context[0]), grad.dtype)
     del weight
     return [out]
 
@@ -196,7 +196,7 @@ def _transposed_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def linear_fp8(x: Tensor, shape: Shape) -> Tensor:
     """x [..., in] times an fp8 weight [out, in] in blocks, in one kernel. Keeps nothing."""
-    out = x.tape.new((*x.shape[:-1], shape[0]), x.dtype)
+    out = x.tape.empty((*x.shape[:-1], shape[0]), x.dtype)
     record(x.tape, out, _linear_fp8_backward, (x,), shape)
     return out
 
@@ -207,9 +207,9 @@ def _linear_fp8_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None]
     outputs, inputs = node.context
     blocks = -(-inputs // _GROUP)
-    scale = node.tape.new((-(-outputs // _GROUP), blocks), grad.dtype)
+    scale = node.tape.empty((-(-outputs // _GROUP), blocks), grad.dtype)
     weight = _dense(node.tape, node.context, grad.dtype)
-    wide = node.tape.new((outputs, blocks), grad.dtype)
+    wide = node.tape.empty((outputs, blocks), grad.dtype)
     del scale
     out = matmul(grad, weight)
     del wide
@@ -222,7 +222,7 @@ def _linear_fp8_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def linear_dequantized(x: Tensor, shape: Shape) -> Tensor:
     """x [..., in] times a weight [out, in] that is dequantized in forward, and again in backward. Keeps nothing."""
     weight = _dense(x.tape, shape, x.dtype)
-    out = x.tape.new((*x.shape[:-1], shape[0]), x.dtype)
+    out = x.tape.empty((*x.shape[:-1], shape[0]), x.dtype)
     del weight
     record(x.tape, out, _dequantized_backward, (x,), shape)
     return out
@@ -249,7 +249,7 @@ def grouped(rows: Tensor, shape: Shape, offsets: Tensor, *, fused: bool) -> Tens
     """
     tape = rows.tape
     weight = None if fused else _dense(tape, shape, rows.dtype)
-    out = tape.new((rows.shape[0], shape[1]), rows.dtype)
+    out = tape.empty((rows.shape[0], shape[1]), rows.dtype)
     del weight
     node = record(tape, out, _grouped_backward, (rows,), (shape, fused))
     if node is not None:
@@ -263,8 +263,8 @@ def _grouped_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None]
     (count, outputs, inputs), fused = node.context
     at_once = min(count, max(1, _AT_ONCE // (outputs * inputs * grad.dtype.itemsize))) if fused else count
-    out = node.tape.new((grad.shape[0], inputs), grad.dtype) if at_once < count else None
+    out = node.tape.empty((grad.shape[0], inputs), grad.dtype) if at_once < count else None
     weight = _dense(node.tape, (at_once, outputs, inputs), grad.dtype)
-    made = node.tape.new((grad.shape[0] * at_once // count, inputs), grad.dtype)
+    made = node.tape.empty((grad.shape[0] * at_once // count, inputs), grad.dtype)
     del weight
     return [made if out is None else out]

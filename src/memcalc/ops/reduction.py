@@ -5,11 +5,10 @@ Source of the saved tensors: tools/autograd/derivatives.yaml of PyTorch 2.14.
 
 from __future__ import annotations
 
-from memcalc.autograd.graph import Backward, Grads, Node, record
-from memcalc.autograd.tape import ACTIVATIONS
+from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
-from memcalc.ops.elementwise import fp32_under_autocast, like, to
+from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
 from memcalc.ops.views import unsqueeze
 from memcalc.tables.dtypes import FP16, FP32, INT64, DType, promote
 
@@ -21,23 +20,23 @@ def _reduced(shape: Shape, dim: int, keepdim: bool) -> Shape:
 
 def mean(x: Tensor, dim: int = -1, *, keepdim: bool = True) -> Tensor:
     """The mean over `dim`; its gradient is divided at full size."""
-    out = x.tape.new(_reduced(x.shape, dim, keepdim), x.dtype)
+    out = x.tape.empty(_reduced(x.shape, dim, keepdim), x.dtype)
     record(x.tape, out, _mean_backward, (x,), x.shape)
     return out
 
 
 def _mean_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def sum_over(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
+def sum(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """The sum over `dim`, in `dtype`, or in fp32 under autocast, without a copy of x.
 
     Its gradient is an expanded view, or a copy.
     """
     dtype = dtype or (x.dtype if x.tape.autocast is None or not x.dtype.floating else FP32)
-    out = x.tape.new(_reduced(x.shape, dim, keepdim), dtype)
+    out = x.tape.empty(_reduced(x.shape, dim, keepdim), dtype)
     record(x.tape, out, _sum_backward, (x,), (x.shape, x.dtype, dim % len(x.shape), keepdim))
     return out
 
@@ -58,9 +57,9 @@ def logsumexp(x: Tensor) -> Tensor:
     Runs in fp32 under autocast.
     """
     tape, x = x.tape, fp32_under_autocast(x)
-    out = tape.new(x.shape[:-1], x.dtype)
+    out = tape.empty(x.shape[:-1], x.dtype)
     if not tape.sum_out_of_place:
-        like(x)  # exp(x - max), inside the operation
+        empty_like(x)  # exp(x - max), inside the operation
     node = record(tape, out, _logsumexp_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -72,9 +71,9 @@ def _logsumexp_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    difference = node.tape.new(node.context, grad.dtype)
-    exponential = node.tape.new(node.context, grad.dtype)
-    out = node.tape.new(node.context, grad.dtype)
+    difference = node.tape.empty(node.context, grad.dtype)
+    exponential = node.tape.empty(node.context, grad.dtype)
+    out = node.tape.empty(node.context, grad.dtype)
     del difference, exponential
     return [out]
 
@@ -85,7 +84,7 @@ def vector_norm(x: Tensor, *dims: int) -> Tensor:
     shape = x.shape
     for dim in dims or (-1,):
         shape = _reduced(shape, dim, True)
-    out = x.tape.new(shape, dtype)
+    out = x.tape.empty(shape, dtype)
     node = record(x.tape, out, _vector_norm_backward, (x,), (x.shape, x.dtype))
     if node is not None:
         node.save(x)
@@ -98,8 +97,8 @@ def _vector_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None]
     shape, dtype = node.context
-    ratio = like(grad)
-    out = node.tape.new(shape, promote(dtype, ratio.dtype))
+    ratio = empty_like(grad)
+    out = node.tape.empty(shape, promote(dtype, ratio.dtype))
     del ratio
     return [out]
 
@@ -120,7 +119,7 @@ def _softmax(x: Tensor, dtype: DType | None) -> Tensor:
     fused = x.dtype is FP16 and dtype is FP32
     if dtype is not None and not fused:
         x = to(x, dtype)
-    out = x.tape.new(x.shape, dtype or x.dtype, contiguous_stride(x.shape))
+    out = x.tape.empty(x.shape, dtype or x.dtype, contiguous_stride(x.shape))
     node = record(x.tape, out, _softmax_backward, (x,), x.dtype)
     if node is not None:
         node.save(out)
@@ -129,7 +128,7 @@ def _softmax(x: Tensor, dtype: DType | None) -> Tensor:
 
 def _softmax_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(grad.shape, node.context)]
+    return [None if grad is None else node.tape.empty(grad.shape, node.context)]
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized: int = 1) -> Tensor:
@@ -138,9 +137,9 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized
     weight = None if weight is None else fp32_under_autocast(weight)
     bias = None if bias is None else fp32_under_autocast(bias)
     tape = x.tape
-    out = tape.new(x.shape, x.dtype)
+    out = tape.empty(x.shape, x.dtype)
     rows = (*x.shape[:-normalized], *(1,) * normalized)
-    mean_, rstd = tape.new(rows, FP32), tape.new(rows, FP32)
+    mean_, rstd = tape.empty(rows, FP32), tape.empty(rows, FP32)
     node = record(tape, out, _layer_norm_backward, (x, weight, bias), x.shape)
     if node is not None:
         for tensor in (bias, x, weight, mean_, rstd):
@@ -156,15 +155,15 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     out: list[Tensor | None] = [None] * len(node.edges)
     for index, edge in enumerate(node.edges):
         if edge is not None:
-            out[index] = node.tape.new(edge[2], edge[3])
+            out[index] = node.tape.empty(edge[2], edge[3])
     return out
 
 
-def rms_norm_fused(x: Tensor, weight: Tensor | None) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32."""
     tape = x.tape
-    out = tape.new(x.shape, x.dtype)
-    rstd = tape.new((*x.shape[:-1], 1), FP32)
+    out = tape.empty(x.shape, x.dtype)
+    rstd = tape.empty((*x.shape[:-1], 1), FP32)
     node = record(tape, out, _layer_norm_backward, (x, weight, None), x.shape)
     if node is not None:
         node.save(x)
@@ -176,7 +175,7 @@ def rms_norm_fused(x: Tensor, weight: Tensor | None) -> Tensor:
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of `weight`: keeps the indices; the gradient is as large as the table."""
-    out = weight.tape.new((*ids.shape, weight.shape[1]), weight.dtype)
+    out = weight.tape.empty((*ids.shape, weight.shape[1]), weight.dtype)
     node = record(weight.tape, out, _embedding_backward, (weight,))
     if node is not None:
         node.save(ids)
@@ -186,9 +185,9 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 def embedding_bag(ids: Tensor, weight: Tensor, shares: Tensor) -> Tensor:
     """Sums [n, h] of rows of `weight` by ids [n, k], times `shares` [n, k]: keeps these and where each bag begins."""
     tape, (count, size) = weight.tape, ids.shape
-    starts = tape.new((count,), INT64)
-    out = tape.new((count, weight.shape[1]), weight.dtype)
-    bags, sizes = tape.new((count * size,), INT64), tape.new((count,), INT64)
+    starts = tape.empty((count,), INT64)
+    out = tape.empty((count, weight.shape[1]), weight.dtype)
+    bags, sizes = tape.empty((count * size,), INT64), tape.empty((count,), INT64)
     node = record(tape, out, _embedding_backward, (weight,))
     if node is not None:
         for kept in (ids, starts, shares, bags, sizes):
@@ -199,7 +198,7 @@ def embedding_bag(ids: Tensor, weight: Tensor, shares: Tensor) -> Tensor:
 def _embedding_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     edge = node.edges[0]
-    return [None if grad is None or edge is None else node.tape.new(edge[2], grad.dtype)]
+    return [None if grad is None or edge is None else node.tape.empty(edge[2], grad.dtype)]
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
@@ -215,7 +214,7 @@ def nll_loss(log_probs: Tensor, target: Tensor) -> Tensor:
     """Negative log-likelihood: keeps its input, the target and the total weight, a scalar."""
     log_probs = fp32_under_autocast(log_probs)
     tape = log_probs.tape
-    loss, total_weight = tape.new((), log_probs.dtype), tape.new((), log_probs.dtype)
+    loss, total_weight = tape.empty((), log_probs.dtype), tape.empty((), log_probs.dtype)
     node = record(tape, loss, _full_size, (log_probs,), log_probs.shape)
     if node is not None:
         for tensor in (log_probs, target, total_weight):
@@ -226,7 +225,7 @@ def nll_loss(log_probs: Tensor, target: Tensor) -> Tensor:
 def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     """Mean squared error: keeps both."""
     x = fp32_under_autocast(x)
-    loss = x.tape.new((), x.dtype)
+    loss = x.tape.empty((), x.dtype)
     node = record(x.tape, loss, _full_size, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -234,10 +233,10 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     return loss
 
 
-def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+def binary_cross_entropy_with_logits(logits: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy of logits: keeps both."""
     logits = fp32_under_autocast(logits)
-    loss = logits.tape.new((), logits.dtype)
+    loss = logits.tape.empty((), logits.dtype)
     node = record(logits.tape, loss, _full_size, (logits,), logits.shape)
     if node is not None:
         node.save(logits)
@@ -247,12 +246,4 @@ def binary_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 def _full_size(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
-
-
-def integers(like_: Tensor, *shape: int) -> Tensor:
-    """A new int64 tensor (positions, shifted labels)."""
-    return like_.tape.new(shape, INT64)
-
-
-__all__ = ["ACTIVATIONS", "Backward", "like"]
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]

@@ -32,7 +32,7 @@ def _split_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     pieces: list[Tensor] = []
     for index, shape in enumerate(shapes):
         grad = grads[index] if index < len(grads) else None
-        pieces.append(node.tape.new(shape, present[0].dtype) if grad is None else grad)
+        pieces.append(node.tape.empty(shape, present[0].dtype) if grad is None else grad)
     return [cat(pieces, dim)]
 
 
@@ -49,8 +49,8 @@ def unbind(x: Tensor, dim: int) -> list[Tensor]:
 
 def _unbind_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     present = [grad for grad in grads if grad is not None]
-    missing = [node.tape.new(present[0].shape, present[0].dtype) for grad in grads if grad is None]
-    out = node.tape.new(node.context, present[0].dtype)
+    missing = [node.tape.empty(present[0].shape, present[0].dtype) for grad in grads if grad is None]
+    out = node.tape.empty(node.context, present[0].dtype)
     missing.clear()
     return [out]
 
@@ -67,12 +67,14 @@ def cat(pieces: Sequence[Tensor], dim: int) -> Tensor:
     dtype = first.dtype
     for piece in pieces:
         dtype = promote(dtype, piece.dtype)
-    out = tape.new(shape, dtype, channels_as(shape, [(x.shape, x.stride) for x in pieces]) if len(shape) == 4 else None)
+    out = tape.empty(
+        shape, dtype, memory_format_like(shape, [(x.shape, x.stride) for x in pieces]) if len(shape) == 4 else None
+    )
     record(tape, out, _cat_backward, pieces, (dim, tuple(piece.shape for piece in pieces)))
     return out
 
 
-def channels_as(shape: Shape, layouts: Sequence[tuple[Shape, Shape]]) -> Shape:
+def memory_format_like(shape: Shape, layouts: Sequence[tuple[Shape, Shape]]) -> Shape:
     """Strides of `shape` [b, c, *sizes]: contiguous unless in all `layouts` (shape, stride) channels lie innermost."""
     order = (0, *range(2, len(shape)), 1)
     for sizes, strides in layouts:
@@ -94,7 +96,7 @@ def stack(pieces: Sequence[Tensor], dim: int) -> Tensor:
     first = pieces[0]
     dim %= len(first.shape) + 1
     shape = (*first.shape[:dim], len(pieces), *first.shape[dim:])
-    out = first.tape.new(shape, first.dtype)
+    out = first.tape.empty(shape, first.dtype)
     record(first.tape, out, _stack_backward, pieces, dim)
     return out
 

@@ -50,7 +50,7 @@ def reshape(x: Tensor, *shape: int) -> Tensor:
 
 def clone(x: Tensor, *, contiguous: bool = False) -> Tensor:
     """A copy: row-major if `contiguous`, else in the layout of `x`."""
-    out = x.tape.new(x.shape, x.dtype, None if contiguous else dense_stride(x.shape, x.stride))
+    out = x.tape.empty(x.shape, x.dtype, None if contiguous else dense_stride(x.shape, x.stride))
     record(x.tape, out, pass_through, (x,))
     return out
 
@@ -63,7 +63,7 @@ def pass_through(node: Node, grads: Grads) -> list[Tensor | None]:
 def repeat(x: Tensor, *counts: int) -> Tensor:
     """`x` so many times along each of its first dimensions, a copy; its gradient is summed over the repeats."""
     counts = (*counts, *(1,) * (len(x.shape) - len(counts)))
-    out = x.tape.new(tuple(count * size for count, size in zip(counts, x.shape, strict=True)), x.dtype)
+    out = x.tape.empty(tuple(count * size for count, size in zip(counts, x.shape, strict=True)), x.dtype)
     record(x.tape, out, _repeat_backward, (x,), x.shape)
     return out
 
@@ -71,7 +71,7 @@ def repeat(x: Tensor, *counts: int) -> Tensor:
 def _repeat_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     shape = node.context
-    return [grad if grad is None or grad.shape == shape else node.tape.new(shape, grad.dtype)]
+    return [grad if grad is None or grad.shape == shape else node.tape.empty(shape, grad.dtype)]
 
 
 def contiguous(x: Tensor) -> Tensor:
@@ -141,10 +141,10 @@ def narrow(x: Tensor, dim: int, length: int) -> Tensor:
 
 def _narrow_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.new(node.context, grad.dtype)]
+    return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
-def step_slice(x: Tensor, dim: int, step: int) -> Tensor:
+def slice(x: Tensor, dim: int, step: int) -> Tensor:
     """Every `step`-th element of `x` along `dim`."""
     dim %= len(x.shape)
     length = -(-x.shape[dim] // step)
@@ -162,10 +162,10 @@ def select(x: Tensor, dim: int) -> Tensor:
     return out
 
 
-def pick(x: Tensor, *indices: Tensor) -> Tensor:
+def index(x: Tensor, *indices: Tensor) -> Tensor:
     """Elements of `x` at index tensors [n] over its first dimensions, a copy: keeps the indices."""
     shape = (*indices[0].shape, *x.shape[len(indices) :])
-    out = x.tape.new(shape, x.dtype)
+    out = x.tape.empty(shape, x.dtype)
     node = record(x.tape, out, _narrow_backward, (x,), x.shape)
     if node is not None:
         for index in indices:

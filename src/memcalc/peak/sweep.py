@@ -1,8 +1,8 @@
 """The sweep: when is most memory in use, and what is it?
 
-While a block of the model runs, the tape's own numbers are right but for what the blocks that were not traced have left
-behind so far: the sum of their net effects (`ghosts.py`). Everything is exact integer arithmetic, and costs what the
-kinds of blocks cost, not what their number would.
+The tape holds one block of each kind. While another block of the model runs, live bytes are the tape's own plus the
+net effects of the untraced blocks that ran before it (`untraced_blocks.py`). Everything is exact integer arithmetic,
+and its cost grows with the kinds of blocks, not with their number.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from itertools import accumulate
 
 from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
 from memcalc.common.records import frozen
-from memcalc.peak.untraced_blocks import ROW_INDEX, Ghosts, Label, Region, copies
+from memcalc.peak.untraced_blocks import ROW_INDEX, Label, Region, UntracedBlocks, copies
 
 
 @frozen
 class Moment:
-    """A sample of the tape, as it is when block `position` of its stack runs (None: between blocks).
+    """A sample of the tape while block `position` of its stack runs (None: between blocks).
 
-    `ghosts` says how often the net effect of each traced span has to be added for the blocks that were not traced.
+    `untraced_counts` pairs each traced span with the number of untraced blocks whose net effect is to be added.
     """
 
     phase: str
     tick: int
     block: TracedBlock | None
     position: int | None
-    ghosts: tuple[tuple[Span, int], ...]
+    untraced_counts: tuple[tuple[Span, int], ...]
 
 
 class Sweep:
@@ -36,31 +36,31 @@ class Sweep:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.size = tape.clock
-        self._ghosts = Ghosts(tape)
+        self._untraced = UntracedBlocks(tape)
         self._live = self._accumulate()
         self._tops: dict[int, tuple[int, int, list[int]]] = {}
 
     def _accumulate(self) -> list[list[int]]:
-        """Live bytes of every row at every sample of the tape, less what dies with ghosts outside their blocks."""
+        """Live bytes of every row at every sample of the tape, less what untraced blocks release between stacks."""
         rows = [[0] * (self.size + 1) for _ in ROWS]
         for allocation in self.tape.allocations:
             row = rows[ROW_INDEX[allocation.row]]
             row[allocation.born] += allocation.nbytes
             if allocation.dies <= self.size:
                 row[allocation.dies] -= allocation.nbytes
-        for allocation, count in self._ghosts.deaths:
+        for allocation, count in self._untraced.released_between_stacks:
             rows[ROW_INDEX[allocation.row]][allocation.dies] -= allocation.nbytes * count
         return [list(accumulate(row)) for row in rows]
 
     def moments(self) -> Iterator[tuple[Moment, Span, list[int]]]:
-        """Every stretch of the step that could hold a peak, with the span to look into and the ghosts' bytes by row.
+        """Every stretch of the step that could hold a peak, with its span and the bytes by row of untraced blocks.
 
         Of a run of equal blocks only the first and the last are given: in between, every row changes linearly.
         """
         settled: list[tuple[Span, int]] = []
         offset = [0] * len(ROWS)
         spans = iter(self.tape.spans)
-        regions = iter(self._ghosts.regions)
+        regions = iter(self._untraced.regions)
         region = next(regions, None)
         for span in spans:
             if region is not None and span is region.spans[0]:
@@ -68,9 +68,9 @@ class Sweep:
                 for traced in region.spans:
                     count = traced.block.copies - 1  # type: ignore[union-attr]
                     settled.append((traced, count))
-                    offset = [have + count * net for have, net in zip(offset, self._ghosts.net(traced), strict=True)]
+                    offset = [have + count * net for have, net in zip(offset, self._untraced.net(traced), strict=True)]
                 region = next(regions, None)
-            elif span.block is None and span.end > span.start and not self._ghosts.inside(span):
+            elif span.block is None and span.end > span.start and not self._untraced.within_stack(span):
                 yield Moment(span.phase, span.start, None, None, tuple(settled)), span, offset
 
     def _inside(
@@ -87,26 +87,28 @@ class Sweep:
             first = index == 0 or order[index - 1][1] is not span
             last = index == len(order) - 1 or order[index + 1][1] is not span
             if first or last:
-                ghosts = [(s, done[id(s)] - traced_before[id(span)].get(id(s), 0)) for s in region.spans]
+                counts = [(s, done[id(s)] - traced_before[id(span)].get(id(s), 0)) for s in region.spans]
                 bytes_ = list(offset)
-                for ghost, count in ghosts:
+                for traced, count in counts:
                     if count:
-                        bytes_ = [have + count * net for have, net in zip(bytes_, self._ghosts.net(ghost), strict=True)]
-                yield Moment(span.phase, span.start, span.block, position, (*settled, *ghosts)), span, bytes_
+                        bytes_ = [
+                            have + count * net for have, net in zip(bytes_, self._untraced.net(traced), strict=True)
+                        ]
+                yield Moment(span.phase, span.start, span.block, position, (*settled, *counts)), span, bytes_
             done[id(span)] += 1
 
     def peaks(self) -> tuple[dict[str, tuple[int, Moment]], dict[str, list[int]]]:
         """Per phase: the largest total with its moment, and the largest value of each row."""
         best: dict[str, tuple[int, Moment]] = {}
         rows: dict[str, list[int]] = {}
-        for moment, span, ghosts in self.moments():
+        for moment, span, untraced in self.moments():
             if span.end == span.start:
                 continue
             highest, tick, tops = self._top(moment, span)
-            total = highest + sum(ghosts)
+            total = highest + sum(untraced)
             if moment.phase not in best or total > best[moment.phase][0]:
                 best[moment.phase] = total, replace(moment, tick=tick)
-            maxima = [top + ghost for top, ghost in zip(tops, ghosts, strict=True)]
+            maxima = [top + extra for top, extra in zip(tops, untraced, strict=True)]
             have = rows.get(moment.phase)
             rows[moment.phase] = maxima if have is None else [max(a, b) for a, b in zip(have, maxima, strict=True)]
         return best, rows
@@ -131,7 +133,7 @@ class Sweep:
     def _left_alive(self, moment: Moment, span: Span) -> list[Allocation]:
         """What the traced block released in `span`, but the block of `moment` leaves for others of its kind."""
         traced = moment.block is None or moment.position == moment.block.position
-        return [] if traced else self._ghosts.shared.get(id(span), [])
+        return [] if traced else self._untraced.released_once.get(id(span), [])
 
     def live_at(self, moment: Moment) -> dict[Label, int]:
         """What is alive at `moment`, by row and part."""
@@ -140,9 +142,9 @@ class Sweep:
             if allocation.born <= moment.tick < allocation.dies:
                 label = (allocation.row, allocation.name)
                 out[label] = out.get(label, 0) + allocation.nbytes
-        for span, count in moment.ghosts:
+        for span, count in moment.untraced_counts:
             if count:
-                for label, nbytes in self._ghosts.changes(span):
+                for label, nbytes in self._untraced.changes(span):
                     out[label] = out.get(label, 0) + count * nbytes
         for span in self.tape.spans:
             if span.block is moment.block and span.start <= moment.tick < span.end:
@@ -150,7 +152,7 @@ class Sweep:
                     if allocation.dies <= moment.tick:
                         label = (allocation.row, allocation.name)
                         out[label] = out.get(label, 0) + allocation.nbytes
-        for allocation, count in self._ghosts.deaths:
+        for allocation, count in self._untraced.released_between_stacks:
             if allocation.dies <= moment.tick:
                 label = (allocation.row, allocation.name)
                 out[label] = out.get(label, 0) - allocation.nbytes * count
@@ -160,7 +162,7 @@ class Sweep:
         """Bytes of distinct storages that autograd keeps at `tick`, not rounded, parameters excluded."""
         stands_for = [1] * (self.size + 1)
         handed_on = list(stands_for)
-        for region in self._ghosts.regions:
+        for region in self._untraced.regions:
             following = [*region.spans[1:], None]
             for span, successor in zip(region.spans, following, strict=True):
                 width = span.end - span.start

@@ -1,7 +1,7 @@
-"""Ghosts: what the blocks of a model that were not traced leave behind.
+"""Memory of repeated blocks that were not traced, extrapolated from the one block of their kind that was.
 
-A tape holds each kind of block once. A block that it traced stands for `copies` blocks of the model; each of the others
-has the same *net effect*: what is alive after the block's span and was not before it, less what it released.
+A traced block stands for `copies` blocks of the model. Each of them has the same *net effect*: bytes that are alive
+after the block's span and were not before it, less the bytes that it released.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ class Region:
         return sorted(pairs, key=lambda pair: pair[0], reverse=self.spans[0].phase == "backward")
 
 
-class Ghosts:
-    """The net effects of a tape's traced spans, as they count for blocks that were not traced."""
+class UntracedBlocks:
+    """The net effects of a tape's traced spans, to be added once for every untraced block."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.regions = find_regions(tape.spans)
         self._bounds = [(region.spans[0].start, region.spans[-1].end) for region in self.regions]
         self._backward = min((span.start for span in tape.spans if span.phase == "backward"), default=tape.clock)
-        self._received = dict(self._handed_on())
-        self.shared = dict(self._shared_deaths())
-        """What a backward span released that the blocks it stands for share: it dies with the last of them only."""
-        self.deaths = list(self._deaths_between())
-        """What blocks leave behind and dies between stacks, with the number of untraced copies that die with it."""
+        self._received = dict(self._received_from_previous())
+        self.released_once = dict(self._released_once())
+        """By backward span: allocations that all its blocks share. They are released once, by the last block."""
+        self.released_between_stacks = list(self._released_between_stacks())
+        """Allocations of blocks that are released between stacks, each with its number of untraced copies."""
         self._net = {id(span): self._net_effect(span) for region in self.regions for span in region.spans}
 
     def net(self, span: Span) -> list[int]:
         """Bytes by row that are alive after `span` and were not before it, less those it released."""
         return self._net[id(span)]
 
-    def inside(self, span: Span) -> bool:
-        """Whether a span between two blocks belongs to a stack: its work counts to the block that follows."""
+    def within_stack(self, span: Span) -> bool:
+        """True if a span between two blocks belongs to a stack: its work counts with the block that follows."""
         return any(start <= span.start and span.end <= end for start, end in self._bounds)
 
-    def _deaths_between(self) -> Iterator[tuple[Allocation, int]]:
-        """What blocks leave behind that dies between stacks, with its untraced copies.
+    def _released_between_stacks(self) -> Iterator[tuple[Allocation, int]]:
+        """Allocations of blocks that are released between stacks, each with its number of untraced copies.
 
-        Weight copies of autocast, and the inputs of blocks that the model gives out as hidden states.
+        These are weight copies of autocast, and inputs of blocks that are returned as hidden states.
         """
         starts = [start for start, _ in self._bounds]
         for span in self.tape.spans:
@@ -70,7 +70,7 @@ class Ghosts:
                     yield allocation, span.block.copies - 1
 
     def _between(self, starts: Sequence[int], span: Span, allocation: Allocation) -> bool:
-        """Whether an allocation dies after `span`, and in no stack."""
+        """True if an allocation is released after `span` and between stacks."""
         if not span.end <= allocation.dies <= self.tape.clock:
             return False
         index = bisect_right(starts, allocation.dies - 1) - 1
@@ -85,11 +85,11 @@ class Ghosts:
     def changes(self, span: Span) -> Iterator[tuple[Label, int]]:
         """What is alive after `span` and was not before (positive), and what it released (negative).
 
-        What a block hands to the next counts as what it received itself: of equal blocks, the last traced one may be
-        followed by something that treats its output otherwise.
+        A block's output is counted with the size of its input, because the code after the last traced block may treat
+        its output differently.
         """
         received = iter(self._received.get(id(span), ()))
-        shared = self.shared.get(id(span), ())
+        shared = self.released_once.get(id(span), ())
         made, released = [], []
         for allocation in self.tape.allocations[: span.end]:
             if allocation.born >= span.start:
@@ -101,34 +101,37 @@ class Ghosts:
                 and not _outlives(allocation, span)
             ):
                 released.append(allocation)
-        self._pass_on(span, made, released)
+        self._cancel_passed_on(span, made, released)
         yield from (((allocation.row, allocation.name), allocation.nbytes) for allocation in made)
         yield from (((allocation.row, allocation.name), -allocation.nbytes) for allocation in released)
 
-    def _pass_on(self, span: Span, made: list[Allocation], released: list[Allocation]) -> None:
-        """Take out of both lists what a block passes on: a gradient in backward for one of the same size.
+    def _cancel_passed_on(self, span: Span, made: list[Allocation], released: list[Allocation]) -> None:
+        """Remove from both lists what one block makes and the next releases.
 
-        The first block gets its gradient from elsewhere, under another name; all others get what a block makes. What a
-        block in forward leaves to the next, which lets it go (eager attention's probabilities), goes with it even where
-        a block of another kind follows that leaves none.
+        A block receives a gradient (backward) or leaves a tensor such as eager attention's probabilities (forward) that
+        the next block frees: such a pair cancels. In forward, what was received is removed even without a partner: the
+        block before may be of another kind, which leaves one.
         """
         if copies(span) == 1:
             return
         backward = span.phase == "backward"
         first = self._backward if backward else max(start for start, _ in self._bounds if start <= span.start)
-        for got in [allocation for allocation in released if allocation.born >= first]:
+        for got in [a for a in released if a.born >= first and not a.communicated]:
             alike = (
                 a
                 for a in made
-                if a.nbytes == got.nbytes and a.handed_over == got.handed_over and (not backward or a.row == got.row)
+                if not a.communicated
+                and a.nbytes == got.nbytes
+                and a.handed_over == got.handed_over
+                and (not backward or a.row == got.row)
             )
             if (given := next(alike, None)) is not None:
                 made.remove(given)
             if given is not None or not backward:
                 released.remove(got)
 
-    def _handed_on(self) -> Iterator[tuple[int, list[Allocation]]]:
-        """For each forward span that stands for more than one block: what the span before it handed on to it."""
+    def _received_from_previous(self) -> Iterator[tuple[int, list[Allocation]]]:
+        """For each forward span that stands for more than one block: the outputs of the span before it."""
         for region in self.regions:
             for before, span in pairwise(region.spans):
                 if span.block is not None and span.block.copies > 1:
@@ -137,14 +140,14 @@ class Ghosts:
                     if [a.nbytes for a in given] == [a.nbytes for a in own]:
                         yield id(span), given
 
-    def _shared_deaths(self) -> Iterator[tuple[int, list[Allocation]]]:
-        """For each backward span that stands for more than one block: what those blocks share and it released.
+    def _released_once(self) -> Iterator[tuple[int, list[Allocation]]]:
+        """For each backward span that stands for more than one block: what it released and those blocks share.
 
         A mask or a rotary table of one kind of layer was made before the stack, a position bias by its first block. It
         dies once, with the last of them to run backward, which is the one that was traced.
         """
         forward = [span for region in self.regions for span in region.spans if span.phase != "backward"]
-        made = [a for a in self.tape.allocations[: self._backward] if not a.handed_over]
+        made = [a for a in self.tape.allocations[: self._backward] if not (a.handed_over or a.communicated)]
         for region in self.regions:
             for span in region.spans:
                 if span.phase == "backward" and copies(span) > 1:
@@ -158,23 +161,22 @@ class Ghosts:
                         yield id(span), shared
 
 
-def _stack(region: Region) -> str:
-    """The name of the stack that a region's spans belong to."""
-    return region.spans[0].block.stack  # type: ignore[union-attr]
-
-
 def _outlives(allocation: Allocation, span: Span) -> bool:
-    """Whether what seems to die with the last sample of a forward span died after it: only a block's input does not."""
+    """True if this allocation was still alive when the span ended.
+
+    Frees are recorded at the last allocation's tick, so anything but a block's input that seems to die at `span.end`
+    really died after it.
+    """
     return span.phase != "backward" and allocation.dies == span.end and not allocation.handed_over
 
 
 def copies(span: Span | None) -> int:
-    """How many blocks of the model a span stands for. A block's input counts with the block, not with its maker."""
+    """How many blocks of the model a span stands for (1 between blocks)."""
     return 1 if span is None or span.block is None else span.block.copies
 
 
 def find_regions(spans: Sequence[Span]) -> list[Region]:
-    """Group the spans of blocks by stack and phase. Work between two blocks counts to the one that follows."""
+    """Group the spans of blocks by stack and phase. Work between two blocks counts with the one that follows."""
     regions: list[Region] = []
     for span in spans:
         if span.block is None:

@@ -52,7 +52,7 @@ class AdaptedWeight(Module):
             return self.base_layer(x, *args, **kwargs)
 
     def _plain(self, weight: Parameter) -> Callable[[], Tensor]:
-        delta = ops.scale(ops.matmul(self.lora_B.weight, self.lora_A.weight))
+        delta = ops.mul_scalar(ops.matmul(self.lora_B.weight, self.lora_A.weight))
         delta = ops.to(delta, weight.dtype)
         return lambda: ops.add(weight, delta)
 

@@ -117,7 +117,7 @@ def _train_last(network: Module, count: int) -> None:
     before: set[int] = set()
     for _, module in network.modules():
         begun = begun or module is stack
-        for _, parameter in module.own():
+        for _, parameter in module.direct_tensors():
             if not begun:
                 before.add(id(parameter))
             elif id(module) not in inside and id(parameter) not in before:

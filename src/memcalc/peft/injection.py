@@ -189,6 +189,6 @@ def _train_biases(network: Module, *, only_adapted: bool) -> None:
     for _, module in network.modules():
         if isinstance(module, LoraLinear) or not only_adapted:
             holder = module.base_layer if isinstance(module, LoraLinear) else module
-            for name, parameter in holder.own():
+            for name, parameter in holder.direct_tensors():
                 if name == "bias":
                     parameter.trainable = True

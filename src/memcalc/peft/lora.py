@@ -7,7 +7,7 @@ the input to the adapter's dtype, A, B, scaling, the sum, and a cast back.
 from __future__ import annotations
 
 from memcalc import ops
-from memcalc.autograd.graph import fresh_parameter
+from memcalc.autograd.graph import as_parameter
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.module import Module, Parameter
@@ -21,7 +21,7 @@ def factor(inputs: int, outputs: int, dtype: DType, copies: int, *, bias: bool =
     """One of the two factors: a trained linear layer of its own dtype."""
     layer = Linear(inputs, outputs, bias=bias, group=GROUP)
     layer.copies = copies
-    for _, parameter in layer.own():
+    for _, parameter in layer.direct_tensors():
         _settle(parameter, dtype, copies)
     return layer
 
@@ -75,7 +75,7 @@ class LoraLinear(Module):
         with x.tape.scoped(GROUP):
             x = ops.to(x, self.lora_A.weight.dtype)
             if self.lora_magnitude_vector is None:
-                out = ops.add(out, ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout)))))
+                out = ops.add(out, ops.mul_scalar(self.lora_B(self.lora_A(ops.dropout(x, self.dropout)))))
             else:
                 out = ops.add(out, self._weight_decomposed(x, out, self.lora_magnitude_vector))
             return ops.to(out, dtype)
@@ -102,9 +102,9 @@ class LoraLinear(Module):
             added = self.lora_B(self.lora_A(ops.dropout(x, self.dropout)))
             if self.kernel == "awq":
                 added = ops.to(added, dtype) if converts else added
-                added = ops.scale(added)
+                added = ops.mul_scalar(added)
             else:
-                added = ops.scale(added)
+                added = ops.mul_scalar(added)
                 added = ops.to(added, dtype) if converts else added
             return ops.add(out, added)
 
@@ -118,19 +118,19 @@ class LoraLinear(Module):
         again = dropped is not x
         x = dropped
         del dropped
-        identity = x.tape.new((self.inputs, self.inputs), self.lora_A.weight.dtype)
+        identity = x.tape.empty((self.inputs, self.inputs), self.lora_A.weight.dtype)
         delta = ops.transpose(self.lora_B(self.lora_A(identity)), 0, 1)
         del identity
         delta = ops.to(delta, x.dtype)
         weight = ops.to(dense_weight(self.base_layer), x.dtype)
         norm = _norm_of_sum(weight, delta.detach(), by_columns=not isinstance(self.base_layer, Conv1D))
-        scale = ops.view(ops.divide(magnitude, norm), 1, -1)
+        scale = ops.view(ops.div(magnitude, norm), 1, -1)
         low = self.lora_B(self.lora_A(x))
         if again:
             base_out = ops.linear(x, _turned(weight) if isinstance(self.base_layer, Conv1D) else weight)
         elif (bias := getattr(self.base_layer, "bias", None)) is not None:
-            base_out = ops.subtract(base_out, bias)
-        return ops.add(ops.multiply(ops.shift(scale), base_out), ops.scale(ops.multiply(scale, low)))
+            base_out = ops.sub(base_out, bias)
+        return ops.add(ops.mul(ops.add_scalar(scale), base_out), ops.mul_scalar(ops.mul(scale, low)))
 
 
 def dense_weight(base: Module) -> Tensor:
@@ -143,15 +143,15 @@ def dense_weight(base: Module) -> Tensor:
 def _turned(weight: Tensor) -> Tensor:
     """The transposed matrix, which PEFT makes a new parameter where it was one: that asks for a gradient, unlike it."""
     turned = ops.transpose(weight, 0, 1)
-    return fresh_parameter(turned) if isinstance(weight, Parameter) else turned
+    return as_parameter(turned) if isinstance(weight, Parameter) else turned
 
 
 def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:
     """The norms of weight + delta over its inputs: one per output."""
     if not by_columns:
         weight = ops.transpose(weight, 0, 1)
-    weight = ops.add(weight, ops.scale(delta))
-    return weight.tape.new((weight.shape[0],), weight.dtype)
+    weight = ops.add(weight, ops.mul_scalar(delta))
+    return weight.tape.empty((weight.shape[0],), weight.dtype)
 
 
 class LoraEmbedding(Module):
@@ -175,10 +175,10 @@ class LoraEmbedding(Module):
         second = ops.transpose(self.lora_embedding_B, 0, 1)
         if self.lora_magnitude_vector is not None:
             scale, added = self._weight_decomposed(ids, first, second, self.lora_magnitude_vector)
-            out = ops.add(ops.multiply(scale, out), self._scaled(added))
+            out = ops.add(ops.mul(scale, out), self._scaled(added))
         else:
             rows = ops.embedding(ids, first)
-            added = ops.scale(ops.matmul(rows, second))
+            added = ops.mul_scalar(ops.matmul(rows, second))
             added = self._scaled(added)
             out = ops.add(out, added)
         return ops.to(out, dtype)
@@ -186,7 +186,7 @@ class LoraEmbedding(Module):
     def _scaled(self, added: Tensor) -> Tensor:
         """Times the number by which the base layer multiplies its vectors, if it does."""
         scale = getattr(self.base_layer, "embed_scale", None)
-        return added if scale is None else ops.multiply(added, ops.to(scale, added.dtype))
+        return added if scale is None else ops.mul(added, ops.to(scale, added.dtype))
 
     def _weight_decomposed(
         self, ids: Tensor, first: Tensor, second: Tensor, magnitude: Tensor
@@ -194,6 +194,6 @@ class LoraEmbedding(Module):
         """DoRA's factor of both results [width], and the adapter's share [..., width]."""
         delta = ops.transpose(ops.matmul(first, second), 0, 1)
         norm = _norm_of_sum(self.base_layer.weight, delta.detach(), by_columns=False)
-        scale = ops.divide(magnitude, norm)
-        added = ops.scale(ops.multiply(scale, ops.matmul(ops.embedding(ids, first), second)))
+        scale = ops.div(magnitude, norm)
+        added = ops.mul_scalar(ops.mul(scale, ops.matmul(ops.embedding(ids, first), second)))
         return scale, added

@@ -209,7 +209,7 @@ class _Box:
         if self.report.kv_cache_bytes is not None:
             yield "KV CACHE", format_bytes(self.report.kv_cache_bytes, self.unit), ""
         if (gpu := self.report.gpu) is not None:
-            room, total = format_bytes(abs(gpu.free_bytes), self.unit), format_bytes(gpu.total_bytes, self.unit)
+            room, total = format_bytes(abs(gpu.free_bytes), self.unit), format_bytes(gpu.usable_bytes, self.unit)
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
         if (serving := self.report.serving) is not None:

@@ -65,7 +65,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     if setup.expert_imbalance > 1:
         yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
-        yield from dict.fromkeys(module.note for module in step.network.parts if module.note)
+        yield from dict.fromkeys(module.assumption for module in step.network.all_modules if module.assumption)
     if step.training and any(allocation.name == "KV cache" for allocation in step.tape.allocations):
         yield "Transformers fills this model's KV cache in training too (use_cache); full checkpointing turns it off"
     yield from idle(spec, setup, step)
@@ -90,8 +90,8 @@ def _lengths(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]
     reads = step.network.reads_text and step.network.source_is_text
     if reads and setup.seq_len is None:
         yield f"sequence length {step.seq_len} (default; --seq-len)"
-    if step.network.length_counts:
-        yield f"--seq-len counts {step.network.length_counts}, where this report says tokens"
+    if step.network.length_unit:
+        yield f"--seq-len counts {step.network.length_unit}, where this report says tokens"
     if step.target_len is not None and setup.target_len is None and (reads or setup.seq_len is None):
         yield f"target length {step.target_len} ({'that of the source' if reads else 'default'}; --target-len)"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.nn import parameter_bytes
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import Step
 from memcalc.units import format_bytes
@@ -15,7 +16,7 @@ def in_host_memory(step: Step) -> Iterator[str]:
     if not isinstance(setup, TrainingSetup):
         return
     if setup.quantization == "none":
-        weights = sum(p.numel * p.copies * p.dtype.itemsize for _, p in step.parameters)
+        weights = parameter_bytes.in_files(p for _, p in step.parameters)
         yield (
             f"host memory: {format_bytes(weights)} in each process while it loads the weights, unless they go straight "
             "to the GPU"

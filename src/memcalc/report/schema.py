@@ -157,8 +157,11 @@ class GpuFit:
 
     name: str = field(metadata=_says("Name of the GPU."))
     total_bytes: int = field(metadata=_says("Its memory in bytes, as the driver reports it.", ge=0))
-    fits: bool = field(metadata=_says("Whether peak.process_bytes is at most total_bytes."))
-    free_bytes: int = field(metadata=_says("total_bytes less peak.process_bytes; negative where it does not fit."))
+    usable_bytes: int = field(metadata=_says("What CUDA reports of it, which is all that a process can have.", ge=0))
+    fits: bool = field(
+        metadata=_says("Whether peak.process_bytes is at most usable_bytes, or the engine's share of it.")
+    )
+    free_bytes: int = field(metadata=_says("That less peak.process_bytes; negative where it does not fit."))
 
 
 @frozen(kw_only=True)

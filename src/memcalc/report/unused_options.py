@@ -19,11 +19,11 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
     """Lines for the options of `setup` that the model has no use for."""
     given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
     if not step.network.reads_text:
-        reads = step.network.reads
+        reads = step.network.input_kind
         yield f"the model reads {reads} alone, one for each of --batch: --seq-len changes nothing"
         if "images" in given:
             yield f"--images counts images of a sequence, and this model reads {reads} alone: --batch says how many"
-        if setup.image_size is not None and not step.network.any_size:
+        if setup.image_size is not None and not step.network.resizable_input:
             yield "--image-size changes nothing: the model has a position for every patch of the config's image size"
     if blind:
         yield from (

@@ -92,7 +92,10 @@ def reconcile(
         _merge_head(stored, "the rest" if stored["embedding"] else "embedding", table, twice)
         _merge_head(built, "the rest", 0, 0)
     if twice:
-        lines.append(f"the head is tied, but stored twice: {_count(twice)} counted once")
+        lines.append(
+            f"the head is tied, but stored twice: {_count(twice)} counted once, as vLLM loads them, and Transformers 5 "
+            "where both hold the same values (it keeps two where they differ)"
+        )
     total = checkpoint.parameters - twice
     if built:
         parameters = sum(built.values())

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from memcalc.config.quantization import with_hf_quant
 from memcalc.errors import CheckpointError, MemcalcError, close_matches
 from memcalc.sources.diffusers import PIPELINE, read_pipeline
 from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import ADAPTER_CONFIG, PICKLES, RepoFile
 from memcalc.sources.json_object import TEXT_CAP, parse_object
 from memcalc.sources.loaded_model import LoadedModel
-from memcalc.sources.repository import read_model
+from memcalc.sources.repository import HF_QUANT, read_model
 
 T = TypeVar("T")
 
@@ -222,6 +223,9 @@ def _load_json(path: Path, folder: DiskFolder) -> LoadedModel:
     content = parse_object(folder.text(path.name), str(path))
     if "weight_map" in content:
         return _checked(whole, read_model(whole, "file", wanted=path.name))
+    hf_quant = path.parent / HF_QUANT
+    if hf_quant.is_file():
+        content = with_hf_quant(content, parse_object(folder.text(HF_QUANT), str(hf_quant)))
     return _checked(folder, LoadedModel(str(path), "file", content, None))
 
 

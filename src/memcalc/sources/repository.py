@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from memcalc.common.records import frozen
-from memcalc.config.quantization import find_quantization
+from memcalc.config.quantization import find_quantization, with_hf_quant
 from memcalc.errors import CheckpointError, ConfigError
 from memcalc.sources.adapter import adapter_from
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
@@ -57,7 +57,7 @@ def read_model(folder: Folder, origin: str, wanted: str | None = None) -> Loaded
     if ADAPTER_CONFIG in texts and not choice.format:
         return _adapter(folder, origin, config, texts)
     found = read_weights(folder, files, choice, texts)
-    config = found.config if config is None else config
+    config = found.config if config is None else with_hf_quant(config, object_in(folder, HF_QUANT, texts))
     if config is None and found.checkpoint is None:
         raise ConfigError(
             f"{shown(folder.name)} has neither a config.json nor weights that memcalc reads; is it a model's folder?"

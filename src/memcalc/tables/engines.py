@@ -49,7 +49,7 @@ class Engine:
     and pool; None where it takes only what it needs. `batched_tokens` is the most tokens of one pass of prefill; None
     for the whole prompt. `attention` is that of its own kernels, which work on its pages; None where it takes the
     setup's. `compute` is the dtype of its activations; None for that of the weights. `reads_gguf`: it loads GGUF
-    weights as they are stored.
+    weights as they are stored. `follows_scheme`: its cache is quantized by itself where the repository says so.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Engine:
     attention: str | None = None
     compute: DType | None = None
     reads_gguf: bool = False
+    follows_scheme: bool = False
     notes: tuple[str, ...] = ()
     source: str
 
@@ -107,6 +108,7 @@ ENGINES: dict[str, Engine] = {
             utilization=0.9,
             batched_tokens=8192,
             attention="flash",
+            follows_scheme=True,
             reads_gguf=True,
             notes=(_KERNELS, _GRAPHS),
             source="vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype "
@@ -119,6 +121,7 @@ ENGINES: dict[str, Engine] = {
             utilization=0.9,
             batched_tokens=8192,
             attention="flash",
+            follows_scheme=True,
             notes=(_KERNELS, _GRAPHS),
             source="SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype "
             "fp8_e5m2 or fp8_e4m3, chunked_prefill_size 8192",
@@ -131,6 +134,7 @@ ENGINES: dict[str, Engine] = {
             utilization=1.0,
             batched_tokens=4096,
             attention="flash",
+            follows_scheme=True,
             notes=(_KERNELS, _GRAPHS),
             source="Text Generation Inference documentation, launcher arguments: cuda_memory_fraction 1.0, "
             "kv_cache_dtype fp8, max_batch_prefill_tokens 4096; every layer is paged in full",

@@ -1,8 +1,9 @@
-"""GPUs: one row a GPU, with its memory as the driver reports it.
+"""GPUs: one row a GPU, with its memory as the driver reports it, and as CUDA does.
 
 `nvidia-smi` (memory.total) and `rocm-smi` (VRAM Total Memory) say less than the number on the box: firmware, and ECC
 where it is on, take their share, and marketing GB are sometimes GiB. Rows without a reading say which datasheet they
-follow. A GPU with several chips that each hold their own memory is one row per chip.
+follow. A GPU with several chips that each hold their own memory is one row per chip. What a process can have of it is
+less again: `gpu_capacities.py`.
 """
 
 import re
@@ -13,7 +14,8 @@ from types import MappingProxyType
 from memcalc.common.escaping import quoted
 from memcalc.common.records import frozen
 from memcalc.errors import UsageError, close_matches
-from memcalc.units import parse_size
+from memcalc.tables.gpu_capacities import cuda_total
+from memcalc.units import format_bytes, parse_size
 
 MIB = 2**20
 
@@ -28,8 +30,10 @@ OF_USER = "the size given with --gpu"
 class Gpu:
     """A GPU to fit a job on.
 
-    `total_bytes` is its memory in bytes. `compute_capability` is NVIDIA's (major, minor) and None where it is unknown;
-    `architecture` is the vendor's name of the generation, or AMD's gfx target, and empty where it is unknown.
+    `total_bytes` is its memory in bytes, `usable_bytes` what CUDA reports of it, which is all that a process can have.
+    `note` says where that comes from, for the assumptions. `compute_capability` is NVIDIA's (major, minor) and None
+    where it is unknown; `architecture` is the vendor's name of the generation, or AMD's gfx target, and empty where it
+    is unknown.
     """
 
     name: str
@@ -38,6 +42,12 @@ class Gpu:
     compute_capability: tuple[int, int] | None = None
     architecture: str = ""
     source: str = OF_USER
+    usable_bytes: int = 0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.usable_bytes:
+            object.__setattr__(self, "usable_bytes", self.total_bytes)
 
 
 @frozen
@@ -47,7 +57,20 @@ class _Generation:
 
     def gpu(self, name: str, mib: int, *aliases: str, source: str = SMI) -> Gpu:
         """A row of this generation; `mib` is its memory in MiB."""
-        return Gpu(name, mib * MIB, aliases, self.capability, self.architecture, source)
+        seen = cuda_total(name, mib, amd=self.architecture.startswith("gfx"))
+        about = "about " if seen.estimated else ""
+        usable, total = format_bytes(seen.mib * MIB, "GiB"), format_bytes(mib * MIB, "GiB")
+        note = f"{name}: of its {total} CUDA reports {about}{usable}, and no process gets more ({seen.source})"
+        return Gpu(
+            name,
+            mib * MIB,
+            aliases,
+            self.capability,
+            self.architecture,
+            source,
+            seen.mib * MIB,
+            note if mib > seen.mib else "",
+        )
 
 
 _PASCAL = _Generation("Pascal", (6, 1))
@@ -195,7 +218,36 @@ def find_gpu(text: str) -> Gpu:
     total = parse_size(text, "--gpu")
     if total < SMALLEST_GPU:
         raise UsageError(f"--gpu {text!r} is too small for a GPU: give a size such as 24GB, or a name.")
-    return Gpu(text.strip(), total)
+    return _card_of_size(text.strip(), total) or Gpu(text.strip(), total)
+
+
+def _card_of_size(text: str, total: int) -> Gpu | None:
+    """The card that a size in whole GB stands for, which is what its maker calls it: 24GB is no 24 * 10**9 bytes.
+
+    Of several cards of that size it is the one in the middle. None where no card is sold as one of this size.
+    """
+    if text[-2:-1] in "iI" or total % 10**9:
+        return None
+    cards = sorted((gpu for gpu in GPUS if sold_as(gpu) == total // 10**9), key=lambda gpu: gpu.usable_bytes)
+    if not cards:
+        return None
+    least, middle, most = cards[0], cards[(len(cards) - 1) // 2], cards[-1]
+    usable = format_bytes(middle.usable_bytes, "GiB")
+    spread = "" if len(cards) == 1 else f", from {format_bytes(least.usable_bytes, 'GiB')} of the {least.name} to "
+    spread += f"{format_bytes(most.usable_bytes, 'GiB')} of the {most.name}" if spread else ""
+    note = (
+        f"--gpu {text} is read as a card that is sold so, such as the {middle.name}, of which CUDA reports {usable}"
+        f"{spread}; a size in GiB is taken as it stands"
+    )
+    return Gpu(text, middle.total_bytes, usable_bytes=middle.usable_bytes, note=note)
+
+
+_SOLD = (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 94, 96, 141, 180, 192, 256, 288)
+
+
+def sold_as(gpu: Gpu) -> int:
+    """The GB on the box of a card: the next size that cards are sold with, as firmware and ECC take from it."""
+    return next((size for size in _SOLD if gpu.total_bytes <= size * 2**30), 0)
 
 
 def _key(name: str) -> str:

@@ -6,12 +6,21 @@ from memcalc.tables.dtypes import BF16, FP16, FP32, DType
 
 @frozen
 class PrecisionRecipe:
-    """Dtype of the weights (gradients and optimizer states follow it) and of autocast, if it is on."""
+    """Dtype of the weights (gradients and optimizer states follow it) and of autocast, if it is on.
+
+    `casts_to` is the dtype that a sharding engine gathers weights in, where that is another one.
+    """
 
     name: str
     weights: DType
     autocast: DType | None
     source: str
+    casts_to: DType | None = None
+
+    @property
+    def compute(self) -> DType:
+        """The dtype of the weights that modules see."""
+        return self.casts_to or self.weights
 
 
 _AUTOCAST = "torch.autocast over fp32 weights: Hugging Face Trainer's bf16=True / fp16=True"

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
-from typing import TYPE_CHECKING
 
 from memcalc.common.records import frozen
-
-if TYPE_CHECKING:
-    from memcalc.config.quantization import Quantization
 
 Shared = tuple[int, int]
 """So many weights of a matrix share so many bits."""
@@ -121,65 +117,3 @@ FORMATS: Mapping[str, WeightFormat] = {
     )
 }
 """The formats of --quantization, by name."""
-
-
-def _bitsandbytes(stated: Quantization) -> WeightFormat:
-    if stated.bits == 8:
-        return FORMATS["int8"]
-    kind = stated.settings.get("bnb_4bit_quant_type", "fp4")
-    double = bool(stated.settings.get("bnb_4bit_use_double_quant"))
-    return FORMATS["nf4-double" if double else "nf4" if kind == "nf4" else "fp4"]
-
-
-def _blocks(stated: Quantization) -> WeightFormat:
-    """One scale for a whole matrix where no size of a block is stated."""
-    if stated.settings.get("weight_block_size"):
-        return FORMATS["fp8"]
-    return WeightFormat(name="fp8", bits=8, source="Transformers integrations: a scale per matrix")
-
-
-def _integers(
-    scale: int, *, zero: bool = False, group: int | None = None, input_bits: int = 0, kernel: str = "dequantize"
-) -> Callable[[Quantization], WeightFormat]:
-    """Integers with a scale of so many bits for each group, or for each row, and a zero as wide as a weight."""
-
-    def row(stated: Quantization) -> WeightFormat:
-        bits, size = stated.bits or 4, stated.group_size or group
-        constants = scale + (bits if zero else 0)
-        return WeightFormat(
-            name=str(stated),
-            bits=bits,
-            shared=((size, constants),) if size else (),
-            row_bits=0 if size else constants,
-            input_bits=input_bits,
-            kernel=kernel,
-            source="the repository's own config",
-        )
-
-    return row
-
-
-_STATED: Mapping[str, Callable[[Quantization], WeightFormat]] = {
-    "bitsandbytes": _bitsandbytes,
-    "gptq": _integers(16, zero=True, input_bits=32, kernel="gptq"),
-    "auto-round": _integers(16, zero=True, group=128),
-    "awq": _integers(16, zero=True, group=128, kernel="awq"),
-    "fp8": _blocks,
-    "fbgemm-fp8": _integers(32),
-    "mxfp4": lambda _: FORMATS["mxfp4"],
-    "compressed-tensors": _integers(16),
-    "modelopt": _integers(8, group=16),
-    "mlx": _integers(32, group=64),
-    "hqq": _integers(32, group=64),
-    "quanto": _integers(16),
-    "torchao": _integers(32),
-    "eetq": _integers(16),
-    "bitnet": _integers(16),
-}
-"""Methods that configs name, and how wide their libraries keep the scale of a group."""
-
-
-def stated_format(stated: Quantization) -> WeightFormat | None:
-    """The format of a repository that states its quantization; None where the layout of its method is not known."""
-    row = _STATED.get(stated.method)
-    return None if row is None else row(stated)

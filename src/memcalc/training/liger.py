@@ -23,4 +23,4 @@ def use_liger(network: Network, model_type: str) -> None:
         elif isinstance(module, (GatedMLP, FusedGatedMLP)) and kernels.gated:
             module.fused = True
         elif kernels.rotary and vars(module).get("rotate") is not None:
-            module.__dict__["rotate"] = ops.fused_rotary
+            module.__dict__["rotate"] = ops.liger_rope

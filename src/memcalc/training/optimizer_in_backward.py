@@ -19,7 +19,7 @@ class StepOnArrival:
         self.tape = tape
         self.step = step
 
-    def arrived(self, weight: Weight, node: AccumulateGrad) -> None:
+    def post_accumulate_hook(self, weight: Weight, node: AccumulateGrad) -> None:
         """The gradient of `weight` has been accumulated in `node`."""
         scratch = self.tape.allocate(self.step([weight]), TEMPORARY, _SCOPE)
         del scratch
@@ -39,7 +39,7 @@ class StepOnNext(StepOnArrival):
         super().__init__(tape, step)
         self.pending: tuple[AccumulateGrad, Weight] | None = None
 
-    def arrived(self, weight: Weight, node: AccumulateGrad) -> None:
+    def post_accumulate_hook(self, weight: Weight, node: AccumulateGrad) -> None:
         """The gradient of `weight` is there: the one before it is used up now."""
         self.finish()
         self.pending = node, weight
@@ -65,4 +65,4 @@ def step_in_backward(network: Module, updater: StepOnArrival) -> None:
         node = parameter.node
         if isinstance(node, AccumulateGrad) and not isinstance(parameter, Buffer):
             weight = Weight(parameter.shape, parameter.dtype.itemsize, group=parameter.group)
-            node.arrived = partial(updater.arrived, weight)
+            node.post_accumulate_hook = partial(updater.post_accumulate_hook, weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.config.quantization import find_quantization, quantized_once, skipped_modules
+from memcalc.config.quantization import find_quantization, quantized_once
 from memcalc.errors import UsageError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.lm_losses import LanguageLoss
@@ -13,19 +13,24 @@ from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer
 from memcalc.nn.module_paths import input_embeddings, sites
-from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize
+from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell_apart
 from memcalc.nn.stack import Stack
 from memcalc.peft.freezing import freeze, train_only
 from memcalc.peft.injection import Lora, add_lora
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
+from memcalc.tables.frozen_bases import frozen_base
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.tables.weight_formats import FORMATS, WeightFormat, stated_format
+from memcalc.tables.stated_formats import module_formats, stated_format
+from memcalc.tables.weight_formats import FORMATS, WeightFormat
 from memcalc.training.liger import use_liger
 
 
 def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     """Freeze and extend `network`, unbound, as `setup` asks; returns what should be said under Assumptions."""
+    stated = find_quantization(spec.config)
+    if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
+        tell_apart(network, module_formats(stated, form))
     if setup.checkpoint_every > 1:
         _checkpoint_every(network, setup.checkpoint_every)
     reads_ids = network.reads_text and network.main_input == "input_ids"
@@ -71,26 +76,34 @@ def _shape_loss(network: Network, setup: TrainingSetup) -> None:
 def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[str]]:
     """What the base is quantized to: as the setup says, else as the repository is, where adapters are trained."""
     stated = quantized_once(spec.config, setup.quantization)
+    if setup.quantization == "mxfp4":
+        raise UsageError(
+            "MXFP4 weights cannot be trained on, as Transformers has no backward for them; leave out --quantization, "
+            "or use nf4, which bitsandbytes trains on."
+        )
     if setup.quantization != "none":
         return FORMATS[setup.quantization], []
     if stated is None:
         return None, []
     form = stated_format(stated)
-    if form is None or setup.lora_rank is None or "quantization" in setup.model_fields_set:
+    if setup.lora_rank is None or "quantization" in setup.model_fields_set:
         return None, [f"the repository's weights ({stated}) are dequantized when they are loaded"]
+    base = frozen_base(stated)
+    if not base.packed or form is None:
+        why = base.why if not base.packed else f"the layout of {stated.method} weights is not known"
+        return None, [f"the repository's weights ({stated}) are dequantized for training: {why}"]
     if setup.dora and not form.kernel.startswith("bnb"):
         raise UsageError(
             f"PEFT has no DoRA on a base like this repository's ({stated}); leave out --dora, or take the model "
             "that it was made from."
         )
-    return form, [f"base weights quantized as {stated.where} of the config says: {stated}"]
+    return form, [f"base weights quantized as {stated.where} of the config says: {stated}, trained by {base.why}"]
 
 
 def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: TrainingSetup) -> None:
     recipe = PRECISIONS[setup.precision]
     compute = recipe.autocast or recipe.weights
-    stated = find_quantization(spec.config)
-    quantize(network, form, compute, () if stated is None else skipped_modules(stated))
+    quantize(network, form, compute, module_formats(find_quantization(spec.config), form))
     keeps = ("gptq",)
     for _, parameter in network.tensors():
         if isinstance(parameter, (Buffer, Packed)) or parameter.fixed_dtype is not None:
@@ -125,7 +138,7 @@ def _checkpoint_every(network: Network, step: int) -> None:
             chosen = [(before + position) % step == 0 for position in range(module.depth)]
             module.split(chosen)
             for position, block in module.positions:
-                block.left_out = not chosen[position]
+                block.skips_checkpointing = not chosen[position]
             before += module.depth
 
 

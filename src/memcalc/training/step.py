@@ -18,12 +18,16 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
-from memcalc.nn.retained_graphs import keepers, look_back
+from memcalc.nn.retained_graphs import record_retained, retaining_modules
+from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
+from memcalc.parallel import engines
+from memcalc.parallel.engine import Engine
+from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import Optimizer, optimizer
-from memcalc.tables.precisions import PRECISIONS
+from memcalc.tables.precisions import PrecisionRecipe
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
 
@@ -64,7 +68,7 @@ class Step:
     standing_cache: Mapping[str, int] = field(default_factory=dict)
     """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
     weights: Mapping[str, int] | None = None
-    """Bytes of the weights by what they are; None where they are those of the network."""
+    """Bytes of the weights by what they are; None: those of the network."""
     beside: Mapping[str, int] = field(default_factory=dict)
     """Bytes of further weights, by name."""
     outlasting: int = 0
@@ -73,6 +77,8 @@ class Step:
     """Options that were chosen for the user, by name."""
     notes: tuple[str, ...] = ()
     """What was taken for granted when the model was adapted, for the Assumptions."""
+    engine: Engine | None = None
+    """What this rank does as one of several; None on a single GPU."""
 
     @property
     def training(self) -> bool:
@@ -82,7 +88,12 @@ class Step:
     def resolved(self) -> dict[str, Any]:
         """Every option with the value that was used."""
         length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
-        used = {"seq_len": length, "target_len": self.target_len, "attention": self.tape.attention, **self.used}
+        used = {
+            "seq_len": length,
+            "target_len": self.target_len,
+            "attention": run_context(self.tape).attention,
+            **self.used,
+        }
         if self.training:
             used["optimizer_impl"] = self.implementation
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
@@ -159,34 +170,42 @@ The optimizer is one that takes the options of all others.
 
 
 def trace(
-    spec: ModelSpec, setup: TrainingSetup, *, like_tracker: bool = False, teacher: ModelSpec | None = None
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    *,
+    layout: ParallelSetup = SINGLE,
+    like_tracker: bool = False,
+    teacher: ModelSpec | None = None,
 ) -> Step:
-    """Run one micro-batch forward and backward on shapes.
+    """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     shared = {} if _steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, like_tracker, None if teacher is None else teacher.key)
+    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
 
 
 @lru_cache(maxsize=64)
-def _trace(key: SpecKey, setup: TrainingSetup, like_tracker: bool, teacher: SpecKey | None) -> Step:
+def _trace(
+    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, like_tracker: bool, teacher: SpecKey | None
+) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
         from memcalc.training.objectives import run
 
         spec = run.pursuer(spec, setup)
     network = build(spec)
+    engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
-    walk = partial(_walk, spec, network, notes, setup, like_tracker, teacher)
+    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
-    if keeping := keepers(network):  # what a step leaves behind is there when the next one begins
-        look_back(keeping)
+    if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
+        record_retained(keeping)
         step = walk()
-        step.tape.left_behind = look_back(keeping)
+        run_context(step.tape).retained_bytes = record_retained(keeping)
     return step
 
 
@@ -195,32 +214,35 @@ def _walk(
     network: Network,
     notes: Sequence[str],
     setup: TrainingSetup,
+    layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
-    recipe = PRECISIONS[setup.precision]
+    recipe = engines.precision(setup.precision, layout)
     tape = Tape(sum_out_of_place=like_tracker)
-    tape.attention = family(spec.model_type).attention_used(setup.attention)
-    tape.expert_imbalance = setup.expert_imbalance
-    tape.checkpointing = setup.activation_checkpointing == "full"
-    tape.selective = setup.activation_checkpointing == "selective"
-    tape.reentrant = setup.checkpoint_reentrant
-    tape.offloads_inputs = setup.activation_offload and tape.checkpointing
-    tape.offloading = setup.activation_offload and not tape.checkpointing
+    tape.run = RunContext(
+        attention=family(spec.model_type).attention_used(setup.attention),
+        checkpointing=setup.activation_checkpointing == "full",
+        selective=setup.activation_checkpointing == "selective",
+        reentrant=setup.checkpoint_reentrant,
+    )
+    tape.offloads_inputs = setup.activation_offload and setup.activation_checkpointing == "full"
+    tape.offloading = setup.activation_offload and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
-    tensors = trained.bind(tape, recipe.weights, accumulated=setup.grad_accum > 1)
+    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=setup.grad_accum > 1)
+    tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
-    usual = network.usual_length or DEFAULT_SEQ_LEN
+    usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
     if not network.source_is_text:
         length = setup.target_len or length
-    inherited = [storage for module in keepers(network) for storage in module.inherit(tape)]
+    inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _own_loss(tape, network, setup, length), Aims()
+        (loss, held), more = _own_loss(tape, network, recipe, setup, length), Aims()
     else:
         loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
     forward_end = tape.clock
@@ -231,11 +253,12 @@ def _walk(
             "one."
         )
     backward(tape, loss)
-    if updater is not None:
+    if updater:
         updater.finish()
-    tape.held_by_graph.clear()
+    tape.kept_by_graph.clear()
     del loss, held, inherited
     tape.finish()
+    in_order = trained.parameters_in_update_order(set())
     return Step(
         tape,
         network,
@@ -245,35 +268,37 @@ def _walk(
         forward_end,
         length,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
-        trained=tuple(_weight(p, p.copies, setup) for _, p in tensors if p.reached),
-        update_order=tuple(_weight(p, n, setup) for p, n in trained.in_order(set()) if p.reached),
+        trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
+        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
         beside=more.beside,
         outlasting=more.outlasting,
         used=more.used,
         notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
+        engine=None if layout.alone else engine,
     )
 
 
 def _own_loss(
-    tape: Tape, network: Network, setup: TrainingSetup, length: int
+    tape: Tape, network: Network, recipe: PrecisionRecipe, setup: TrainingSetup, length: int
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """The loss that the model computes of a micro-batch, and the outputs that the loop holds through backward."""
-    ids = tape.untracked((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
-    with tape.autocasting(PRECISIONS[setup.precision].autocast):
+    ids = tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
+    with tape.autocasting(recipe.autocast):
         outputs = network(batch(ids, ids, setup))
-    loss = outputs.finish()
-    return loss, outputs.kept if setup.hold_outputs else ()
+    loss = outputs.compute_loss()
+    return loss, outputs.returned if setup.hold_outputs else ()
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
     """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
-    if tape.selective:
-        if not tape.recomputed_attentions:
+    run = run_context(tape)
+    if run.selective:
+        if not run.recomputed_attentions:
             raise UsageError(
                 "--activation-checkpointing selective recomputes scores of attention, which this model does not have "
                 "as memcalc knows them; use full."
             )
-        if tape.attention != "eager":
+        if run.attention != "eager":
             yield (
-                f"--attention {tape.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
             )

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from support.http_pieces import Blob
+from support.hub_models import CONFIG, INDEX, Load, hub, load, refused, sharded, weights
 from support.hub_server import Hub
 from support.weights import data_bytes, header, layers
-from test_hub import CONFIG, INDEX, Load, hub, load, refused, sharded, weights
 
 from memcalc import sources
 from memcalc.errors import CheckpointError, HubError, MemcalcError

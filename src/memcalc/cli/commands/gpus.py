@@ -6,9 +6,15 @@ from memcalc.units import format_bytes
 
 
 def command() -> None:
-    """List the GPUs that --gpu knows, with their memory as the driver reports it."""
+    """List the GPUs that --gpu knows: memory as the driver reports it, and what CUDA reports, which a process gets."""
     rows = [
-        (gpu.name, format_bytes(gpu.total_bytes, "GiB"), format_bytes(gpu.total_bytes, "GB"), gpu.architecture)
+        (
+            gpu.name,
+            format_bytes(gpu.total_bytes, "GiB"),
+            format_bytes(gpu.usable_bytes, "GiB"),
+            format_bytes(gpu.usable_bytes, "GB"),
+            gpu.architecture,
+        )
         for gpu in GPUS
     ]
-    print_table(("name", "GiB", "GB", "architecture"), rows, right=(1, 2))
+    print_table(("name", "board", "usable", "usable in GB", "architecture"), rows, right=(1, 2, 3))

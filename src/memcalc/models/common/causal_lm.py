@@ -17,6 +17,7 @@ from memcalc.nn.layers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
 from memcalc.nn.layers.routers import Routed
 from memcalc.nn.model import Batch, Network, Outputs, positions
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -79,12 +80,12 @@ class DecoderModel(Module):
         inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         del embeds
         if self.scaled:
-            inputs_embeds = ops.scale(inputs_embeds)
-        if ids.tape.cache is not None:
+            inputs_embeds = ops.mul_scalar(inputs_embeds)
+        if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
                 attention, window = _mixer(block)
                 if window != RECURRENT:
-                    ids.tape.cache.announce(attention, window, block.copies, inputs_embeds)
+                    cache.register_layer(attention, window, block.copies, inputs_embeds)
         given = position_ids is not None
         if position_ids is None and self.positions != "none":
             position_ids = positions(ids.tape, ids.shape[1])
@@ -170,49 +171,51 @@ class CausalLM(Network):
 
     def listen(self, tape: Tape) -> None:
         """Note what routers give from here on, where there is a loss of it."""
-        tape.routed = [] if self.balanced else None
+        run_context(tape).router_outputs = [] if self.balanced else None
 
     def conclude(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits as `finish` gives them, and the losses beside that of the tokens."""
         tape, outputs = batch.ids.tape, self.finish(batch, hidden, kept)
-        if tape.routed:
+        run = run_context(tape)
+        if run.router_outputs:
             with tape.scoped("experts"):
-                self._balance(batch, outputs, tape.routed)
-        tape.routed = None
+                self._balance(batch, outputs, run.router_outputs)
+        run.router_outputs = None
         if self.bounded and outputs.loss is not None:
-            outputs.loss = with_z_loss(outputs.loss, outputs.kept[0])
+            outputs.loss = with_z_loss(outputs.loss, outputs.returned[0])
         return outputs
 
     def _balance(self, batch: Batch, outputs: Outputs, routed: list[Routed]) -> None:
         """Add the loss of the routers, which the output object keeps as it keeps their logits."""
         auxiliary = load_balancing_loss(batch.ids, routed, padding=batch.padding)
-        outputs.kept = (*outputs.kept, auxiliary, *(layer.logits for layer in routed))
+        outputs.returned = (*outputs.returned, auxiliary, *(layer.logits for layer in routed))
         if outputs.loss is not None:
-            outputs.loss = ops.add_(outputs.loss, ops.scale(auxiliary))
+            outputs.loss = ops.add_(outputs.loss, ops.mul_scalar(auxiliary))
 
     def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
         """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""
         tape = batch.ids.tape
-        if tape.hidden is not None:
-            tape.hidden.append((hidden, 1))
-        if tape.cache is not None and not tape.all_logits:
+        run = run_context(tape)
+        if run.hidden_states is not None:
+            run.hidden_states.append((hidden, 1))
+        if run.cache is not None and not run.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
             if self.loss is not None and batch.labels is not None:
                 if self.loss.is_behind:
                     hidden = hidden if self.loss.keep is None else ops.narrow(hidden, 1, self.loss.keep)
                     logits = self.logits(hidden)
-                    return Outputs(None, (logits, *kept), partial(self.loss.behind, labels=batch.labels))
+                    return Outputs(None, (logits, *kept), partial(self.loss.loss_from_logits, labels=batch.labels))
                 loss, held = self.loss(self.lm_head, self.logits, hidden, batch.labels)
                 return Outputs(loss, (*held, *kept))
-            if batch.keep is not None:
-                hidden = ops.narrow(hidden, 1, batch.keep)
+            if batch.logits_to_keep is not None:
+                hidden = ops.narrow(hidden, 1, batch.logits_to_keep)
             logits = self.logits(hidden)
             return Outputs(None if batch.labels is None else causal_lm_loss(logits, batch.labels), (logits, *kept))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [b, s, V] of hidden states [b, s, h]. What the head saves stays on the device."""
-        with hidden.tape.keeping():
+        with hidden.tape.without_offloading():
             logits: Tensor = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
         for function in self.bend:
             logits = function(logits)

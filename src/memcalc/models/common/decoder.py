@@ -27,7 +27,7 @@ from memcalc.nn.stack import Stack
 Windows = Sequence[int | None]
 """The sliding window of each layer; None for full attention."""
 
-SOFT_CAP: tuple[Callable[[Tensor], Tensor], ...] = (ops.scale, ops.tanh, ops.scale)
+SOFT_CAP: tuple[Callable[[Tensor], Tensor], ...] = (ops.mul_scalar, ops.tanh, ops.mul_scalar)
 """Logits divided by a number, through tanh, and multiplied by it."""
 
 

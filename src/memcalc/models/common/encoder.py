@@ -16,6 +16,7 @@ from memcalc.nn.layers.losses import causal_lm_loss, class_loss, in_batch_loss, 
 from memcalc.nn.layers.masks import bidirectional_mask, causal_mask
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
@@ -91,7 +92,7 @@ class EncoderLM(Network):
         """Loss and logits."""
         hidden, pooled = self.model(batch.ids, batch.padding)
         tape = batch.ids.tape
-        last = hidden if tape.cache is None or tape.all_logits else ops.narrow(hidden, 1, 1)
+        last = hidden if run_context(tape).cache is None or run_context(tape).all_logits else ops.narrow(hidden, 1, 1)
         logits = self.head(last)
         related = self.pair(pooled) if self.pair is not None else None
         with tape.scoped("LM head and loss"):
@@ -159,8 +160,8 @@ class SentenceEmbedder(Network):
         hidden, _pooled = self.model(batch.ids, batch.padding)
         tape = batch.ids.tape
         with tape.scoped("head and loss"):
-            mask = tape.new(hidden.shape, hidden.dtype)  # which tokens count, as wide as the hidden states
-            pooled = ops.divide(ops.sum_over(ops.multiply(hidden, mask), 1), ops.shift(ops.sum_over(mask, 1)))
+            mask = tape.empty(hidden.shape, hidden.dtype)  # which tokens count, as wide as the hidden states
+            pooled = ops.div(ops.sum(ops.mul(hidden, mask), 1), ops.add_scalar(ops.sum(mask, 1)))
             del mask
             if batch.labels is None:
                 return Outputs(None, (hidden, pooled))

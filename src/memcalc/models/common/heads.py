@@ -43,22 +43,22 @@ class SequenceClassifier(Network):
             size, length = batch.ids.shape
             if self.has_padding:
                 not_padding = ops.to(ops.compare(batch.ids), INT32)
-                indices = tape.new((length,), INT32)
-                last = _argmax(ops.multiply(indices, not_padding))
-                pooled = ops.pick(logits, tape.new((size,), INT64), last)
+                indices = tape.empty((length,), INT32)
+                last = _argmax(ops.mul(indices, not_padding))
+                pooled = ops.index(logits, tape.empty((size,), INT64), last)
                 del not_padding, indices
             elif size > 1:
                 raise ConfigError(
                     "config.json has no 'pad_token_id', so sequences cannot be told apart in a batch; add it."
                 )
             else:
-                pooled = ops.pick(ops.select(logits, 1), tape.new((size,), INT64))
+                pooled = ops.index(ops.select(logits, 1), tape.empty((size,), INT64))
             loss = None if batch.labels is None else class_loss(pooled, batch.class_labels(), self.problem)
         return Outputs(loss, (pooled,))
 
 
 def _argmax(x: Tensor) -> Tensor:
-    return x.tape.new(x.shape[:-1], INT64)
+    return x.tape.empty(x.shape[:-1], INT64)
 
 
 def _hidden(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -127,7 +127,7 @@ class QuestionAnswerer(Network):
             starts, ends = (ops.contiguous(ops.squeeze(piece, -1)) for piece in ops.split(logits, [1, 1], -1))
             if batch.labels is None:
                 return Outputs(None, (starts, ends))
-            where = [tape.untracked(batch.ids.shape[:1], INT64, OVERHEAD, "labels") for _ in range(2)]
+            where = [tape.external_tensor(batch.ids.shape[:1], INT64, OVERHEAD, "labels") for _ in range(2)]
             return Outputs(position_loss(starts, ends, *where), (starts, ends))
 
 
@@ -148,11 +148,11 @@ class TextEmbedder(Network):
         if batch.labels is None:
             return Outputs(None, (hidden,))
         with tape.scoped("head and loss"):
-            pooled = ops.pick(hidden, *(tape.new(batch.ids.shape[:1], INT64) for _ in range(2)))
-            length = ops.sqrt(ops.sum_over(ops.power(pooled), -1, keepdim=True))
-            unit = ops.divide(pooled, ops.expand(length, *pooled.shape))
-            scores = ops.scale(ops.matmul(unit, ops.transpose(unit, 0, 1)))
-            loss = ops.cross_entropy(scores, tape.new(batch.ids.shape[:1], INT64))
+            pooled = ops.index(hidden, *(tape.empty(batch.ids.shape[:1], INT64) for _ in range(2)))
+            length = ops.sqrt(ops.sum(ops.pow(pooled), -1, keepdim=True))
+            unit = ops.div(pooled, ops.expand(length, *pooled.shape))
+            scores = ops.mul_scalar(ops.matmul(unit, ops.transpose(unit, 0, 1)))
+            loss = ops.cross_entropy(scores, tape.empty(batch.ids.shape[:1], INT64))
         return Outputs(loss, (hidden,))
 
 

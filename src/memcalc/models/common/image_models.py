@@ -16,8 +16,7 @@ from memcalc.nn.module import Module
 class ImageClassifier(Network):
     """A tower with a class per image: scores of what `reduce` makes of its hidden states, or of what it pooled (None).
 
-    `pixels` is the config that says how large an image is, where it is not `c` itself; with `any_size` it only says
-    what is usual.
+    `pixels` is the config with the image size, if that is not `c` itself; `resizable_input`: it is only a default.
     """
 
     reads_text = False
@@ -30,9 +29,9 @@ class ImageClassifier(Network):
         classifier: Module,
         pixels: Config | None = None,
         *,
-        any_size: bool = False,
+        resizable_input: bool = False,
     ) -> None:
-        self.any_size = any_size
+        self.resizable_input = resizable_input
         self.model = model
         self.classifier = classifier
         self.reduce = reduce
@@ -40,7 +39,7 @@ class ImageClassifier(Network):
 
     def inputs(self, batch: Batch) -> Tensor:
         """What the tower takes: pixels [b, c, height, width]."""
-        return batch.pixels(self.config, any_size=self.any_size)
+        return batch.pixels(self.config, resizable_input=self.resizable_input)
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
@@ -58,16 +57,16 @@ class ImageEmbedder(Network):
     reads_text = False
 
     def __init__(
-        self, c: Config, model: VisionTower, projection: Module | None = None, *, any_size: bool = False
+        self, c: Config, model: VisionTower, projection: Module | None = None, *, resizable_input: bool = False
     ) -> None:
-        self.any_size = any_size
+        self.resizable_input = resizable_input
         self.model = model
         self.projection = projection
         self.config = c
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and embeddings [b, h]."""
-        states, pooled, _ = self.model(batch.pixels(self.config, any_size=self.any_size))
+        states, pooled, _ = self.model(batch.pixels(self.config, resizable_input=self.resizable_input))
         with batch.ids.tape.scoped("head and loss"):
             embedded = ops.select(states, 1) if pooled is None else pooled
             if self.projection is not None:

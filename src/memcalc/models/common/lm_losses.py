@@ -58,7 +58,7 @@ class LanguageLoss:
             return _with_z_loss(logits, labels), (logits,)
         return causal_lm_loss(logits, labels), (logits,)
 
-    def behind(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_from_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss where the caller of the model makes it of the logits, outside autocast."""
         return _smoothed(logits, labels if self.keep is None else ops.narrow(labels, 1, self.keep))
 
@@ -95,31 +95,31 @@ def _chunked(logits: Sequence[Tensor], labels: Sequence[Tensor]) -> Tensor:
         total = loss if total is None else ops.add(total, loss)
         del rows, loss
     assert total is not None
-    return ops.scale(total)
+    return ops.mul_scalar(total)
 
 
 def _smoothed(logits: Tensor, labels: Tensor) -> Tensor:
     """Hugging Face Trainer's label smoothing: the last token's logits are cut off, which copies all others."""
     logits = ops.contiguous(ops.narrow(logits, 1, logits.shape[1] - 1))
     labels = ops.contiguous(ops.narrow(labels, 1, labels.shape[1] - 1))
-    log_probs = ops.negative(ops.log_softmax(logits))
+    log_probs = ops.neg(ops.log_softmax(logits))
     labels = ops.unsqueeze(labels, -1)
-    ignored = ops.like(labels, BOOL)
-    labels = ops.like(labels)
+    ignored = ops.empty_like(labels, BOOL)
+    labels = ops.empty_like(labels)
     nll = ops.gather(log_probs, labels)
-    smooth = ops.sum_over(log_probs, keepdim=True, dtype=FP32)
+    smooth = ops.sum(log_probs, keepdim=True, dtype=FP32)
     nll = ops.masked_fill_(nll, ignored)
     smooth = ops.masked_fill_(smooth, ignored)
-    count = ops.shift(_sum(ops.like(ignored, INT64)))
-    nll = ops.divide(_sum(nll), count)
-    smooth = ops.divide(_sum(smooth), ops.scale(count))
-    return ops.add(ops.scale(nll), ops.scale(smooth))
+    count = ops.add_scalar(_sum(ops.empty_like(ignored, INT64)))
+    nll = ops.div(_sum(nll), count)
+    smooth = ops.div(_sum(smooth), ops.mul_scalar(count))
+    return ops.add(ops.mul_scalar(nll), ops.mul_scalar(smooth))
 
 
 def _sum(x: Tensor) -> Tensor:
     """The sum of all elements."""
     flat = ops.reshape(x, -1)
-    return ops.sum_over(flat, 0)
+    return ops.sum(flat, 0)
 
 
 def _with_z_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -127,5 +127,5 @@ def _with_z_loss(logits: Tensor, labels: Tensor) -> Tensor:
     labels, shifted = shifted_labels(labels)
     logits = ops.reshape(ops.to(logits, FP32), -1, logits.shape[-1])
     loss = ops.cross_entropy(logits, shifted)
-    z_loss = ops.scale(ops.mean(ops.power(ops.logsumexp(logits)), 0, keepdim=False))
+    z_loss = ops.mul_scalar(ops.mean(ops.pow(ops.logsumexp(logits)), 0, keepdim=False))
     return ops.add(loss, z_loss)

@@ -10,6 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import Batch
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT64
 
 
@@ -17,7 +18,7 @@ def shift_right(labels: Tensor) -> Tensor:
     """Decoder ids [b, t] from labels [b, t]: a start token, then all labels but the last."""
     tape = labels.tape
     batch, length = labels.shape
-    shifted = tape.new((batch, length), INT64)
+    shifted = tape.empty((batch, length), INT64)
     if length > 1:
         ops.clone(ops.narrow(labels, 1, length - 1), contiguous=True)
     ops.compare(shifted)
@@ -30,9 +31,9 @@ def wrap_right(labels: Tensor) -> Tensor:
     batch, length = labels.shape
     shifted = ops.clone(labels)
     ops.compare(shifted)
-    last = ops.shift(ops.to(ops.compare(shifted), INT64))
+    last = ops.add_scalar(ops.to(ops.compare(shifted), INT64))
     del last
-    first = tape.new((batch, 1), INT64)
+    first = tape.empty((batch, 1), INT64)
     if length > 1:
         ops.clone(ops.narrow(shifted, 1, length - 1), contiguous=True)
     del first
@@ -47,12 +48,12 @@ def encoded(batch: Batch, cache: Cache | None, encoder: Callable[[Tensor, bool],
         raise UsageError(
             "an encoder-decoder is estimated with Transformers' own cache only; leave out --engine and --kv-dtype."
         )
-    tape = batch.ids.tape
-    tape.cache, kept = None, tape.cache  # attention of an encoder caches nothing
+    run = run_context(batch.ids)
+    run.cache, kept = None, run.cache  # attention of an encoder caches nothing
     states = encoder(batch.ids, batch.padding)
-    tape.cache = kept
-    if tape.beams > 1:
-        states = ops.repeat_rows(states, tape.beams)
+    run.cache = kept
+    if run.beams > 1:
+        states = ops.repeat(states, run.beams)
     if cache is not None and batch.labels is None:
         cache.states = states
     return states
@@ -66,11 +67,12 @@ def decoder_input(
         return shift(labels)
     if cache is not None and cache.past:
         return batch.ids
-    return batch.ids.tape.new((batch.ids.shape[0] * batch.ids.tape.beams, 1), INT64)
+    return batch.ids.tape.empty((batch.ids.shape[0] * run_context(batch.ids).beams, 1), INT64)
 
 
 def decoder_cache(tape: Tape, *, in_training: bool) -> Cache | None:
     """The cache that a decoder fills. One with a config of its own caches in training too, unless checkpointed."""
-    if tape.cache is not None:
-        return tape.cache
-    return Cache() if in_training and not tape.checkpointing else None
+    run = run_context(tape)
+    if run.cache is not None:
+        return run.cache
+    return Cache() if in_training and not run.checkpointing else None

@@ -12,6 +12,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import ctc_loss, in_batch_loss, token_loss
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 
 
 class SpeechNetwork(Network):
@@ -22,8 +23,8 @@ class SpeechNetwork(Network):
 
     def __init__(self, model: Module, features: int | None) -> None:
         self.model, self.features = model, features
-        self.usual_length = 160_000 if features is None else 500
-        self.length_counts = "samples, 16,000 a second" if features is None else "frames, 50 a second"
+        self.default_length = 160_000 if features is None else 500
+        self.length_unit = "samples, 16,000 a second" if features is None else "frames, 50 a second"
         self.main_input = "input_values" if features is None else "input_features"
 
     def sound(self, batch: Batch) -> Tensor:
@@ -36,7 +37,9 @@ class SpeechNetwork(Network):
         tape = batch.ids.tape
         tape.inputs.remove(batch.ids.storage.allocation)
         shape = batch.ids.shape if self.features is None else (*batch.ids.shape, self.features)
-        return tape.untracked(shape, tape.weights, OVERHEAD, "samples" if self.features is None else "audio features")
+        return tape.external_tensor(
+            shape, run_context(tape).weights_dtype, OVERHEAD, "samples" if self.features is None else "audio features"
+        )
 
 
 class SpeechRecognizer(SpeechNetwork):

@@ -15,6 +15,7 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.vision_transformer import Seen
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT64
 
 
@@ -22,7 +23,7 @@ class Sight(NamedTuple):
     """What a model sees: features [images, tokens, h], or one [tokens, h] for each image; and what is kept besides."""
 
     features: Tensor | Sequence[Tensor]
-    kept: tuple[Any, ...]
+    returned: tuple[Any, ...]
 
 
 class Eye(Module):
@@ -132,7 +133,8 @@ class VisionLanguage(Network):
         outputs: Sight | None = None
         guide: dict[str, Any] = {}
         features = mask = None
-        starts = tape.cache is None or tape.cache.length == 0
+        run = run_context(tape)
+        starts = run.past_length == 0
         if batch.images and starts:
             outputs = self._look(batch)
             features = outputs.features
@@ -140,21 +142,21 @@ class VisionLanguage(Network):
                 features = ops.cat(features, 0)
             features = ops.to(features, inputs_embeds.dtype)
             if self.one_forward:
-                outputs = Sight(features, outputs.kept)  # the model keeps no others
+                outputs = Sight(features, outputs.returned)  # the model keeps no others
             mask, *_others = places(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
             guide = self._guide(ids, outputs, mask)
         mutual = self.mutual and starts
-        groups = tape.new(ids.shape, INT64) if mutual else None
-        outer = tape.cache
-        made = Cache() if outer is None and self.caches and not tape.checkpointing else None
-        tape.cache = outer or made
-        with tape.attending(self.attention_of(tape.attention)):
+        groups = tape.empty(ids.shape, INT64) if mutual else None
+        outer = run.cache
+        made = Cache() if outer is None and self.caches and not run.checkpointing else None
+        run.cache = outer or made
+        with run.attention_backend(self.attention_of(run.attention)):
             hidden = self.text.model(ids, batch.padding or mutual, embeds=inputs_embeds, **guide)
-        tape.cache = outer
+        run.cache = outer
         del groups, cleaned
         if self.one_forward:
-            return hidden, (None if outputs is None else outputs.kept, made), (inputs_embeds, features, mask)
+            return hidden, (None if outputs is None else outputs.returned, made), (inputs_embeds, features, mask)
         return hidden, (outputs, made), ()
 
     def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
@@ -169,10 +171,10 @@ class VisionLanguage(Network):
                 f"--images {batch.images} takes {taken} tokens of each sequence, but {batch.ids.shape[1]} are read at "
                 f"once; give --seq-len {taken} or more, or fewer images."
             )
-        cached = batch.ids.tape.cache
-        batch.ids.tape.cache = None  # a tower's attention caches nothing
+        run = run_context(batch.ids)
+        cached, run.cache = run.cache, None  # a tower's attention caches nothing
         sight = self.visual.look(batch)
-        batch.ids.tape.cache = cached
+        run.cache = cached
         return sight
 
     def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
@@ -184,7 +186,7 @@ def places(ids: Tensor, kinds: int) -> list[Tensor]:
     """Where ids [b, s] are tokens of an image, or of several `kinds` of picture: [b, s, 1] each."""
     masks = [ops.compare(ids) for _ in range(kinds)]
     for _ in masks:
-        ids.tape.new((), INT64)  # how many, to compare with those there are
+        ids.tape.empty((), INT64)  # how many, to compare with those there are
     return [ops.unsqueeze(mask, -1) for mask in masks]
 
 

@@ -186,6 +186,6 @@ class TextTower(Module):
         if self.head is not None:
             return last, self.head(ops.select(last, 1))
         narrow = ops.to(ids, INT32)
-        where = tape.new(ids.shape[:1], INT64)
+        where = tape.empty(ids.shape[:1], INT64)
         del narrow
-        return last, ops.pick(last, tape.new(ids.shape[:1], INT64), where)
+        return last, ops.index(last, tape.empty(ids.shape[:1], INT64), where)

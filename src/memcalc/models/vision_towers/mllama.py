@@ -15,6 +15,7 @@ from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionAttention, grid_of
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -32,7 +33,7 @@ class TilePlaces(Module):
         """[images, tiles, n, h] to the same; `shapes` are those of the images [images, 1]."""
         embeddings = self.embedding(shapes)
         embeddings = ops.reshape(embeddings, -1, self.tiles, 1, self.width)
-        embeddings = ops.multiply(embeddings, ops.tanh(self.gate))
+        embeddings = ops.mul(embeddings, ops.tanh(self.gate))
         return ops.add(hidden, embeddings)
 
 
@@ -50,11 +51,11 @@ class PatchPlaces(Module):
     def forward(self, hidden: Tensor, shapes: Tensor) -> Tensor:
         """[images, tiles, n, h] to the same; `shapes` are those of the images [images, 1]."""
         tiles, patches, width = self.shape
-        gated = ops.multiply(ops.shift(ops.negative(ops.tanh(self.gate))), self.embedding)
+        gated = ops.mul(ops.add_scalar(ops.neg(ops.tanh(self.gate))), self.embedding)
         hidden = ops.add(hidden, ops.view(gated, 1, 1, patches, width))
         tiled = self.tile_embedding(shapes)
         tiled = ops.reshape(tiled, hidden.shape[0], tiles, patches, width)
-        gated_tiles = ops.multiply(ops.tanh(self.gate), tiled)
+        gated_tiles = ops.mul(ops.tanh(self.gate), tiled)
         return ops.add(hidden, gated_tiles)
 
 
@@ -62,7 +63,7 @@ class GatedBlock(Module):
     """Norm, attention, add; norm, MLP, add. With `gated`, what is added is weighted by trained gates."""
 
     scope = "residual stream"
-    left_out = True
+    skips_checkpointing = True
 
     def __init__(self, v: Config, width: int, *, gated: bool) -> None:
         names = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -80,13 +81,13 @@ class GatedBlock(Module):
         hidden = self.input_layernorm(hidden)
         hidden, _weights = self.self_attn(hidden, mask=mask)
         if self.gate_attn is not None:
-            hidden = ops.multiply(ops.tanh(self.gate_attn), hidden)
+            hidden = ops.mul(ops.tanh(self.gate_attn), hidden)
         hidden = ops.add(residual, hidden)
         residual = hidden
         hidden = self.post_attention_layernorm(hidden)
         hidden = self.mlp(hidden)
         if self.gate_ffn is not None:
-            hidden = ops.multiply(ops.tanh(self.gate_ffn), hidden)
+            hidden = ops.mul(ops.tanh(self.gate_ffn), hidden)
         return ops.add(residual, hidden)
 
 
@@ -167,12 +168,12 @@ class TiledTower(Module):
     def _mask(self, told: Tensor, length: int) -> Tensor:
         """Which patches see which [images, 1, n, n]: padding sees nothing, and is not seen."""
         images, tiles = told.shape
-        dtype = told.tape.weights
+        dtype = run_context(told).weights_dtype
         mask = ops.to(ops.view(told, images, tiles, 1, 1), dtype)
-        mask = told.tape.new((images, tiles, length, 1), dtype)
-        mask = ops.shift(mask)
+        mask = told.tape.empty((images, tiles, length, 1), dtype)
+        mask = ops.add_scalar(mask)
         mask = ops.reshape(mask, images, tiles * length, 1)
-        mask = ops.scale(ops.matmul(mask, ops.transpose(mask, -1, -2)))
+        mask = ops.mul_scalar(ops.matmul(mask, ops.transpose(mask, -1, -2)))
         return ops.unsqueeze(mask, 1)
 
 

@@ -14,6 +14,7 @@ from memcalc.nn.layers.packed_vision import AxialRotary
 from memcalc.nn.layers.rotary import Rotation, apply_rotary
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, Seen, kinds_of
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
@@ -86,12 +87,12 @@ class PixtralTower(Module):
         images = ops.unbind(grid, 0)
         hidden = ops.unsqueeze(ops.cat([ops.transpose(_flat(image), 0, 1) for image in images], 0), 0)
         hidden = self.ln_pre(hidden)
-        places = tape.new((hidden.shape[1], 2), INT64)
-        last_places = [tape.new((side,), INT64) for side in grid.shape[2:]]
+        places = tape.empty((hidden.shape[1], 2), INT64)
+        last_places = [tape.empty((side,), INT64) for side in grid.shape[2:]]
         rotation = self.patch_positional_embedding(hidden, places)
         mask = None
-        if tape.attention != "flash":
-            mask = tape.new((1, 1, hidden.shape[1], hidden.shape[1]), hidden.dtype)
+        if run_context(tape).attention != "flash":
+            mask = tape.empty((1, 1, hidden.shape[1], hidden.shape[1]), hidden.dtype)
         hidden, states = self._blocks(hidden, mask, rotation)
         del grid, last_places
         return hidden, None, tuple(states[index] for index in self.keep)

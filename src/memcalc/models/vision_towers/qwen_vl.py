@@ -24,6 +24,7 @@ from memcalc.nn.layers.packed_vision import (
 )
 from memcalc.nn.model import IMAGES, Batch
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
@@ -66,12 +67,14 @@ class PackedEye(SizedEye):
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         patches = images * self.tokens(batch.image_size) * self.side**2
-        pixels = tape.untracked((patches, self.patch_embed.pixels), tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(
+            (patches, self.patch_embed.pixels), run_context(tape).weights_dtype, OVERHEAD, IMAGES
+        )
         return self(pixels, images)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, images: int) -> Sight:
         """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
-        places = pixels.tape.new((pixels.shape[0], 2), INT64)
+        places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         hidden = self.patch_embed(pixels)
         rotation = self.rotary_pos_emb(hidden, places)
         lengths = [pixels.shape[0] // images] * images
@@ -103,7 +106,7 @@ class WindowedEye(PackedEye):
         """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
         square = self.side**2
         count = pixels.shape[0] // images
-        places = pixels.tape.new((pixels.shape[0], 2), INT64)
+        places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         side = isqrt(count // square)
         windows = [cells * square for cells in window_lengths(side, side, self.window)] * images
         order = _on_host(pixels.tape, (pixels.shape[0] // square,))
@@ -115,12 +118,12 @@ class WindowedEye(PackedEye):
             lengths = [count] * images if block.traced.position in self.full else windows
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         merged = self.merger(hidden)
-        merged = ops.take(merged, order)
+        merged = ops.index_select(merged, order)
         return Sight(self.by_image(merged, images), (hidden,))
 
     def _ordered(self, x: Tensor, order: Tensor) -> Tensor:
         squares = ops.reshape(x, order.shape[0], self.side**2, -1)
-        return ops.reshape(ops.take(squares, order), x.shape[0], -1)
+        return ops.reshape(ops.index_select(squares, order), x.shape[0], -1)
 
 
 class DeepstackEye(PackedEye):
@@ -129,7 +132,7 @@ class DeepstackEye(PackedEye):
     def __init__(self, v: Config, parts: Parts, merger: Callable[[bool], PatchMerger], depths: Sequence[int]) -> None:
         self.depths = tuple(depths)
         super().__init__(v, parts, merger(False))
-        self.patch_embed.feeds = False  # Transformers does not know which module it is
+        self.patch_embed.is_input_embedding = False  # Transformers does not know which module it is
         self.pos_embed = Embedding(v.integer("num_position_embeddings"), parts.width)
         self.deepstack_merger_list = [merger(True) for _ in self.depths]
 
@@ -143,11 +146,11 @@ class DeepstackEye(PackedEye):
         A position is the weighted sum of four learned ones.
         """
         tape, count = pixels.tape, pixels.shape[0]
-        indices, weights = tape.new((count, 4), INT64), tape.new((count, 4), FP32)
-        places = tape.new((count, 2), INT64)
+        indices, weights = tape.empty((count, 4), INT64), tape.empty((count, 4), FP32)
+        places = tape.empty((count, 2), INT64)
         hidden = self.patch_embed(pixels)
         assert self.pos_embed is not None
-        learned = ops.sum_over(ops.multiply(self.pos_embed(indices), ops.unsqueeze(weights, -1)), 1)
+        learned = ops.sum(ops.mul(self.pos_embed(indices), ops.unsqueeze(weights, -1)), 1)
         hidden = ops.add(hidden, ops.to(learned, hidden.dtype))
         rotation = self.rotary_pos_emb(hidden, places)
         lengths = [count // images] * images

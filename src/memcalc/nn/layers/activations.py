@@ -14,19 +14,22 @@ Activation = Callable[[Tensor], Tensor]
 
 def gelu_new(x: Tensor) -> Tensor:
     """GPT-2's tanh approximation of GELU, written out in eager PyTorch: 0.5·x·(1 + tanh(c·(x + a·x³)))."""
-    return ops.multiply(ops.scale(x), ops.shift(ops.tanh(ops.scale(ops.add(x, ops.scale(ops.power(x, 3.0)))))))
+    return ops.mul(
+        ops.mul_scalar(x), ops.add_scalar(ops.tanh(ops.mul_scalar(ops.add(x, ops.mul_scalar(ops.pow(x, 3.0))))))
+    )
 
 
 def gelu_fast(x: Tensor) -> Tensor:
     """The same, as 0.5·x·(1 + tanh(c·x·(1 + a·x·x)))."""
-    return ops.multiply(
-        ops.scale(x), ops.shift(ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x)))))
+    return ops.mul(
+        ops.mul_scalar(x),
+        ops.add_scalar(ops.tanh(ops.mul(ops.mul_scalar(x), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))))),
     )
 
 
 def gelu_of_erf(x: Tensor) -> Tensor:
     """The exact GELU, written out in eager PyTorch: 0.5·x·(1 + erf(x/√2))."""
-    return ops.multiply(ops.scale(x), ops.shift(ops.erf(ops.scale(x))))
+    return ops.mul(ops.mul_scalar(x), ops.add_scalar(ops.erf(ops.mul_scalar(x))))
 
 
 def gelu_10(x: Tensor) -> Tensor:
@@ -36,8 +39,8 @@ def gelu_10(x: Tensor) -> Tensor:
 
 def laplace(x: Tensor) -> Tensor:
     """0.5·(1 + erf((x - mu)/(sigma·√2)))."""
-    scaled = ops.scale(ops.shift(x))
-    return ops.scale(ops.shift(ops.erf(scaled)))
+    scaled = ops.mul_scalar(ops.add_scalar(x))
+    return ops.mul_scalar(ops.add_scalar(ops.erf(scaled)))
 
 
 def sqrt_softplus(x: Tensor) -> Tensor:
@@ -47,13 +50,13 @@ def sqrt_softplus(x: Tensor) -> Tensor:
 
 def quick_gelu(x: Tensor) -> Tensor:
     """x·sigmoid(c·x)."""
-    return ops.multiply(x, ops.sigmoid(ops.scale(x)))
+    return ops.mul(x, ops.sigmoid(ops.mul_scalar(x)))
 
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x) squared: keeps relu(x) for both."""
     positive = ops.relu(x)
-    return ops.power(positive)
+    return ops.pow(positive)
 
 
 def linear(x: Tensor) -> Tensor:
@@ -74,12 +77,10 @@ class XIELU(Module):
         """[..., width] to [..., width]."""
         alpha_p = ops.softplus(self.alpha_p)
         alpha_n = ops.add(self.beta, ops.softplus(self.alpha_n))
-        return ops.choose(
+        return ops.where(
             ops.compare(x),
-            ops.add(ops.multiply(ops.multiply(alpha_p, x), x), ops.multiply(self.beta, x)),
-            ops.add(
-                ops.multiply(ops.subtract(ops.expm1(ops.at_most(x, self.eps)), x), alpha_n), ops.multiply(self.beta, x)
-            ),
+            ops.add(ops.mul(ops.mul(alpha_p, x), x), ops.mul(self.beta, x)),
+            ops.add(ops.mul(ops.sub(ops.expm1(ops.minimum(x, self.eps)), x), alpha_n), ops.mul(self.beta, x)),
         )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.checkpointing import checkpointed
 from memcalc.autograd.tensor import Tensor
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -33,11 +34,11 @@ def eager(
     """Scores, fp32 softmax and probabilities as tensors: [b, s, h, d] and the probabilities [b, h, s, t]."""
     key = repeat_kv(key, repeats)
     value = repeat_kv(value, repeats)
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     if softcapped:
-        weights = ops.scale(weights)
+        weights = ops.mul_scalar(weights)
         weights = ops.tanh(weights)
-        weights = ops.scale(weights)
+        weights = ops.mul_scalar(weights)
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.to(ops.softmax(weights, FP32), query.dtype)
@@ -52,12 +53,12 @@ def eager_with_sinks(
     """Eager attention in which each head has one more score, that no value belongs to (gpt-oss); no fp32 softmax."""
     key = repeat_kv(key, repeats)
     value = repeat_kv(value, repeats)
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     if mask is not None:
         weights = ops.add(weights, mask)
     sinks = ops.expand(ops.reshape(sinks, 1, -1, 1, 1), query.shape[0], -1, query.shape[-2], -1)
     scores = ops.cat([weights, sinks], -1)
-    scores = ops.subtract(scores, ops.max_over(scores, keepdim=True)[0])
+    scores = ops.sub(scores, ops.max(scores, keepdim=True)[0])
     probs = ops.softmax(scores, scores.dtype)
     weights = ops.to(ops.dropout(ops.narrow(probs, -1, probs.shape[-1] - 1), dropout), value.dtype)
     out = ops.matmul(weights, value)
@@ -76,7 +77,8 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats
         else:
             key = repeat_kv(key, repeats)
             value = repeat_kv(value, repeats)
-    out = ops.scaled_dot_product_attention(query, key, value, mask, dropout)
+    is_causal = run_context(query).causal
+    out = ops.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=is_causal)
     out = ops.reshape(out, batch, -1, length, value.shape[-1])
     return ops.contiguous(ops.transpose(out, 1, 2))
 
@@ -107,10 +109,10 @@ def _kept_or_not(
     core: Core, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Run the core of attention, and again in backward where only it is checkpointed."""
-    tape = query.tape
-    if not tape.selective or not tape.grad_enabled:
+    tape, run = query.tape, run_context(query)
+    if not run.selective or not tape.grad_enabled:
         return core(query, key, value, mask)
-    tape.recomputed_attentions += 1
+    run.recomputed_attentions += 1
     out: tuple[Tensor, Tensor | None] = checkpointed(tape, core, query, key, value, mask)
     return out
 
@@ -126,9 +128,9 @@ def _core(
     softcapped: bool,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    if query.tape.attention == "eager" and sinks is not None:
+    if run_context(query).attention == "eager" and sinks is not None:
         return eager_with_sinks(query, key, value, mask, sinks, repeats, dropout)
-    if query.tape.attention == "eager":
+    if run_context(query).attention == "eager":
         return eager(query, key, value, mask, repeats, dropout, softcapped=softcapped)
     return sdpa(query, key, value, mask, repeats, dropout), None
 
@@ -146,9 +148,9 @@ def attend_same_dtype(
 def _same_dtype(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, dropout: float, cast_back: bool
 ) -> tuple[Tensor, Tensor | None]:
-    if query.tape.attention != "eager":
+    if run_context(query).attention != "eager":
         return sdpa(query, key, value, mask, 1, dropout), None
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.softmax(weights)

@@ -49,7 +49,7 @@ class MultiheadAttention(Module):
         Values may be others. `mask` [b · heads, l, n] is true where nothing is seen.
         """
         hidden = query.shape[-1]
-        bias = None if mask is None else ops.like(mask, query.dtype)
+        bias = None if mask is None else ops.empty_like(mask, query.dtype)
         query, states = ops.transpose(query, 1, 0), ops.transpose(states, 1, 0)
         length, batch, _ = query.shape
         seen = states.shape[0]
@@ -60,7 +60,7 @@ class MultiheadAttention(Module):
             projected, key, value = self._three(query, states, values)
         heads = self._split(projected, length, batch)
         key, value = self._split(key, seen, batch), self._split(value, seen, batch)
-        scaled = ops.scale(heads)
+        scaled = ops.mul_scalar(heads)
         turned = ops.transpose(key, -2, -1)
         weights = ops.bmm(scaled, turned) if bias is None else ops.baddbmm(bias, scaled, turned)
         weights = ops.softmax(weights)

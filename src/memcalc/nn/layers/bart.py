@@ -42,11 +42,11 @@ class StateAttention(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist; keys and values from `states` if given."""
         if self.scaled:
-            query = ops.contiguous(self._heads(ops.scale(self.q_proj(hidden))))
+            query = ops.contiguous(self._heads(ops.mul_scalar(self.q_proj(hidden))))
         else:
             query = self._heads(self.q_proj(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.held(self)
+        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
         if held is not None:
             key, value = held
         else:

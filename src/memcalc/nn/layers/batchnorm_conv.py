@@ -88,4 +88,4 @@ class SqueezeExcitation(Module):
         """[b, c, height, width] to the same."""
         pooled = mean_of_places(hidden)
         factors = ops.sigmoid(self.wide(ops.relu(self.narrow(pooled))))
-        return ops.multiply(hidden, factors)
+        return ops.mul(hidden, factors)

@@ -13,6 +13,7 @@ from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT32, INT64
 
 
@@ -50,7 +51,7 @@ class EncoderEmbeddings(Module):
         """Ids [b, s] to [b, s, width]."""
         position_ids = count_tokens(ids) if self.counted else ops.narrow(self.position_ids, 1, ids.shape[1])
         if self.token_type_embeddings is not None:
-            gathered = ids.tape.new((position_ids.shape[0], ids.shape[1]), INT64)
+            gathered = ids.tape.empty((position_ids.shape[0], ids.shape[1]), INT64)
             token_types = ops.expand(gathered, *ids.shape)
         inputs_embeds = self.word_embeddings(ids)
         embeddings = inputs_embeds
@@ -60,7 +61,7 @@ class EncoderEmbeddings(Module):
         position_embeddings = self.position_embeddings(position_ids)
         embeddings = ops.add(embeddings, position_embeddings)
         if self.task_type_embeddings is not None:
-            task_type_embeddings = self.task_type_embeddings(ids.tape.new(ids.shape, INT64))
+            task_type_embeddings = self.task_type_embeddings(ids.tape.empty(ids.shape, INT64))
             embeddings = ops.add_(embeddings, task_type_embeddings)
         if self.LayerNorm is not None:
             embeddings = self.LayerNorm(embeddings)
@@ -70,12 +71,12 @@ class EncoderEmbeddings(Module):
 def count_tokens(ids: Tensor) -> Tensor:
     """Position ids [b, s] that count the tokens of each sequence and skip padding."""
     mask = ops.to(ops.compare(ids), INT32)
-    running = ids.tape.new(mask.shape, INT64)  # the running sum of a 32-bit mask has 64 bits
+    running = ids.tape.empty(mask.shape, INT64)  # the running sum of a 32-bit mask has 64 bits
     narrow = ops.to(running, INT32)
     del running
-    counted = ops.multiply(ops.shift(narrow), mask)
+    counted = ops.mul(ops.add_scalar(narrow), mask)
     del narrow
-    return ops.shift(ops.to(counted, INT64))
+    return ops.add_scalar(ops.to(counted, INT64))
 
 
 class SelfAttention(Module):
@@ -116,8 +117,8 @@ class SelfAttention(Module):
         query = self._heads(of_query(hidden))
         key = self._heads(of_key(hidden))
         value = self._heads(of_value(hidden))
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         if self.out is not None:

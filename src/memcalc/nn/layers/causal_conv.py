@@ -7,6 +7,7 @@ from collections.abc import Callable
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -26,7 +27,7 @@ class CausalConv(Module):
 
         A single token is left to the state itself. What comes back takes the place of x.
         """
-        cache, length = x.tape.cache, x.shape[-1]
+        cache, length = run_context(x).cache, x.shape[-1]
         if cache is None:
             return x
         channels, _, width = self.weight.shape
@@ -40,12 +41,12 @@ class CausalConv(Module):
 
     def __call__(self, x: Tensor, owner: object, length: int) -> Tensor:
         """What `remembered` gave, [b, channels, ...], to the last `length` of it."""
-        cache = x.tape.cache
+        cache = run_context(x).cache
         weight = ops.squeeze(self.weight, 1)
         if cache is None:
             return self._over_sequence(x, weight)
         if x.shape[-1] == 1:
-            return self._over_token(x, cache.kept_state(owner, STATE), weight)
+            return self._over_token(x, cache.get_state(owner, STATE), weight)
         return ops.narrow(self._over_sequence(x, weight), -1, length)
 
     def _over_sequence(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class DecoderBlock(Module):
 
     def _branch(self, x: Tensor) -> Tensor:
         x = ops.dropout(x, self.dropout)
-        return ops.scale(x) if self.scaled else x
+        return ops.mul_scalar(x) if self.scaled else x
 
 
 class MixerBlock(Module):

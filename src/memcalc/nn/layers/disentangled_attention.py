@@ -30,7 +30,7 @@ class Positions:
 
 def _root(tape: Tape) -> Tensor:
     """The square root of the head dimension times the number of terms, computed on the device."""
-    return ops.sqrt(ops.scale(tape.new((), FP32)))
+    return ops.sqrt(ops.mul_scalar(tape.empty((), FP32)))
 
 
 class DisentangledAttention(Module):
@@ -71,7 +71,7 @@ class DisentangledAttention(Module):
         key = self._split(self.key_proj(hidden))
         value = self._split(self.value_proj(hidden))
         scale = _root(hidden.tape)
-        scores = ops.bmm(query, ops.divide(ops.transpose(key, -1, -2), ops.to(scale, query.dtype)))
+        scores = ops.bmm(query, ops.div(ops.transpose(key, -1, -2), ops.to(scale, query.dtype)))
         bias: Tensor | None = None
         if table is not None and relative is not None:
             table = ops.dropout(table, self.position_dropout)
@@ -80,7 +80,7 @@ class DisentangledAttention(Module):
             scores = ops.add(scores, bias)
         scores = ops.view(scores, -1, self.heads, *scores.shape[-2:])
         mask = ops.to(mask, BOOL)
-        scores = ops.masked_fill(scores, ops.like(mask))
+        scores = ops.masked_fill(scores, ops.empty_like(mask))
         probs = ops.softmax(scores)
         probs = ops.dropout(probs, self.dropout)
         context = ops.bmm(ops.view(probs, -1, *probs.shape[-2:]), value)
@@ -107,16 +107,16 @@ class DisentangledAttention(Module):
         if "c2p" in self.at.terms and of_key is not None:
             scale = _root(query.tape)
             found = ops.bmm(query, ops.transpose(of_key, -1, -2))
-            where = ops.like(ops.shift(relative))
+            where = ops.empty_like(ops.add_scalar(relative))
             found = ops.gather(found, ops.expand(ops.squeeze(where, 0), *square))
-            score = ops.shift(ops.divide(found, ops.to(scale, found.dtype)))
+            score = ops.add_scalar(ops.div(found, ops.to(scale, found.dtype)))
         if "p2c" in self.at.terms and of_query is not None:
             scale = _root(query.tape)
-            back = ops.like(ops.shift(ops.negative(relative)))
+            back = ops.empty_like(ops.add_scalar(ops.neg(relative)))
             seen = ops.bmm(key, ops.transpose(of_query, -1, -2))
             seen = ops.transpose(ops.gather(seen, ops.expand(ops.squeeze(back, 0), *square)), -1, -2)
-            term = ops.divide(seen, ops.to(scale, seen.dtype))
-            score = ops.shift(term) if score is None else ops.add_(score, term)
+            term = ops.div(seen, ops.to(scale, seen.dtype))
+            score = ops.add_scalar(term) if score is None else ops.add_(score, term)
             del term
         return score
 
@@ -124,8 +124,8 @@ class DisentangledAttention(Module):
 def distances(hidden: Tensor, at: Positions) -> Tensor:
     """Distances of tokens [1, s, s], far ones in buckets by logarithm."""
     tape, length = hidden.tape, hidden.shape[1]
-    first, second = (tape.new((length,), INT64) for _ in range(2))
-    distance = ops.subtract(ops.unsqueeze(first, 1), ops.unsqueeze(second, 0))
+    first, second = (tape.empty((length,), INT64) for _ in range(2))
+    distance = ops.sub(ops.unsqueeze(first, 1), ops.unsqueeze(second, 0))
     if at.buckets > 0:
         distance = _bucketed(distance)
     distance = ops.to(distance, INT64)
@@ -134,14 +134,14 @@ def distances(hidden: Tensor, at: Positions) -> Tensor:
 
 def _bucketed(distance: Tensor) -> Tensor:
     tape = distance.tape
-    sign = ops.like(distance)
-    near = ops.multiply(ops.compare(distance), ops.compare(distance))
-    size = ops.where(near, ops.like(_with(distance, tape.new((), INT64))))
+    sign = ops.empty_like(distance)
+    near = ops.mul(ops.compare(distance), ops.compare(distance))
+    size = ops.where(near, ops.empty_like(_with(distance, tape.empty((), INT64))))
     del near
-    logarithm = ops.log(ops.scale(ops.to(size, FP32)))
-    far = ops.shift(ops.like(ops.scale(ops.divide(logarithm, ops.log(tape.new((), FP32))))))
+    logarithm = ops.log(ops.mul_scalar(ops.to(size, FP32)))
+    far = ops.add_scalar(ops.empty_like(ops.mul_scalar(ops.div(logarithm, ops.log(tape.empty((), FP32))))))
     del logarithm
-    return ops.where(ops.compare(size), _with(ops.to(distance, FP32), ops.multiply(far, sign)))
+    return ops.where(ops.compare(size), _with(ops.to(distance, FP32), ops.mul(far, sign)))
 
 
 def _with(x: Tensor, _alive: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from memcalc.nn.layers.norms import GemmaRMSNorm
 from memcalc.nn.layers.rotary import Rotation, rotary_of_part
 from memcalc.nn.layers.ssd_scan import masked
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE = "recurrent states"
@@ -33,10 +34,10 @@ class NormThenGate(Module):
         """[..., width] to [..., width]."""
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
-        variance = ops.mean(ops.power(hidden))
-        hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
-        hidden = ops.multiply(self.weight, ops.to(hidden, dtype))
-        hidden = ops.multiply(hidden, ops.silu(ops.to(gate, FP32)))
+        variance = ops.mean(ops.pow(hidden))
+        hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
+        hidden = ops.mul(self.weight, ops.to(hidden, dtype))
+        hidden = ops.mul(hidden, ops.silu(ops.to(gate, FP32)))
         return ops.to(hidden, dtype)
 
 
@@ -65,7 +66,7 @@ class GatedDeltaNet(Module):
 
     scope = "delta net"
     window = RECURRENT
-    note = NOTE
+    assumption = NOTE
 
     def __init__(self, hidden: int, shape: DeltaShape, act: str, *, interleaved: bool) -> None:
         self.shape, self.interleaved = shape, interleaved
@@ -100,7 +101,7 @@ class GatedDeltaNet(Module):
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
-        shape, cache, lead = self.shape, hidden.tape.cache, hidden.shape[:2]
+        shape, cache, lead = self.shape, run_context(hidden).cache, hidden.shape[:2]
         hidden = masked(hidden, mask)
         seen = cache is not None and cache.has_state(self, STATE)
         if self.interleaved:
@@ -123,8 +124,8 @@ class GatedDeltaNet(Module):
         key = ops.reshape(key, *lead, -1, shape.k_dim)
         value = ops.reshape(value, *lead, -1, shape.v_dim)
         beta = ops.sigmoid(rate)
-        step = ops.multiply(
-            ops.negative(ops.exp(ops.to(self.A_log, FP32))), ops.softplus(ops.add(ops.to(decay, FP32), self.dt_bias))
+        step = ops.mul(
+            ops.neg(ops.exp(ops.to(self.A_log, FP32))), ops.softplus(ops.add(ops.to(decay, FP32), self.dt_bias))
         )
         state_shape = (lead[0], shape.v_heads, shape.k_dim, shape.v_dim)
         state = cache.state(self, state_shape, FP32, hidden, STATE) if cache is not None and seen else None
@@ -175,9 +176,9 @@ class GatedAttention(Module):
         key = ops.transpose(self.k_norm(self._heads(self.k_proj(hidden))), 1, 2)
         value = ops.transpose(self._heads(self.v_proj(hidden)), 1, 2)
         query, key = rotary_of_part(query, key, *rotation)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.window)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value, self.window)
         out, weights = attend(query, key, value, mask, self.repeats, self.dropout)
         out = ops.contiguous(ops.reshape(out, *lead, -1))
-        out = ops.multiply(out, ops.sigmoid(gate))
+        out = ops.mul(out, ops.sigmoid(gate))
         return self.o_proj(out), weights

@@ -14,8 +14,8 @@ CHUNK = 64
 
 
 def _l2_norm(x: Tensor) -> Tensor:
-    factor = ops.rsqrt(ops.shift(ops.sum_over(ops.multiply(x, x), keepdim=True)))
-    return ops.multiply(x, factor)
+    factor = ops.rsqrt(ops.add_scalar(ops.sum(ops.mul(x, x), keepdim=True)))
+    return ops.mul(x, factor)
 
 
 def _repeated(x: Tensor, count: int) -> Tensor:
@@ -38,7 +38,7 @@ def _prepared(
     ]
     query = _l2_norm(query)
     key = _l2_norm(key)
-    query = ops.scale(query)
+    query = ops.mul_scalar(query)
     return query, key, value, beta, decay
 
 
@@ -59,35 +59,35 @@ def chunk_rule(
     extra = -length % CHUNK
     query, key, value = [ops.pad(x, 2, extra) for x in (query, key, value)]
     beta, decay = [ops.pad(x, 2, extra) for x in (beta, decay)]
-    v_beta = ops.multiply(value, _wide(beta))
-    k_beta = ops.multiply(key, _wide(beta))
+    v_beta = ops.mul(value, _wide(beta))
+    k_beta = ops.mul(key, _wide(beta))
     query, key, k_beta, v_beta = [
         ops.reshape(x, *x.shape[:2], -1, CHUNK, x.shape[-1]) for x in (query, key, k_beta, v_beta)
     ]
     decay = ops.reshape(decay, *decay.shape[:2], -1, CHUNK)
-    above = ops.triangle(query, CHUNK)
+    above = ops.tril(query, CHUNK)
     summed = ops.cumsum(decay)
-    pairwise = ops.subtract(ops.unsqueeze(summed, 4), ops.unsqueeze(summed, 3))
+    pairwise = ops.sub(ops.unsqueeze(summed, 4), ops.unsqueeze(summed, 3))
     pairwise = ops.masked_fill(pairwise, above)
     pairwise = ops.exp(pairwise)
-    system = ops.multiply(ops.matmul(k_beta, ops.transpose(key, -1, -2)), pairwise)
-    inside = ops.multiply(ops.matmul(query, ops.transpose(key, -1, -2)), pairwise)
-    k_decayed = ops.multiply(k_beta, _wide(ops.exp(summed)))
+    system = ops.mul(ops.matmul(k_beta, ops.transpose(key, -1, -2)), pairwise)
+    inside = ops.mul(ops.matmul(query, ops.transpose(key, -1, -2)), pairwise)
+    k_decayed = ops.mul(k_beta, _wide(ops.exp(summed)))
     values = ops.solve_triangular(system, v_beta)
     k_summed = ops.solve_triangular(system, k_decayed)
     if initial is None:
-        state = value.tape.new((batch, heads, key.shape[-1], width), values.dtype)
+        state = value.tape.empty((batch, heads, key.shape[-1], width), values.dtype)
     else:
         state = ops.to(initial, values.dtype)
-    out = ops.like(values)
-    query = ops.multiply(query, _wide(ops.exp(summed)))
-    key = ops.multiply(key, _wide(ops.exp(ops.subtract(ops.narrow(summed, -1, 1), summed))))
+    out = ops.empty_like(values)
+    query = ops.mul(query, _wide(ops.exp(summed)))
+    key = ops.mul(key, _wide(ops.exp(ops.sub(ops.narrow(summed, -1, 1), summed))))
     chunk_decay = _wide(_wide(ops.exp(ops.select(summed, -1))))
     for _ in range(values.shape[2]):
-        new = ops.subtract(ops.select(values, 2), ops.matmul(ops.select(k_summed, 2), state))
+        new = ops.sub(ops.select(values, 2), ops.matmul(ops.select(k_summed, 2), state))
         read = ops.matmul(ops.select(query, 2), state)
-        out = ops.copy_into(out, ops.add(read, ops.matmul(ops.select(inside, 2), new)))
-        moved = ops.multiply(state, ops.select(chunk_decay, 2))
+        out = ops.copy_slice_(out, ops.add(read, ops.matmul(ops.select(inside, 2), new)))
+        moved = ops.mul(state, ops.select(chunk_decay, 2))
         state = ops.add(moved, ops.matmul(ops.transpose(ops.select(key, 2), -1, -2), new))
         del moved
     last = state if keep else None
@@ -104,13 +104,13 @@ def token_rule(
     dtype = query.dtype
     query, key, value, beta, decay = _prepared(query, key, value, beta, decay)
     state = ops.to(initial, value.dtype)
-    out = ops.like(value)
+    out = ops.empty_like(value)
     q, k, v = ops.select(query, 2), ops.select(key, 2), ops.select(value, 2)
     faded = _wide(_wide(ops.exp(ops.select(decay, 2))))
-    state = ops.multiply(state, faded)
+    state = ops.mul(state, faded)
     rate = _wide(ops.select(beta, 2))
-    read = ops.sum_over(ops.multiply(state, _wide(k)), -2)
-    delta = ops.multiply(ops.subtract(v, read), rate)
-    state = ops.add(state, ops.multiply(_wide(k), ops.unsqueeze(delta, -2)))
-    out = ops.copy_into(out, ops.sum_over(ops.multiply(state, _wide(q)), -2))
+    read = ops.sum(ops.mul(state, _wide(k)), -2)
+    delta = ops.mul(ops.sub(v, read), rate)
+    state = ops.add(state, ops.mul(_wide(k), ops.unsqueeze(delta, -2)))
+    out = ops.copy_slice_(out, ops.sum(ops.mul(state, _wide(q)), -2))
     return ops.to(ops.contiguous(ops.transpose(out, 1, 2)), dtype), state

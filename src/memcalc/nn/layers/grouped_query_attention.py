@@ -13,6 +13,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import Rotate, Rotation, apply_rotary
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 @frozen
@@ -136,7 +137,7 @@ class GroupedQueryAttention(Module):
         query = ops.transpose(q_norm(self._split(self.q_proj(hidden))), 1, 2)
         key = ops.transpose(k_norm(self._split(self.k_proj(hidden))), 1, 2)
         if self.key_scaled:
-            key = ops.scale(key)
+            key = ops.mul_scalar(key)
         value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
         return query, key, value, None
 
@@ -153,8 +154,8 @@ class GroupedQueryAttention(Module):
         q_norm, k_norm = self._norms("rotated")
         query = q_norm(query)
         key = k_norm(key)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.cached_window)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value, self.cached_window)
         out, weights = attend(
             query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped, sinks=self.sinks
         )

@@ -10,6 +10,7 @@ from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 
 Rotate = Callable[..., tuple[Tensor, Tensor]]
 """Query and key, and the rotary embedding's table, to rotated query and key."""
@@ -22,18 +23,15 @@ def rotate_interleaved(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, dim
     """
     cos = ops.unsqueeze(ops.narrow(cos, -1, cos.shape[-1] // 2), dim)
     sin = ops.unsqueeze(ops.narrow(sin, -1, sin.shape[-1] // 2), dim)
-    query_1, query_2 = ops.step_slice(query, -1, 2), ops.step_slice(query, -1, 2)
-    key_1, key_2 = ops.step_slice(key, -1, 2), ops.step_slice(key, -1, 2)
+    query_1, query_2 = ops.slice(query, -1, 2), ops.slice(query, -1, 2)
+    key_1, key_2 = ops.slice(key, -1, 2), ops.slice(key, -1, 2)
     query_out = ops.cat(_rotated(query_1, query_2, cos, sin), -1)
     key_out = ops.cat(_rotated(key_1, key_2, cos, sin), -1)
     return query_out, key_out
 
 
 def _rotated(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-    return [
-        ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin)),
-        ops.add(ops.multiply(second, cos), ops.multiply(first, sin)),
-    ]
+    return [ops.sub(ops.mul(first, cos), ops.mul(second, sin)), ops.add(ops.mul(second, cos), ops.mul(first, sin))]
 
 
 class LatentAttention(Module):
@@ -91,9 +89,9 @@ class LatentAttention(Module):
         latent = ops.transpose(expanded, 1, 2)
         key_nope, value = ops.split(latent, [nope_dim, self.value_dim], -1)
         key_rot = ops.expand(key_rot, -1, key_nope.shape[1], -1, -1)
-        key = latent.tape.new((*latent.shape[:-1], nope_dim + rope_dim), latent.dtype)
-        key = ops.copy_into(key, key_nope)
-        key = ops.copy_into(key, key_rot)
+        key = latent.tape.empty((*latent.shape[:-1], nope_dim + rope_dim), latent.dtype)
+        key = ops.copy_slice_(key, key_nope)
+        key = ops.copy_slice_(key, key_rot)
         return key, value
 
     def _absorbed(self, query_pass: Tensor, query_rot: Tensor, latent: Tensor) -> Tensor:
@@ -102,11 +100,11 @@ class LatentAttention(Module):
         Source: "absorb" in DeepSeek's own inference code, and the MLA backends of vLLM and SGLang.
         """
         tape, (batch, heads, length, _) = query_pass.tape, query_pass.shape
-        query = tape.new((batch, heads, length, latent.shape[-1]), latent.dtype)
+        query = tape.empty((batch, heads, length, latent.shape[-1]), latent.dtype)
         query = ops.cat((query, query_rot), -1)
-        mixed = tape.new((batch, heads, length, latent.shape[-1]), latent.dtype)
+        mixed = tape.empty((batch, heads, length, latent.shape[-1]), latent.dtype)
         del query
-        out = tape.new((batch, length, heads, self.value_dim), mixed.dtype)
+        out = tape.empty((batch, length, heads, self.value_dim), mixed.dtype)
         return ops.view(out, batch, length, -1)
 
     def forward(
@@ -123,10 +121,10 @@ class LatentAttention(Module):
         latent = ops.view(latent, batch, 1, length, -1)
         key_rot = ops.view(key_rot, batch, 1, length, -1)
         query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
-        cache = query.tape.cache
+        cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)
-            if cache.absorbs and length == 1:
+            if cache.absorbs_latent and length == 1:
                 return self.o_proj(self._absorbed(query_pass, query_rot, latent)), None
         query_states = ops.cat((query_pass, query_rot), -1)
         key, value = self._expand(latent, key_rot)

@@ -6,6 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import TooLongError
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 class Linear(Module):
@@ -43,9 +44,9 @@ class Conv1D(Module):
         if x.tape.autocast is None:
             out = ops.addmm(self.bias, flat, self.weight)
         else:
-            weight = ops.lower(self.weight)
-            flat = ops.lower(flat)
-            out = ops.addmm(ops.lower(self.bias), flat, weight)
+            weight = ops.cached_cast(self.weight)
+            flat = ops.cached_cast(flat)
+            out = ops.addmm(ops.cached_cast(self.bias), flat, weight)
         return ops.view(out, *x.shape[:-1], self.weight.shape[1])
 
 
@@ -82,7 +83,7 @@ def check_length(ids: Tensor, longest: int, option: str = "--seq-len") -> None:
     what is counted is the tokens kept.
     """
     tape = ids.tape
-    seen = 0 if tape.cache is None else tape.cache.length
+    seen = run_context(tape).past_length
     tokens = seen if tape.phase == "decode" else seen + ids.shape[-1]
     if tokens > longest:
         raise TooLongError(
@@ -101,4 +102,4 @@ class ScaledEmbedding(Embedding):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""
-        return ops.multiply(super().forward(ids), ops.to(self.embed_scale, self.weight.dtype))
+        return ops.mul(super().forward(ids), ops.to(self.embed_scale, self.weight.dtype))

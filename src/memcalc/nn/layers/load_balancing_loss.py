@@ -15,13 +15,13 @@ from memcalc.tables.dtypes import FP32, INT32
 
 
 def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> Tensor:
-    """The loss of all `routed` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
+    """The loss of all `router_outputs` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
 
     The layers are a stack of their own: the loss of one that was traced stands for that of all it answers for.
     """
     tape, experts = ids.tape, routed[0].logits.shape[-1]
-    busy = tape.new((experts,), FP32)
-    likely = tape.new((experts,), FP32)
+    busy = tape.empty((experts,), FP32)
+    likely = tape.empty((experts,), FP32)
     mask = ops.to(ops.reshape(padding_input(ids), -1), FP32) if padding else None
     rows: Tensor | None = None
     for layer in routed:
@@ -30,21 +30,21 @@ def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> 
         _values, chosen = ops.topk(weights, layer.per_token)
         if mask is None:
             busy = ops.add(busy, _histogram(chosen, experts))
-            likely = ops.add(likely, ops.sum_over(ops.to(weights, FP32), 0))
+            likely = ops.add(likely, ops.sum(ops.to(weights, FP32), 0))
         else:
             busy = ops.add(busy, _counts(chosen, mask, experts))
-            likely = ops.add(likely, ops.sum_over(ops.multiply(ops.to(weights, FP32), ops.unsqueeze(mask, -1)), 0))
-            total = ops.sum_over(mask)
-            rows = ops.shift(total) if rows is None else ops.add(rows, total)
+            likely = ops.add(likely, ops.sum(ops.mul(ops.to(weights, FP32), ops.unsqueeze(mask, -1)), 0))
+            total = ops.sum(mask)
+            rows = ops.add_scalar(total) if rows is None else ops.add(rows, total)
             del total
         for held in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
             if held is not None:  # it goes when the next layer puts another in its place
                 held.storage.allocation.handed_over = True
-    tape.enter(tape.phase, None)
+    tape.begin_span(tape.phase, None)
     busy = _over(busy, rows)
     likely = _over(likely, rows)
-    loss = ops.sum_over(ops.multiply(busy, ops.unsqueeze(likely, 0)))
-    return ops.scale(ops.reshape(loss))
+    loss = ops.sum(ops.mul(busy, ops.unsqueeze(likely, 0)))
+    return ops.mul_scalar(ops.reshape(loss))
 
 
 def part_first_routed(layers: Stack) -> None:
@@ -57,20 +57,20 @@ def _enter(tape: Tape, block: TracedBlock | None) -> None:
     alike = (
         None if block is None else TracedBlock("router loss", block.depth, block.kind, block.position, block.positions)
     )
-    tape.enter(tape.phase, alike)
+    tape.begin_span(tape.phase, alike)
 
 
 def _over(sums: Tensor, rows: Tensor | None) -> Tensor:
-    return ops.scale(sums) if rows is None else ops.divide(sums, rows)
+    return ops.mul_scalar(sums) if rows is None else ops.div(sums, rows)
 
 
 def _histogram(chosen: Tensor, experts: int) -> Tensor:
     flat = ops.to(ops.reshape(chosen, -1), INT32)
-    return flat.tape.new((experts,), INT32)
+    return flat.tape.empty((experts,), INT32)
 
 
 def _counts(chosen: Tensor, mask: Tensor, experts: int) -> Tensor:
     tape = chosen.tape
-    counts = tape.new((experts,), FP32)
-    _indices, _repeated = ops.reshape(chosen, -1), tape.new((chosen.numel,), FP32)
+    counts = tape.empty((experts,), FP32)
+    _indices, _repeated = ops.reshape(chosen, -1), tape.empty((chosen.numel,), FP32)
     return counts

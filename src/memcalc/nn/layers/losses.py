@@ -18,7 +18,7 @@ def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def shifted_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Labels [b, s] padded to [b, s + 1], and from them those of the tokens that follow, flattened to [b · s]."""
     batch, length = labels.shape
-    padded = labels.tape.new((batch, length + 1), labels.dtype)
+    padded = labels.tape.empty((batch, length + 1), labels.dtype)
     shifted = Tensor((batch, length), padded.stride, padded.dtype, padded.storage)
     return padded, ops.view(ops.contiguous(shifted), -1)
 
@@ -33,23 +33,23 @@ def class_loss(logits: Tensor, labels: Tensor, problem: str = "single_label_clas
     if problem == "regression":
         return ops.mse_loss(ops.squeeze(logits, -1) if logits.shape[-1] == 1 else logits, ops.view(labels, -1))
     if problem == "multi_label_classification":
-        return ops.binary_cross_entropy(logits, labels)
+        return ops.binary_cross_entropy_with_logits(logits, labels)
     return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
 
 
 def in_batch_loss(embedded: Tensor) -> Tensor:
     """Cosines of every embedding [b, h] of the batch with every other one, and cross-entropy over the rows."""
-    unit = ops.divide(embedded, ops.sqrt(ops.sum_over(ops.power(embedded), -1, keepdim=True)))
-    scores = ops.scale(ops.matmul(unit, ops.transpose(unit, 0, 1)))
-    return ops.cross_entropy(scores, embedded.tape.new(embedded.shape[:1], INT64))
+    unit = ops.div(embedded, ops.sqrt(ops.sum(ops.pow(embedded), -1, keepdim=True)))
+    scores = ops.mul_scalar(ops.matmul(unit, ops.transpose(unit, 0, 1)))
+    return ops.cross_entropy(scores, embedded.tape.empty(embedded.shape[:1], INT64))
 
 
 def position_loss(starts: Tensor, ends: Tensor, first: Tensor, last: Tensor) -> Tensor:
     """Mean of two cross-entropies of scores [b, s] with positions [b] (question answering)."""
-    first, last = (ops.shift(ops.shift(positions)) for positions in (first, last))
+    first, last = (ops.add_scalar(ops.add_scalar(positions)) for positions in (first, last))
     start_loss = ops.cross_entropy(starts, first)
     end_loss = ops.cross_entropy(ends, last)
-    return ops.scale(ops.add(start_loss, end_loss))
+    return ops.mul_scalar(ops.add(start_loss, end_loss))
 
 
 def ctc_loss(logits: Tensor, length: int) -> Tensor:
@@ -58,16 +58,16 @@ def ctc_loss(logits: Tensor, length: int) -> Tensor:
     Forward keeps the probabilities of all paths [b, s, 2·length + 1], backward makes as many again.
     """
     tape, (batch, steps, _) = logits.tape, logits.shape
-    attention = tape.new((batch, steps), INT64)
+    attention = tape.empty((batch, steps), INT64)
     log_probs = ops.transpose(ops.log_softmax(logits, FP32), 0, 1)
-    targets = tape.new((batch * length,), INT64)
+    targets = tape.empty((batch * length,), INT64)
     del attention
-    return ops.scale(ops.ctc(log_probs, targets, length))
+    return ops.mul_scalar(ops.ctc_loss(log_probs, targets, length))
 
 
 def with_z_loss(loss: Tensor, logits: Tensor) -> Tensor:
     """The loss and a number times the mean of the squared normalisers of logits [b, s, V]."""
-    normalisers = ops.power(ops.to(ops.logsumexp(logits), loss.dtype))
+    normalisers = ops.pow(ops.to(ops.logsumexp(logits), loss.dtype))
     z_loss = ops.reshape(ops.mean(ops.reshape(normalisers, -1)))
     del normalisers
-    return ops.add(loss, ops.scale(z_loss))
+    return ops.add(loss, ops.mul_scalar(z_loss))

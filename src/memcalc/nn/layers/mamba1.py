@@ -15,6 +15,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.ssd_scan import SCAN_NOTE, masked
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -32,7 +33,7 @@ class WeightlessNorm(Module):
 
 
 def _divided(x: Tensor) -> Tensor:
-    return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x)))))
+    return ops.mul(x, ops.rsqrt(ops.add_scalar(ops.mean(ops.pow(x)))))
 
 
 def selective_scan(
@@ -45,19 +46,19 @@ def selective_scan(
     dt = ops.softplus(dt)
     b = ops.transpose(b, 1, 2)
     c = ops.transpose(c, 1, 2)
-    decay = ops.exp(ops.multiply(ops.unsqueeze(ops.unsqueeze(a, 0), 2), ops.unsqueeze(dt, -1)))
-    weight = ops.multiply(ops.unsqueeze(dt, -1), ops.to(ops.unsqueeze(b, 1), FP32))
-    added = ops.multiply(weight, ops.to(ops.unsqueeze(x, -1), FP32))
-    state = x.tape.new((batch, inner, a.shape[-1]), dtype)
+    decay = ops.exp(ops.mul(ops.unsqueeze(ops.unsqueeze(a, 0), 2), ops.unsqueeze(dt, -1)))
+    weight = ops.mul(ops.unsqueeze(dt, -1), ops.to(ops.unsqueeze(b, 1), FP32))
+    added = ops.mul(weight, ops.to(ops.unsqueeze(x, -1), FP32))
+    state = x.tape.empty((batch, inner, a.shape[-1]), dtype)
     outs: list[Tensor] = []
     for count in token_steps(x.tape, length):
-        state = ops.add(ops.multiply(ops.select(decay, 2), state), ops.select(added, 2))
+        state = ops.add(ops.mul(ops.select(decay, 2), state), ops.select(added, 2))
         out = ops.matmul(ops.to(state, dtype), ops.unsqueeze(ops.select(c, 1), -1))
         out = ops.select(out, 2)
         outs.extend([out, *[out.detach()] * (count - 1)])
     out = ops.stack(outs, -1)
-    out = ops.add(out, ops.multiply(x, ops.unsqueeze(ops.unsqueeze(d, 0), -1)))
-    out = ops.multiply(out, ops.silu(gate))
+    out = ops.add(out, ops.mul(x, ops.unsqueeze(ops.unsqueeze(d, 0), -1)))
+    out = ops.mul(out, ops.silu(gate))
     return out, state
 
 
@@ -68,15 +69,15 @@ def state_update(
     dtype = x.dtype
     dt = ops.add(dt, ops.to(bias, dt.dtype))
     dt = ops.softplus(dt)
-    decay = ops.exp(ops.multiply(ops.unsqueeze(ops.to(dt, FP32), -1), ops.to(a, FP32)))
-    weight = ops.multiply(ops.unsqueeze(ops.to(dt, FP32), -1), ops.unsqueeze(ops.to(b, FP32), 1))
-    added = ops.multiply(weight, ops.unsqueeze(ops.to(x, FP32), -1))
-    moved = ops.add(ops.multiply(ops.to(state, FP32), decay), added)
+    decay = ops.exp(ops.mul(ops.unsqueeze(ops.to(dt, FP32), -1), ops.to(a, FP32)))
+    weight = ops.mul(ops.unsqueeze(ops.to(dt, FP32), -1), ops.unsqueeze(ops.to(b, FP32), 1))
+    added = ops.mul(weight, ops.unsqueeze(ops.to(x, FP32), -1))
+    moved = ops.add(ops.mul(ops.to(state, FP32), decay), added)
     written = ops.to(moved, state.dtype)
     del written
     out = ops.squeeze(ops.matmul(ops.to(moved, c.dtype), ops.unsqueeze(c, -1)), -1)
-    out = ops.add(out, ops.multiply(x, d))
-    out = ops.multiply(out, ops.silu(gate))
+    out = ops.add(out, ops.mul(x, d))
+    out = ops.mul(out, ops.silu(gate))
     return ops.to(out, dtype)
 
 
@@ -89,7 +90,7 @@ class MambaMixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    note = SCAN_NOTE
+    assumption = SCAN_NOTE
 
     def __init__(
         self,
@@ -128,11 +129,11 @@ class MambaMixer(Module):
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
-        cache, dtype, length = hidden.tape.cache, hidden.dtype, hidden.shape[1]
+        cache, dtype, length = run_context(hidden).cache, hidden.dtype, hidden.shape[1]
         seen = cache is not None and cache.has_state(self, STATE)
         hidden = masked(hidden, mask)
         projected = ops.transpose(self.in_proj(hidden), 1, 2)
-        a = ops.negative(ops.exp(ops.to(self.A_log, FP32)))
+        a = ops.neg(ops.exp(ops.to(self.A_log, FP32)))
         dt_bias = self.dt_proj.bias
         assert dt_bias is not None
         if self.fused_first and cache is None:
@@ -147,7 +148,7 @@ class MambaMixer(Module):
             steps = self.norms[0](steps)
             b = self.norms[1](b)
             c = self.norms[2](c)
-        steps = ops.weight_times(self._step_weight(), ops.transpose(steps, 1, 2))
+        steps = ops.weight_matmul(self._step_weight(), ops.transpose(steps, 1, 2))
         bias = ops.to(dt_bias, FP32)
         shape = (hidden.shape[0], *self.A_log.shape)
         if cache is not None and seen and length == 1:

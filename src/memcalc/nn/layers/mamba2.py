@@ -12,6 +12,7 @@ from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.ssd_scan import SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE = "state-space states"
@@ -30,13 +31,13 @@ class GatedRMSNorm(Module):
         """[..., width] to [..., width]."""
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
-        hidden = ops.multiply(hidden, ops.silu(ops.to(gate, FP32)))
+        hidden = ops.mul(hidden, ops.silu(ops.to(gate, FP32)))
         lead, width = hidden.shape[:-1], hidden.shape[-1]
         grouped = ops.view(hidden, *lead, self.groups, width // self.groups)
-        variance = ops.mean(ops.power(grouped))
-        grouped = ops.multiply(grouped, ops.rsqrt(ops.shift(variance)))
+        variance = ops.mean(ops.pow(grouped))
+        grouped = ops.mul(grouped, ops.rsqrt(ops.add_scalar(variance)))
         hidden = ops.view(grouped, *lead, width)
-        return ops.multiply(self.weight, ops.to(hidden, dtype))
+        return ops.mul(self.weight, ops.to(hidden, dtype))
 
 
 @frozen
@@ -70,7 +71,7 @@ class Mamba2Mixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    note = SCAN_NOTE
+    assumption = SCAN_NOTE
 
     def __init__(
         self,
@@ -99,14 +100,14 @@ class Mamba2Mixer(Module):
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
         shape, dtype, (batch, length, _) = self.shape, hidden.dtype, hidden.shape
-        cache = hidden.tape.cache
+        cache = run_context(hidden).cache
         hidden = masked(hidden, mask)
         if self.mup_vector is not None:
-            hidden = ops.scale(hidden)
+            hidden = ops.mul_scalar(hidden)
         projected = self.in_proj(hidden)
         if self.mup_vector is not None:
-            projected = ops.multiply(projected, self.mup_vector)
-        a = ops.negative(ops.exp(ops.to(self.A_log, FP32)))
+            projected = ops.mul(projected, self.mup_vector)
+        a = ops.neg(ops.exp(ops.to(self.A_log, FP32)))
         seen = cache is not None and cache.has_state(self, STATE)
         gate, mixed, dt = ops.split(projected, [shape.inner, sum(shape.widths), shape.heads], -1)
         mixed = ops.transpose(mixed, 1, 2)
@@ -136,7 +137,7 @@ class Mamba2Mixer(Module):
                 del last
             out = ops.reshape(scanned, batch, length, -1)
             if self.norm is None:
-                out = ops.multiply(out, ops.silu(gate))
+                out = ops.mul(out, ops.silu(gate))
         if self.norm is not None:
             out = self.norm(out, gate)
         return self.out_proj(ops.to(out, dtype)), None

@@ -7,6 +7,7 @@ from typing import Final
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, INT64
 
 RECURRENT: Final = -1
@@ -27,9 +28,9 @@ def padding_input(ids: Tensor) -> Tensor:
 
     Where the trainer made the mask itself, it is that one.
     """
-    if ids.tape.padding is not None:
-        return ids.tape.padding
-    return ids.tape.untracked(ids.shape, INT64, OVERHEAD, "padding mask")
+    if (padding := run_context(ids).padding) is not None:
+        return padding
+    return ids.tape.external_tensor(ids.shape, INT64, OVERHEAD, "padding mask")
 
 
 def causal_mask(
@@ -51,17 +52,16 @@ def causal_mask(
     are: the first one's, where no layer has this mask's. A `chunked` window, whose chunks begin after the padding, has
     a mask for every sequence.
     """
-    tape = hidden.tape
-    length = hidden.shape[1]
-    tape.causal = True
+    run, length = run_context(hidden), hidden.shape[1]
+    run.causal = True
     kept = window if cached == SAME else cached
     if past is None:
-        past = 0 if tape.cache is None else tape.cache.length
-    static = tape.cache is not None and tape.cache.whole is not None
+        past = run.past_length
+    static = run.cache is not None and run.cache.static_length is not None
     seen = past + length
-    if tape.cache is not None and static:
-        seen = tape.cache.room(kept or None, length, past)
-    elif kept and tape.cache is not None:
+    if run.cache is not None and static:
+        seen = run.cache.static_capacity(kept or None, length, past)
+    elif kept and run.cache is not None:
         seen = min(past, kept - 1) + length
     alone = length == 1 and not static
     skip = not always and (window is None or seen < window) and (alone or seen == length)
@@ -85,20 +85,20 @@ def bidirectional_mask(
     length, tape = hidden.shape[1], hidden.tape
     if not padding and (window is None or length < window):
         return None
-    if window is not None and tape.attention != "flash":
+    if window is not None and run_context(tape).attention != "flash":
         with tape.scoped("attention mask"):
-            distance = tape.new((1, 1, length, length), INT64)
-            absolute = tape.new((1, 1, length, length), INT64)
+            distance = tape.empty((1, 1, length, length), INT64)
+            absolute = tape.empty((1, 1, length, length), INT64)
             del distance, absolute
     return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
 
 
 def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, every: bool = False) -> Tensor | None:
-    tape = hidden.tape
+    tape, attention = hidden.tape, run_context(hidden).attention
     batch = hidden.shape[0]
     with tape.scoped("attention mask"):
-        if tape.attention == "eager":
-            return tape.new((batch, 1, length, seen), hidden.dtype)
-        if tape.attention == "sdpa" and (padding or not skip):
-            return tape.new((batch if padding or every else 1, 1, length, seen), BOOL)
+        if attention == "eager":
+            return tape.empty((batch, 1, length, seen), hidden.dtype)
+        if attention == "sdpa" and (padding or not skip):
+            return tape.empty((batch if padding or every else 1, 1, length, seen), BOOL)
     return None

@@ -13,6 +13,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import ConfigError
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.ops.jitter import jitter_
 from memcalc.tables.dtypes import INT32
 
@@ -28,18 +29,18 @@ def swiglu(act: Callable[[Tensor], Tensor]) -> Gate:
 
     def gate(up: Tensor) -> Tensor:
         first, second = ops.chunk(up, 2, -1)
-        return ops.multiply(act(first), second)
+        return ops.mul(act(first), second)
 
     return gate
 
 
 def clamped_swiglu(up: Tensor) -> Tensor:
     """gpt-oss's: interleaved halves, clamped; (up + 1) · gate · sigmoid(alpha · gate)."""
-    gate, linear = ops.step_slice(up, -1, 2), ops.step_slice(up, -1, 2)
+    gate, linear = ops.slice(up, -1, 2), ops.slice(up, -1, 2)
     gate = ops.clamp(gate, 1)
     linear = ops.clamp(linear)
-    glu = ops.multiply(gate, ops.sigmoid(ops.scale(gate)))
-    return ops.multiply(ops.shift(linear), glu)
+    glu = ops.mul(gate, ops.sigmoid(ops.mul_scalar(gate)))
+    return ops.mul(ops.add_scalar(linear), glu)
 
 
 class ExpertWeights(Module):
@@ -58,7 +59,9 @@ class Experts(ExpertWeights):
     `gated`: the up projection is twice as wide. `transposed`: weights lie as [in, out].
     """
 
-    note = "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)"
+    assumption = (
+        "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)"
+    )
 
     def __init__(
         self,
@@ -100,21 +103,21 @@ class Experts(ExpertWeights):
         sample_weights = ops.reshape(top_k_weights, -1)
         expert_ids = ops.reshape(top_k_index, -1)
         expert_ids, order = ops.sort(expert_ids)
-        rows = ops.take(hidden, ops.like(order))
-        row_weights = ops.take(sample_weights, order)
-        histogram = ops.like(expert_ids, INT32), tape.new((self.count,), INT32)
-        offsets = tape.new((self.count,), INT32)
-        bias = None if self.up_proj_bias is None else ops.take(self.up_proj_bias, expert_ids)
+        rows = ops.index_select(hidden, ops.empty_like(order))
+        row_weights = ops.index_select(sample_weights, order)
+        histogram = ops.empty_like(expert_ids, INT32), tape.empty((self.count,), INT32)
+        offsets = tape.empty((self.count,), INT32)
+        bias = None if self.up_proj_bias is None else ops.index_select(self.up_proj_bias, expert_ids)
         out = self._grouped(rows, self.up_proj, offsets, bias)
         out = self.gate(out)
-        bias = None if self.down_proj_bias is None else ops.take(self.down_proj_bias, expert_ids)
+        bias = None if self.down_proj_bias is None else ops.index_select(self.down_proj_bias, expert_ids)
         out = self._grouped(out, self.down_proj, offsets, bias)
-        weighted = ops.multiply(out, ops.unsqueeze(row_weights, -1))
-        back = ops.like(order)
-        arranged = ops.like(order)
+        weighted = ops.mul(out, ops.unsqueeze(row_weights, -1))
+        back = ops.empty_like(order)
+        arranged = ops.empty_like(order)
         del arranged
-        weighted = ops.take(weighted, back)
-        summed = ops.sum_over(ops.view(weighted, tokens, self.per_token, width), 1)
+        weighted = ops.index_select(weighted, back)
+        summed = ops.sum(ops.view(weighted, tokens, self.per_token, width), 1)
         out = ops.to(summed, hidden.dtype)
         del histogram
         return out
@@ -152,7 +155,7 @@ class MixtureOfExperts(Module):
 
     def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[b, s, h] to [b, s, h]."""
-        jitters = self.jitters if hidden.tape.training else 0
+        jitters = self.jitters if run_context(hidden).training else 0
         if jitters > 0:
             hidden = jitter_(hidden)
         flat = ops.view(hidden, -1, hidden.shape[-1])
@@ -163,7 +166,7 @@ class MixtureOfExperts(Module):
         out = self.experts(flat, weights, indices)
         if shared is not None:
             if self.shared_expert_gate is not None:
-                shared = ops.multiply(ops.sigmoid(self.shared_expert_gate(flat)), shared)
+                shared = ops.mul(ops.sigmoid(self.shared_expert_gate(flat)), shared)
             out = ops.add(out, shared)
         out = ops.reshape(out, *hidden.shape)
         return (out, weights) if self.weights_too else out

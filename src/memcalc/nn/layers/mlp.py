@@ -45,12 +45,12 @@ class GatedMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         if self.fused:
-            return ops.dropout(self.down_proj(ops.fused_gate(self.gate_proj(x), self.up_proj(x))), self.dropout)
+            return ops.dropout(self.down_proj(ops.liger_glu(self.gate_proj(x), self.up_proj(x))), self.dropout)
         if self.ffn_sub_norm is not None:
-            out = self.down_proj(self.ffn_sub_norm(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x))))
+            out = self.down_proj(self.ffn_sub_norm(ops.mul(self.act(self.gate_proj(x)), self.up_proj(x))))
         else:
             inner = self.inner_dropout
-            out = self.down_proj(ops.dropout(ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x)), inner))
+            out = self.down_proj(ops.dropout(ops.mul(self.act(self.gate_proj(x)), self.up_proj(x)), inner))
         return ops.dropout(out, self.dropout)
 
 
@@ -75,8 +75,8 @@ class FusedGatedMLP(Module):
         up = both(x)
         gate, up = ops.chunk(up, 2, -1)
         if self.fused:
-            return down(ops.fused_gate(gate, up))  # type: ignore[no-any-return]
-        up = ops.multiply(up, self.act(gate))
+            return down(ops.liger_glu(gate, up))  # type: ignore[no-any-return]
+        up = ops.mul(up, self.act(gate))
         return down(up)  # type: ignore[no-any-return]
 
 

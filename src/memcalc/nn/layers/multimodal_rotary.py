@@ -27,9 +27,9 @@ class MultimodalRotary(Module):
         """The pair for `position_ids`; `x` lends its dtype and shape."""
         if len(position_ids.shape) == 2:
             position_ids = ops.expand(ops.unsqueeze(position_ids, 0), 3, *x.shape[:2])
-        freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
-        cos = ops.scale(ops.cos(freqs))
-        sin = ops.scale(ops.sin(freqs))
+        freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
+        cos = ops.mul_scalar(ops.cos(freqs))
+        sin = ops.mul_scalar(ops.sin(freqs))
         sin = self._mixed(sin)
         cos = self._mixed(cos)
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)

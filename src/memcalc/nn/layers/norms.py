@@ -23,7 +23,7 @@ class FusableNorm(Module):
         if self.kernel == "eager":
             return super().__call__(x, *args, **kwargs)
         with x.tape.scoped("norms"):
-            return ops.fused_rms_norm(x, self.weight, in_place=self.kernel == "in place")
+            return ops.liger_rms_norm(x, self.weight, in_place=self.kernel == "in place")
 
 
 class RMSNorm(FusableNorm):
@@ -41,19 +41,19 @@ class RMSNorm(FusableNorm):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         if self.scale_in == "input":
-            variance = ops.mean(ops.power(ops.to(hidden, FP32)))
-            hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
+            variance = ops.mean(ops.pow(ops.to(hidden, FP32)))
+            hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
             hidden = ops.to(hidden, self.weight.dtype)
-            return ops.multiply(self.weight, hidden)
+            return ops.mul(self.weight, hidden)
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
-        variance = ops.mean(ops.power(hidden))
-        hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
+        variance = ops.mean(ops.pow(hidden))
+        hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
         if self.scale_in == "cast":
-            return ops.multiply(self.weight, ops.to(hidden, dtype))
+            return ops.mul(self.weight, ops.to(hidden, dtype))
         if self.scale_in == "mixed":
-            return ops.to(ops.multiply(self.weight, hidden), dtype)
-        return ops.to(ops.multiply(ops.to(self.weight, FP32), hidden), dtype)
+            return ops.to(ops.mul(self.weight, hidden), dtype)
+        return ops.to(ops.mul(ops.to(self.weight, FP32), hidden), dtype)
 
 
 class PlainRMSNorm(Module):
@@ -75,13 +75,13 @@ class GemmaRMSNorm(FusableNorm):
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         out = _divided(ops.to(x, FP32))
-        out = ops.multiply(out, ops.shift(ops.to(self.weight, FP32)))
+        out = ops.mul(out, ops.add_scalar(ops.to(self.weight, FP32)))
         return ops.to(out, x.dtype)
 
 
 def _divided(x: Tensor) -> Tensor:
     """x over its root mean square, in one expression."""
-    return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x)))))
+    return ops.mul(x, ops.rsqrt(ops.add_scalar(ops.mean(ops.pow(x)))))
 
 
 class LayerNorm(Module):
@@ -121,9 +121,9 @@ class EagerLayerNorm(Module):
         dtype = hidden.dtype
         hidden = ops.to(hidden, FP32)
         mean = ops.mean(hidden)
-        variance = ops.mean(ops.power(ops.subtract(hidden, mean)))
-        hidden = ops.multiply(ops.subtract(hidden, mean), ops.rsqrt(ops.shift(variance)))
-        hidden = ops.multiply(ops.to(self.weight, FP32), hidden)
+        variance = ops.mean(ops.pow(ops.sub(hidden, mean)))
+        hidden = ops.mul(ops.sub(hidden, mean), ops.rsqrt(ops.add_scalar(variance)))
+        hidden = ops.mul(ops.to(self.weight, FP32), hidden)
         return ops.to(hidden, dtype)
 
 
@@ -139,7 +139,7 @@ class ShiftedLayerNorm(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         tape = hidden.tape
-        weight: Tensor = ops.shift(self.weight)
+        weight: Tensor = ops.add_scalar(self.weight)
         bias: Tensor = self.bias
         if tape.autocast is not None:
             dtype = tape.autocast

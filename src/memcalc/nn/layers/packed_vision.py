@@ -16,6 +16,7 @@ from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.rotary import Rotation, rotate_half
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -23,7 +24,7 @@ class PackedPatchEmbedding(Module):
     """A convolution as large as a patch of a few frames: rows of pixels [n, c · t · p · p] to vectors [n, h]."""
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(self, channels: int, hidden: int, frames: int, patch: int, *, bias: bool) -> None:
         self.weight = Parameter(hidden, channels, frames, patch, patch, group="embedding")
@@ -60,16 +61,16 @@ class AxialRotary(Module):
 
     def forward(self, x: Tensor, places: Tensor) -> Rotation:
         """The pair for `places`; `x` lends its dtype where it is cast."""
-        freqs = ops.multiply(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
-        cos = ops.scale(ops.cos(freqs))
-        sin = ops.scale(ops.sin(freqs))
+        freqs = ops.mul(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
+        cos = ops.mul_scalar(ops.cos(freqs))
+        sin = ops.mul_scalar(ops.sin(freqs))
         cos = self._both(cos)
         sin = self._both(sin)
         return (ops.to(cos, x.dtype), ops.to(sin, x.dtype)) if self.cast else (cos, sin)
 
     def _both(self, freqs: Tensor) -> Tensor:
         if self.flipped:
-            turns = ops.reshape(ops.like(ops.transpose(freqs, 1, 2)), freqs.shape[0], -1)
+            turns = ops.reshape(ops.empty_like(ops.transpose(freqs, 1, 2)), freqs.shape[0], -1)
             return ops.cat((turns, turns), -1)
         row, column = ops.chunk(freqs, 2, -1) if self.halves else (freqs, freqs)
         row, column = ops.select(row, 1), ops.select(column, 1)
@@ -78,7 +79,7 @@ class AxialRotary(Module):
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_half(x), sin))
+    return ops.add(ops.mul(x, cos), ops.mul(rotate_half(x), sin))
 
 
 def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +122,7 @@ class PackedAttention(Module):
         """[n, h] to [n, h]; `lengths` are those of the stretches."""
         count = hidden.shape[0]
         query, key, value = self._heads(hidden, rotation)
-        if hidden.tape.attention == "flash":  # one call that knows where stretches begin
+        if run_context(hidden).attention == "flash":  # one call that knows where stretches begin
             out, _ = attend(query, key, value, None)
         else:
             pieces = [ops.split(tensor, lengths, 2) for tensor in (query, key, value)]

@@ -9,6 +9,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.linear import Embedding, check_length
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT32, INT64
 
 
@@ -19,7 +20,7 @@ class LearnedPositions(Embedding):
         """Position vectors [b, s, h] for ids [b, s], or [1, s, h] where a decoder gives positions [s]."""
         _check(ids, positions, self.weight.shape[0] - 2)
         rows = ops.expand(token_range(ids), ids.shape[0], -1) if positions is None else ops.unsqueeze(positions, 0)
-        return ops.embedding(ops.shift(rows), self.weight)
+        return ops.embedding(ops.add_scalar(rows), self.weight)
 
 
 class UnshiftedPositions(Embedding):
@@ -64,28 +65,28 @@ class BufferedPositions(Module):
 
     def forward(self, ids: Tensor, positions: Tensor | None = None) -> Tensor:
         """Position vectors [b, s, h] for ids [b, s], or [1, s, h] for positions [1, s]."""
-        positions = _counted(ids) if positions is None else ops.shift(positions)
+        positions = _counted(ids) if positions is None else ops.add_scalar(positions)
         batch, length = positions.shape
-        chosen = ops.take(self.weights, ops.view(positions, -1))
+        chosen = ops.index_select(self.weights, ops.view(positions, -1))
         return ops.view(chosen, batch, length, -1)
 
 
 def _check(ids: Tensor, positions: Tensor | None, longest: int) -> None:
     """No sequence is longer than the table; what a decoder has written so far is not known here."""
-    if positions is None or ids.tape.cache is None:
+    if positions is None or run_context(ids).cache is None:
         check_length(ids, longest)
 
 
 def token_range(ids: Tensor) -> Tensor:
     """0 to s - 1 for ids [b, s]."""
-    return ids.tape.new((ids.shape[1],), INT64)
+    return ids.tape.empty((ids.shape[1],), INT64)
 
 
 def _counted(ids: Tensor) -> Tensor:
     """Positions [b, s] that count tokens, not padding."""
     mask = ops.to(ops.compare(ids), INT32)
-    counted = ops.multiply(ops.shift(ops.to(ops.like(mask, INT64), INT32)), mask)
-    return ops.shift(ops.to(counted, INT64))
+    counted = ops.mul(ops.add_scalar(ops.to(ops.empty_like(mask, INT64), INT32)), mask)
+    return ops.add_scalar(ops.to(counted, INT64))
 
 
 KINDS: Final[Mapping[str, Callable[[int, int], Module]]] = {

@@ -10,6 +10,7 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import sdpa
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 
@@ -21,11 +22,11 @@ def attend_with_bias(
     Fused attention takes the bias as its mask, in row-major order; where it would have relied on its own causal flag,
     the causal mask is laid into the bias.
     """
-    if query.tape.attention != "eager":
+    if run_context(query).attention != "eager":
         causal = causal and mask is None and query.shape[2] > 1
         additive = _bias_as_mask(bias, mask, query, key, causal=causal)
         return sdpa(query, key, value, additive, 1, dropout), None
-    weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
     weights = ops.add(weights, bias)
     if mask is not None:
         weights = ops.add(weights, mask)
@@ -38,8 +39,8 @@ def attend_with_bias(
 def _bias_as_mask(bias: Tensor, mask: Tensor | None, query: Tensor, key: Tensor, *, causal: bool) -> Tensor:
     if mask is None and causal:
         tape, length, seen = query.tape, query.shape[2], key.shape[2]
-        rows = ops.unsqueeze(tape.new((length,), INT64), 1)
-        mask = ops.compare(rows, ops.unsqueeze(tape.new((seen,), INT64), 0))
+        rows = ops.unsqueeze(tape.empty((length,), INT64), 1)
+        mask = ops.compare(rows, ops.unsqueeze(tape.empty((seen,), INT64), 0))
         del rows
         mask = ops.view(mask, 1, 1, length, seen)
     if mask is None:
@@ -79,7 +80,7 @@ class RelativeAttention(Module):
         """
         query = self._heads(self.q(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.held(self)
+        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
         if held is not None:
             key, value = held
         else:
@@ -98,15 +99,15 @@ class RelativeAttention(Module):
         """The bias [1, heads, s, t]: zeros in cross-attention, which checkpointing makes a leaf of the graph."""
         tape, length = query.tape, query.shape[2]
         if self.relative_attention_bias is None:
-            bias = tape.new((1, self.heads, length, seen), query.dtype)
-            if tape.checkpointing and tape.grad_enabled and not self.umt5:
+            bias = tape.empty((1, self.heads, length, seen), query.dtype)
+            if run_context(tape).checkpointing and tape.grad_enabled and not self.umt5:
                 bias.node = AccumulateGrad(tape, "attention", None)
                 if tape.phase == "forward":
                     tape.leaves.append(bias)
             return bias
-        positions = ops.shift(ops.unsqueeze(tape.new((length,), INT64), 1))
-        memory = ops.unsqueeze(tape.new((seen,), INT64), 0)
-        distance = ops.subtract(memory, positions)
+        positions = ops.add_scalar(ops.unsqueeze(tape.empty((length,), INT64), 1))
+        memory = ops.unsqueeze(tape.empty((seen,), INT64), 0)
+        distance = ops.sub(memory, positions)
         buckets = buckets_of(distance, bidirectional=not self.decoder, keeps_logarithm=self.umt5)
         values = self.relative_attention_bias(buckets)
         return ops.unsqueeze(ops.permute(values, 2, 0, 1), 0)
@@ -116,16 +117,16 @@ def buckets_of(distance: Tensor, *, bidirectional: bool, keeps_logarithm: bool) 
     """The bucket [s, t] of each distance, by way of the tensors that its logarithm takes."""
     buckets = None
     if bidirectional:
-        buckets = ops.shift(ops.scale(ops.to(ops.compare(distance), INT64)))
-        distance = ops.like(distance)
+        buckets = ops.add_scalar(ops.mul_scalar(ops.to(ops.compare(distance), INT64)))
+        distance = ops.empty_like(distance)
     else:
-        distance = ops.negative(ops.minimum(distance, ops.like(distance)))
+        distance = ops.neg(ops.minimum(distance, ops.empty_like(distance)))
     small = ops.compare(distance)
-    logarithm = ops.scale(ops.scale(ops.log(ops.scale(ops.to(distance, FP32)))))
+    logarithm = ops.mul_scalar(ops.mul_scalar(ops.log(ops.mul_scalar(ops.to(distance, FP32)))))
     large = ops.to(logarithm, INT64)
     if not keeps_logarithm:
         del logarithm
-    large = ops.shift(large)
-    large = ops.minimum(large, ops.like(large))
-    chosen = ops.like(small, INT64)
-    return ops.shift(chosen) if buckets is None else ops.add_(buckets, chosen)
+    large = ops.add_scalar(large)
+    large = ops.minimum(large, ops.empty_like(large))
+    chosen = ops.empty_like(small, INT64)
+    return ops.add_scalar(chosen) if buckets is None else ops.add_(buckets, chosen)

@@ -9,7 +9,8 @@ from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Module, Parameter
-from memcalc.nn.retained_graphs import Keeper
+from memcalc.nn.retained_graphs import RetainingModule
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE, CONVOLVED = "recurrent states", "convolution states"
@@ -17,22 +18,22 @@ STATE, CONVOLVED = "recurrent states", "convolution states"
 
 def _bounded_root(x: Tensor) -> Tensor:
     """A square root whose gradient is clipped."""
-    return ops.function(x, ops.sqrt, _bounded_root_backward)
+    return ops.autograd_function(x, ops.sqrt, _bounded_root_backward)
 
 
 def _bounded_root_backward(grad: Tensor, x: Tensor) -> Tensor:
-    clipped = ops.clamp(ops.scale(x), 1)
-    return ops.divide(grad, ops.sqrt(clipped))
+    clipped = ops.clamp(ops.mul_scalar(x), 1)
+    return ops.div(grad, ops.sqrt(clipped))
 
 
-class RgLru(Keeper):
+class RgLru(RetainingModule):
     """The real-gated linear recurrent unit: gates in blocks, one for each of `heads`, and a scan token by token.
 
     Transformers leaves the last state on the module, also in training: it stays until the next forward, with what
     backward has not run of its graph.
     """
 
-    note = (
+    assumption = (
         "the recurrence runs token by token in plain PyTorch; Transformers leaves its last states in the modules, and "
         "with activation checkpointing the graphs behind them"
     )
@@ -55,38 +56,38 @@ class RgLru(Keeper):
         input_gate = ops.sigmoid(ops.reshape(ops.transpose(res, 0, 1), batch, length, width))
         res = ops.baddbmm(ops.unsqueeze(self.recurrent_gate_bias, 1), split, self.recurrent_gate_weight)
         recurrent_gate = ops.sigmoid(ops.reshape(ops.transpose(res, 0, 1), batch, length, width))
-        log_gate = ops.multiply(ops.scale(recurrent_gate), ops.softplus(self.recurrent_param))
+        log_gate = ops.mul(ops.mul_scalar(recurrent_gate), ops.softplus(self.recurrent_param))
         recurrent_gate = ops.exp(log_gate)
-        a_square = ops.exp(ops.scale(log_gate))
-        gated = ops.multiply(x, input_gate)
-        multiplier = _bounded_root(ops.shift(a_square))
-        multiplier = ops.add(reset, ops.multiply(ops.like(reset), multiplier))
-        normalised = ops.multiply(gated, ops.to(multiplier, x.dtype))
-        cache = x.tape.cache
-        out, last = _scan(normalised, recurrent_gate, reset, None if cache is None else cache.kept_state(self, STATE))
+        a_square = ops.exp(ops.mul_scalar(log_gate))
+        gated = ops.mul(x, input_gate)
+        multiplier = _bounded_root(ops.add_scalar(a_square))
+        multiplier = ops.add(reset, ops.mul(ops.empty_like(reset), multiplier))
+        normalised = ops.mul(gated, ops.to(multiplier, x.dtype))
+        cache = run_context(x).cache
+        out, last = _scan(normalised, recurrent_gate, reset, None if cache is None else cache.get_state(self, STATE))
         if cache is None:
             self.state = last
         else:
-            cache.keep_state(self, STATE, last)
+            cache.set_state(self, STATE, last)
         return out
 
 
 def _scan(x: Tensor, gate: Tensor, reset: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """The recurrence over x and gate [b, s, width] from a state [b, width] in fp32, if there is one; and the last."""
-    gate = ops.multiply(gate, ops.like(reset))
+    gate = ops.mul(gate, ops.empty_like(reset))
     if x.shape[1] == 1:
         if state is None:
             return x, ops.to(ops.select(x, 1), FP32)
-        moved = ops.multiply(ops.to(gate, FP32), ops.unsqueeze(state, 1))
+        moved = ops.mul(ops.to(gate, FP32), ops.unsqueeze(state, 1))
         moved = ops.add_(moved, ops.to(x, FP32))
         return ops.to(moved, x.dtype), ops.select(moved, 1)
     if state is None:
-        state = x.tape.new((x.shape[0], x.shape[2]), FP32)
-    out = ops.like(x.detach())
+        state = x.tape.empty((x.shape[0], x.shape[2]), FP32)
+    out = ops.empty_like(x.detach())
     for _ in token_steps(x.tape, x.shape[1]):
-        state = ops.multiply(ops.to(ops.select(gate, 1), FP32), state)
+        state = ops.mul(ops.to(ops.select(gate, 1), FP32), state)
         state = ops.add(state, ops.to(ops.select(x, 1), FP32))
-        out = ops.copy_into(out, ops.to(state, x.dtype))
+        out = ops.copy_slice_(out, ops.to(state, x.dtype))
     return out, state
 
 
@@ -111,29 +112,29 @@ class RecurrentBlock(Module):
         y = self.act(y)
         x = self.linear_x(hidden)
         x = ops.transpose(x, 1, 2)
-        if hidden.tape.cache is None:
-            self.rg_lru.forget()
+        if run_context(hidden).cache is None:
+            self.rg_lru.clear()
             x = ops.narrow(self.conv_1d(x), -1, hidden.shape[1])
         else:
             x = self._convolved(x)
         x = self.rg_lru(ops.transpose(x, 1, 2), position_ids)
-        hidden = ops.multiply(x, y)
+        hidden = ops.mul(x, y)
         return self.linear_out(hidden), None
 
     def _convolved(self, x: Tensor) -> Tensor:
         """The convolution of generation, which keeps its last inputs: of the prompt, or of one token and a state."""
-        cache, kernel = x.tape.cache, self.conv_1d.weight.shape[-1]
+        cache, kernel = run_context(x).cache, self.conv_1d.weight.shape[-1]
         assert cache is not None
         batch, width, length = x.shape
         cache.state(self, (batch, self.hidden, kernel - 1), x.dtype, x, CONVOLVED)
         cache.state(self.rg_lru, (batch, width), FP32, x, STATE)
         if length > 1:
-            cache.keep_state(self, CONVOLVED, ops.pad(x, -1, kernel - length - 1))
+            cache.set_state(self, CONVOLVED, ops.pad(x, -1, kernel - length - 1))
             return ops.narrow(self.conv_1d(x), -1, length)
-        seen = ops.cat((cache.kept_state(self, CONVOLVED), x), -1)
-        x = ops.add(ops.sum_over(ops.multiply(seen, ops.select(self.conv_1d.weight, 1))), self.conv_1d.bias)
+        seen = ops.cat((cache.get_state(self, CONVOLVED), x), -1)
+        x = ops.add(ops.sum(ops.mul(seen, ops.select(self.conv_1d.weight, 1))), self.conv_1d.bias)
         x = ops.unsqueeze(x, -1)
-        cache.keep_state(self, CONVOLVED, ops.narrow(seen, -1, kernel - 1))
+        cache.set_state(self, CONVOLVED, ops.narrow(seen, -1, kernel - 1))
         return x
 
 

@@ -54,10 +54,10 @@ class RotaryEmbedding(Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
         """The pair for `position_ids`; `x` only lends its dtype."""
-        freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
+        freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
         emb = freqs if self.once else spread(freqs) if self.pairs else ops.cat((freqs, freqs), -1)
-        cos = ops.scale(ops.cos(emb))
-        sin = ops.scale(ops.sin(emb))
+        cos = ops.mul_scalar(ops.cos(emb))
+        sin = ops.mul_scalar(ops.sin(emb))
         if self.fp32:
             return cos, sin
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)
@@ -74,9 +74,9 @@ class ComplexRotaryEmbedding(Module):
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor]:
         """The table for `position_ids`; `x` lends nothing."""
-        freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
+        freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
         table = ops.polar(freqs)
-        return (ops.scale(table),)
+        return (ops.mul_scalar(table),)
 
 
 class RotaryByWindow(Module):
@@ -96,11 +96,11 @@ def rotate_half(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
     first = ops.narrow(x, -1, half)
     second = ops.narrow(x, -1, x.shape[-1] - half)
-    return ops.cat((ops.negative(second), first), -1)
+    return ops.cat((ops.neg(second), first), -1)
 
 
 def _halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_half(x), sin))
+    return ops.add(ops.mul(x, cos), ops.mul(rotate_half(x), sin))
 
 
 def sliced(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -128,18 +128,18 @@ def rotary_of_halves(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
 
 def _rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = ops.chunk(x, 2, -1)
-    first_out = ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin))
-    second_out = ops.add(ops.multiply(second, cos), ops.multiply(first, sin))
+    first_out = ops.sub(ops.mul(first, cos), ops.mul(second, sin))
+    second_out = ops.add(ops.mul(second, cos), ops.mul(first, sin))
     return ops.cat((first_out, second_out), -1)
 
 
 def rotary_complex(query: Tensor, key: Tensor, table: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
     """DeepSeek-V2's: neighbours in fp32 as complex numbers, turned, and cast back; `dim` is where the heads are."""
-    query_pairs = ops.as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
-    key_pairs = ops.as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
+    query_pairs = ops.view_as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
+    key_pairs = ops.view_as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
     table = ops.unsqueeze(table, dim)
-    query_out = ops.to(_flat(ops.as_real(ops.turn(query_pairs, table))), query.dtype)
-    key_out = ops.to(_flat(ops.as_real(ops.turn(key_pairs, table))), key.dtype)
+    query_out = ops.to(_flat(ops.view_as_real(ops.mul_complex(query_pairs, table))), query.dtype)
+    key_out = ops.to(_flat(ops.view_as_real(ops.mul_complex(key_pairs, table))), key.dtype)
     return query_out, key_out
 
 
@@ -168,7 +168,7 @@ def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tupl
 
 
 def _wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(ops.to(x, FP32), cos), ops.multiply(rotate_half(ops.to(x, FP32)), sin))
+    return ops.add(ops.mul(ops.to(x, FP32), cos), ops.mul(rotate_half(ops.to(x, FP32)), sin))
 
 
 def rotary_head_of_each(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,11 +222,11 @@ def rotary_held(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[T
 
 def scaled_by_position(query: Tensor) -> Tensor:
     """Queries [b, heads, s, d] times a number that grows with the position, as each layer computes (Ministral 3)."""
-    return ops.multiply(query, ops.to(_position_scale(query), query.dtype))
+    return ops.mul(query, ops.to(_position_scale(query), query.dtype))
 
 
 def _position_scale(query: Tensor) -> Tensor:
     """[1, 1, s, 1]: 1 + a·log(1 + floor(position / b))."""
-    ratio = query.tape.new((1, query.shape[2]), FP32)
-    scale = ops.shift(ops.scale(ops.log(ops.shift(ops.scale(ratio)))))
+    ratio = query.tape.empty((1, query.shape[2]), FP32)
+    scale = ops.add_scalar(ops.mul_scalar(ops.log(ops.add_scalar(ops.mul_scalar(ratio)))))
     return ops.unsqueeze(ops.unsqueeze(scale, 1), -1)

@@ -10,13 +10,13 @@ from memcalc.tables.dtypes import FP32
 
 def rotate_pairs(x: Tensor) -> Tensor:
     """Of every two neighbours in the last dimension the second negated, then the first."""
-    first = ops.step_slice(x, -1, 2)
-    second = ops.step_slice(x, -1, 2)
-    return ops.view(ops.stack((ops.negative(second), first), -1), *x.shape)
+    first = ops.slice(x, -1, 2)
+    second = ops.slice(x, -1, 2)
+    return ops.view(ops.stack((ops.neg(second), first), -1), *x.shape)
 
 
 def _pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_pairs(x), sin))
+    return ops.add(ops.mul(x, cos), ops.mul(rotate_pairs(x), sin))
 
 
 def rotary_pairs_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,5 +76,5 @@ def rotary_pairs_upcast(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) ->
 
 
 def _upcast_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    kept = ops.multiply(ops.to(x, FP32), cos)
-    return ops.add(kept, ops.multiply(ops.to(rotate_pairs(x), FP32), sin))
+    kept = ops.mul(ops.to(x, FP32), cos)
+    return ops.add(kept, ops.mul(ops.to(rotate_pairs(x), FP32), sin))

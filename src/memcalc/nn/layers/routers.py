@@ -12,6 +12,7 @@ from memcalc.autograd.tape import TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.records import frozen
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, FP32
 
 Routing = tuple[Tensor, Tensor, Tensor]
@@ -35,9 +36,9 @@ class Router(Module):
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Tokens [n, h] to their routing."""
         routing = super().__call__(x, *args, **kwargs)
-        tape = x.tape
-        if tape.routed is not None and tape.phase != "backward":
-            tape.routed.append(Routed(tape.block, routing[0], self.per_token))
+        tape, collected = x.tape, run_context(x).router_outputs
+        if collected is not None and tape.phase != "backward":
+            collected.append(Routed(tape.block, routing[0], self.per_token))
         return routing
 
 
@@ -72,7 +73,7 @@ class TopKRouter(Router):
         probs = ops.softmax(ops.to(logits, FP32)) if self.cast == "not" else ops.softmax(logits, FP32)
         weights, indices = ops.topk(probs, self.per_token)
         if self.normalise:
-            weights = ops.divide_(weights, ops.sum_over(weights, keepdim=True))
+            weights = ops.div_(weights, ops.sum(weights, keepdim=True))
         if self.cast != "not":
             weights = ops.to(weights, logits.dtype if self.cast == "logits" else hidden.dtype)
         return logits, weights, indices
@@ -119,15 +120,15 @@ class GroupLimitedRouter(Module):
         logits = ops.linear(ops.to(hidden, FP32), self.weight)
         scores = ops.sigmoid(logits)
         choice = ops.add(scores, self.correction)
-        group_scores = ops.sum_over(ops.topk(ops.view(choice, -1, self.groups, choice.shape[-1] // self.groups), 2)[0])
+        group_scores = ops.sum(ops.topk(ops.view(choice, -1, self.groups, choice.shape[-1] // self.groups), 2)[0])
         _group_mask, score_mask, _index = group_limit(group_scores, self.top_groups, choice)
-        choice = ops.masked_fill(choice, ops.like(ops.like(score_mask, BOOL)))
+        choice = ops.masked_fill(choice, ops.empty_like(ops.empty_like(score_mask, BOOL)))
         indices = ops.topk(choice, self.per_token)[1]
         weights = ops.gather(scores, indices)
         if self.normalise:
-            total = ops.shift(ops.sum_over(weights, keepdim=True))
-            weights = ops.divide_(weights, total)
-        return logits, ops.scale(weights), indices
+            total = ops.add_scalar(ops.sum(weights, keepdim=True))
+            weights = ops.div_(weights, total)
+        return logits, ops.mul_scalar(weights), indices
 
 
 class SigmoidRouter(Module):
@@ -150,8 +151,8 @@ class SigmoidRouter(Module):
             _values, indices = ops.topk(choice, self.per_token)
             weights = ops.to(ops.gather(weights, indices), logits.dtype)
         if self.normalise:
-            weights = ops.divide(weights, ops.shift(ops.sum_over(weights, keepdim=True)))
-        weights = ops.scale(weights)
+            weights = ops.div(weights, ops.add_scalar(ops.sum(weights, keepdim=True)))
+        weights = ops.mul_scalar(weights)
         return logits, weights, indices
 
 
@@ -179,13 +180,13 @@ class CorrectedRouter(Router):
             choice = ops.add(weights, self.correction)
             _values, indices = ops.topk(choice, self.per_token)
             weights = ops.gather(weights, indices)
-            return logits, ops.divide_(weights, ops.sum_over(weights, keepdim=True)), indices
+            return logits, ops.div_(weights, ops.sum(weights, keepdim=True)), indices
         with hidden.tape.autocasting(None):
             logits = ops.linear(ops.to(hidden, FP32), self.weight)
             weights = ops.softmax(logits, FP32)
             _values, indices = ops.topk(ops.add(weights, ops.select(self.correction, 0)), self.per_token)
             weights = ops.gather(weights, indices)
-            weights = ops.divide(weights, ops.clamp(ops.sum_over(weights, keepdim=True), 1))
+            weights = ops.div(weights, ops.clamp(ops.sum(weights, keepdim=True), 1))
         weights = ops.to(weights, hidden.dtype)
         return logits, weights, indices
 
@@ -207,17 +208,17 @@ class SoftmaxGroupRouter(Module):
         logits = ops.linear(ops.to(hidden, FP32), self.weight)
         scores = ops.softmax(logits, FP32)
         if self.groups is not None and self.top_groups is not None:
-            group_scores = ops.max_over(ops.view(scores, -1, self.groups, scores.shape[-1] // self.groups))[0]
+            group_scores = ops.max(ops.view(scores, -1, self.groups, scores.shape[-1] // self.groups))[0]
             _group_mask, score_mask, _index = group_limit(group_scores, self.top_groups, scores)
-            scores = ops.masked_fill(scores, ops.like(ops.like(score_mask, BOOL)))
+            scores = ops.masked_fill(scores, ops.empty_like(ops.empty_like(score_mask, BOOL)))
         weights, indices = ops.topk(scores, self.per_token)
-        return logits, ops.scale(weights), indices
+        return logits, ops.mul_scalar(weights), indices
 
 
 def group_limit(group_scores: Tensor, top_groups: int, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Masks of the groups that count [n, groups] and of their experts [n, experts], and the groups' indices."""
     index = ops.topk(group_scores, top_groups)[1]
-    mask = ops.like(group_scores)
+    mask = ops.empty_like(group_scores)
     tokens, groups = mask.shape
     wide = ops.expand(ops.unsqueeze(mask, -1), tokens, groups, scores.shape[-1] // groups)
     return mask, ops.reshape(wide, tokens, scores.shape[-1]), index

@@ -13,6 +13,7 @@ from memcalc.nn.layers.latent_attention import LatentAttention, rotate_interleav
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
 
@@ -58,14 +59,16 @@ class Indexer(Module):
             k = ops.squeeze(ops.cat((k_rot, k_pass), -1), 2)
             if cache is not None:
                 k = cache.update_index(self, k)
-            scores = ops.scale(ops.matmul(ops.to(q, FP32), ops.unsqueeze(ops.to(ops.transpose(k, -1, -2), FP32), 1)))
+            scores = ops.mul_scalar(
+                ops.matmul(ops.to(q, FP32), ops.unsqueeze(ops.to(ops.transpose(k, -1, -2), FP32), 1))
+            )
             scores = ops.relu(scores)
-            weights = ops.scale(ops.to(self.weights_proj(hidden), FP32))
+            weights = ops.mul_scalar(ops.to(self.weights_proj(hidden), FP32))
             chosen = ops.squeeze(ops.matmul(ops.unsqueeze(weights, -2), scores), -2)
-            chosen = ops.masked_fill(chosen, ops.like(mask)) if mask.dtype is BOOL else ops.add(chosen, mask)
+            chosen = ops.masked_fill(chosen, ops.empty_like(mask)) if mask.dtype is BOOL else ops.add(chosen, mask)
             _values, indices = ops.topk(chosen, min(self.count, chosen.shape[-1]))
             del _values
-            return ops.like(indices, INT32)
+            return ops.empty_like(indices, INT32)
 
 
 class IndexedLatentAttention(LatentAttention):
@@ -95,7 +98,7 @@ class IndexedLatentAttention(LatentAttention):
         latent = ops.view(latent, batch, 1, length, -1)
         key_rot = ops.view(key_rot, batch, 1, length, -1)
         query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
-        cache = query.tape.cache
+        cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)
         query_states = ops.cat((query_pass, query_rot), -1)
@@ -115,15 +118,15 @@ class IndexedLatentAttention(LatentAttention):
 
 def _not_chosen(indices: Tensor, tokens: int) -> Tensor:
     """A boolean mask [b, s, tokens] that is false at the indices."""
-    ones = indices.tape.new((*indices.shape[:-1], tokens), BOOL)
-    long = ops.like(indices, INT64)
-    out = ops.like(ones)
+    ones = indices.tape.empty((*indices.shape[:-1], tokens), BOOL)
+    long = ops.empty_like(indices, INT64)
+    out = ops.empty_like(ones)
     del long
     return out
 
 
 def _both(mask: Tensor, left_out: Tensor) -> Tensor:
-    chosen = ops.like(left_out)
-    out = mask.tape.new(left_out.shape, BOOL)
+    chosen = ops.empty_like(left_out)
+    out = mask.tape.empty(left_out.shape, BOOL)
     del chosen
     return out

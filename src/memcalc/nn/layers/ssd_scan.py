@@ -14,7 +14,7 @@ SCAN_NOTE = "state-space layers run in plain PyTorch; where the package mamba-ss
 
 def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
     """Hidden states [b, s, h] with padded ones zeroed, where there is a padding mask [b, s]."""
-    return hidden if mask is None else ops.to(ops.multiply(hidden, ops.unsqueeze(mask, 2)), hidden.dtype)
+    return hidden if mask is None else ops.to(ops.mul(hidden, ops.unsqueeze(mask, 2)), hidden.dtype)
 
 
 def _padded(x: Tensor, extra: int) -> Tensor:
@@ -31,11 +31,11 @@ def _segment_sum(x: Tensor) -> Tensor:
     """Sums of every stretch of the last dimension [..., n] as [..., n, n]."""
     size = x.shape[-1]
     x = ops.expand(ops.unsqueeze(x, -1), *x.shape, size)
-    mask = ops.triangle(x, size)
-    x = ops.masked_fill(x, ops.like(mask))
+    mask = ops.tril(x, size)
+    x = ops.masked_fill(x, ops.empty_like(mask))
     sums = ops.cumsum(x, -2)
-    mask = ops.triangle(x, size)
-    return ops.masked_fill(sums, ops.like(mask))
+    mask = ops.tril(x, size)
+    return ops.masked_fill(sums, ops.empty_like(mask))
 
 
 def _shared_by_heads(x: Tensor, heads: int) -> Tensor:
@@ -69,21 +69,21 @@ def chunk_scan(
     b = _shared_by_heads(b, heads)
     c = _shared_by_heads(c, heads)
     extra = -length % size
-    d_residual = ops.multiply(ops.unsqueeze(d, -1), _padded(x, extra))
-    x = ops.multiply(x, ops.to(ops.unsqueeze(dt, -1), FP32))
-    a = ops.multiply(ops.to(a, x.dtype), ops.to(dt, FP32))
+    d_residual = ops.mul(ops.unsqueeze(d, -1), _padded(x, extra))
+    x = ops.mul(x, ops.to(ops.unsqueeze(dt, -1), FP32))
+    a = ops.mul(ops.to(a, x.dtype), ops.to(dt, FP32))
     x, a, b, c = [_chunks(tensor, extra, size) for tensor in (x, a, b, c)]
     a = ops.permute(a, 0, 3, 1, 2)
     a_cumsum = ops.cumsum(a)
     decay = ops.exp(_segment_sum(a))
     scores = ops.einsum("bclhn,bcshn->bclsh", c, b)
-    weights = ops.multiply(scores, ops.permute(decay, 0, 2, 3, 4, 1))
+    weights = ops.mul(scores, ops.permute(decay, 0, 2, 3, 4, 1))
     diagonal = ops.einsum("bclsh,bcshp->bclhp", weights, x)
-    decay_states = ops.exp(ops.subtract(ops.narrow(a_cumsum, -1, 1), a_cumsum))
-    b_decay = ops.multiply(b, ops.unsqueeze(ops.permute(decay_states, 0, 2, 3, 1), -1))
+    decay_states = ops.exp(ops.sub(ops.narrow(a_cumsum, -1, 1), a_cumsum))
+    b_decay = ops.mul(b, ops.unsqueeze(ops.permute(decay_states, 0, 2, 3, 1), -1))
     states = ops.einsum("bclhn,bclhp->bchpn", b_decay, x)
     if initial is None:
-        previous = ops.like(ops.narrow(states, 1, 1))
+        previous = ops.empty_like(ops.narrow(states, 1, 1))
     else:
         previous = ops.to(ops.unsqueeze(initial, 1), states.dtype)
     states = ops.cat([previous, states], 1)
@@ -92,7 +92,7 @@ def chunk_scan(
     states, last = ops.narrow(new_states, 1, new_states.shape[1] - 1), ops.select(new_states, 1)
     state_decay = ops.exp(a_cumsum)
     from_states = ops.einsum("bclhn,bchpn->bclhp", c, states)
-    off_diagonal = ops.multiply(from_states, ops.unsqueeze(ops.permute(state_decay, 0, 2, 3, 1), -1))
+    off_diagonal = ops.mul(from_states, ops.unsqueeze(ops.permute(state_decay, 0, 2, 3, 1), -1))
     out = ops.contiguous(ops.add(diagonal, off_diagonal))
     out = ops.reshape(out, batch, -1, heads, width)
     out = ops.add(out, d_residual)
@@ -118,13 +118,13 @@ def state_update(
     dt = ops.add(dt, ops.to(dt_bias, dt.dtype))
     dt = ops.softplus(dt)
     dt = ops.unsqueeze(dt, -1)
-    decay = ops.exp(ops.multiply(ops.to(dt, FP32), ops.to(a, FP32)))
+    decay = ops.exp(ops.mul(ops.to(dt, FP32), ops.to(a, FP32)))
     b = ops.reshape(b, batch, groups, 1, size)
     b = ops.contiguous(ops.expand(b, batch, groups, heads // groups, size))
     b = ops.reshape(b, batch, heads, 1, size)
-    step = ops.multiply(dt, b)
-    added = ops.multiply(step, ops.unsqueeze(x, -1))
-    states = ops.add(ops.multiply(state, decay), added)
+    step = ops.mul(dt, b)
+    added = ops.mul(step, ops.unsqueeze(x, -1))
+    states = ops.add(ops.mul(state, decay), added)
     written = ops.to(states, state.dtype)
     del written
     c = ops.reshape(c, batch, groups, 1, size)
@@ -135,7 +135,7 @@ def state_update(
     c_flat = ops.view(c, batch * heads, size, 1)
     out = ops.bmm(flat, c_flat)
     out = ops.view(out, batch, heads, width)
-    out = ops.to(ops.add(out, ops.multiply(x, d)), out.dtype)
+    out = ops.to(ops.add(out, ops.mul(x, d)), out.dtype)
     if gate is not None:
-        out = ops.multiply(out, ops.silu(gate))
+        out = ops.mul(out, ops.silu(gate))
     return ops.to(out, x.dtype)

@@ -42,7 +42,7 @@ class WindowBias(Module):
 
     def forward(self, _states: Tensor) -> Tensor:
         """The bias; the states only lend their tape."""
-        bias = ops.take(self.relative_position_bias_table, self.relative_position_index)
+        bias = ops.index_select(self.relative_position_bias_table, self.relative_position_index)
         bias = ops.view(bias, self.area, self.area, -1)
         return ops.unsqueeze(ops.contiguous(ops.permute(bias, 2, 0, 1)), 0)
 
@@ -85,11 +85,11 @@ class WindowAttention(Module):
 
 
 class ShiftedLayer(Module):
-    """Norm, attention in windows shifted by `shift`, add; norm, MLP, add. Windows that stick out are padded."""
+    """Norm, attention in windows shifted by `add_scalar`, add; norm, MLP, add. Windows that stick out are padded."""
 
     scope = "residual stream"
-    checkpoints = False
-    not_checkpointed = (
+    supports_checkpointing = False
+    no_checkpointing_reason = (
         "Transformers checkpoints the stages of this family and the blocks in them, one inside the other, which "
         "memcalc does not describe"
     )
@@ -137,8 +137,8 @@ class ShiftedLayer(Module):
         """Which patches of a window [windows, w², w²] were neighbours before the shift."""
         tape, area = windows.tape, self.window**2
         with tape.scoped("attention mask"):
-            regions = tape.new((1, *grid, 1), dtype)
+            regions = tape.empty((1, *grid, 1), dtype)
             inside = ops.view(partition(regions, self.window), -1, area)
-            mask = ops.subtract(ops.unsqueeze(inside, 1), ops.unsqueeze(inside, 2))
+            mask = ops.sub(ops.unsqueeze(inside, 1), ops.unsqueeze(inside, 2))
             mask = ops.masked_fill(mask, ops.compare(mask))
             return ops.masked_fill(mask, ops.compare(mask))

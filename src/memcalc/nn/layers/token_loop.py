@@ -25,5 +25,5 @@ def token_steps(tape: Tape, length: int) -> Iterator[int]:
     yield between
     born = range(since, tape.clock)
     yield 1  # only then has the body let go of what one run hands to the next
-    tape.multiply_alive(born, between)
+    tape.scale_live(born, between)
     yield from [1] * (EXACT - 1)

@@ -24,7 +24,7 @@ class PatchEmbedding(Module):
     """
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(
         self,
@@ -139,10 +139,10 @@ class VisionAttention(Module):
 
 def drop_path(x: Tensor, p: float) -> Tensor:
     """Whole samples of x [b, ...] dropped with probability `p` (stochastic depth)."""
-    if p == 0.0 or not x.tape.dropping:
+    if p == 0.0 or not x.tape.dropout_enabled:
         return x
-    kept = ops.like(x.tape.new((x.shape[0], *(1,) * (len(x.shape) - 1)), x.dtype))
-    return ops.multiply(ops.scale(x), kept)
+    kept = ops.empty_like(x.tape.empty((x.shape[0], *(1,) * (len(x.shape) - 1)), x.dtype))
+    return ops.mul(ops.mul_scalar(x), kept)
 
 
 class VisionBlock(Module):
@@ -203,7 +203,7 @@ class LayerScale(Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., h] to [..., h]."""
-        return ops.multiply(hidden, vars(self)[self.name])
+        return ops.mul(hidden, vars(self)[self.name])
 
 
 Seen = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]

@@ -11,6 +11,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionAttention
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL
 
 
@@ -197,15 +198,15 @@ class SpecAugment(Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h], in place."""
-        if not hidden.tape.training or not self.augments:
+        if not run_context(hidden).training or not self.augments:
             return hidden
         batch, length, width = hidden.shape
         if self.share > 0 and self.masked_spec_embed is not None:
             spans = min(int(self.share * length / self.span + 1), length // self.span)
-            mask = hidden.tape.new((batch, length), BOOL)
-            hidden = ops.fill_where_(hidden, mask, self.masked_spec_embed, batch * spans * self.span)
+            mask = hidden.tape.empty((batch, length), BOOL)
+            hidden = ops.index_put_row_(hidden, mask, self.masked_spec_embed, batch * spans * self.span)
         if self.channels:
-            mask = ops.expand(ops.unsqueeze(hidden.tape.new((batch, width), BOOL), 1), -1, length, -1)
+            mask = ops.expand(ops.unsqueeze(hidden.tape.empty((batch, width), BOOL), 1), -1, length, -1)
             hidden = ops.masked_fill_(hidden, mask)
         return hidden
 

@@ -81,7 +81,7 @@ class SharedMLP(Module):
         up = ops.add(up, self.gate_up_proj_adapter_list[self.adapted](hidden))
         halves = ops.chunk(up, 2, -1)
         del up
-        hidden = ops.multiply(self.act(halves[0]), halves[1])
+        hidden = ops.mul(self.act(halves[0]), halves[1])
         return self.down_proj(hidden)  # type: ignore[no-any-return]
 
 

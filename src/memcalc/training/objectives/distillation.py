@@ -8,6 +8,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import where
 from memcalc.training.objectives.rollout import LOSS, Actors
@@ -18,21 +19,21 @@ def distillation(actors: Actors) -> Tensor:
     rows, completion = actors.sequences, actors.completion
     prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
     prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
-    count = ops.scale(ops.like(actors.given(), FP32))
+    count = ops.mul_scalar(ops.empty_like(actors.given(), FP32))
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
-    actors.tape.padding = padding
+    run_context(actors.tape).padding = padding
     outputs = actors.run(ids)
     with actors.tape.no_grad():
-        teacher = actors.ask(ids).kept[0]
-    actors.tape.padding = None
-    _check_vocabulary(outputs.kept[0], teacher)
+        teacher = actors.ask(ids).returned[0]
+    run_context(actors.tape).padding = None
+    _check_vocabulary(outputs.returned[0], teacher)
     with actors.tape.scoped(LOSS):
-        student = ops.narrow(outputs.kept[0], 1, completion)
+        student = ops.narrow(outputs.returned[0], 1, completion)
         teacher = ops.narrow(teacher, 1, completion)
         divergence = _reverse_kl(student, teacher)
         divergence = where(divergence, mask, rows * completion)
-        total = ops.sum_over(ops.reshape(divergence, -1), 0)
-        return ops.divide(total, count)
+        total = ops.sum(ops.reshape(divergence, -1), 0)
+        return ops.div(total, count)
 
 
 def _check_vocabulary(student: Tensor, teacher: Tensor) -> None:
@@ -46,8 +47,8 @@ def _check_vocabulary(student: Tensor, teacher: Tensor) -> None:
 
 def _reverse_kl(student: Tensor, teacher: Tensor) -> Tensor:
     """KL of logits [b, c, V] divided by the temperature, element by element: p · (log p - log q)."""
-    student = ops.scale(student)
-    teacher = ops.scale(teacher)
+    student = ops.mul_scalar(student)
+    teacher = ops.mul_scalar(teacher)
     log_p, log_q = ops.log_softmax(student), ops.log_softmax(teacher)
-    difference = ops.subtract(log_p, log_q)
-    return ops.multiply(ops.exp(log_p), difference)
+    difference = ops.sub(log_p, log_q)
+    return ops.mul(ops.exp(log_p), difference)

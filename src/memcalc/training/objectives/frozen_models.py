@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memcalc.autograd.tape import Tape
-from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.heads import SequenceClassifier
 from memcalc.models.spec import ModelSpec
+from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
@@ -46,7 +47,7 @@ def reference(spec: ModelSpec, network: Network, setup: TrainingSetup, tape: Tap
     shared = kind == "shared"
     as_loaded = shared or setup.lora_rank is None  # a copy is not prepared for training
     load(network, spec, setup if as_loaded else setup.model_copy(update={"kbit_prepare": False}))
-    return _bound("reference model", network, tape, dtype, tape.attention, shared=shared)
+    return _bound("reference model", network, tape, dtype, run_context(tape).attention, shared=shared)
 
 
 class PolicyAndValue(Module):
@@ -90,7 +91,7 @@ def _rename(network: Network, owner: str) -> None:
 
 def size(network: Network) -> int:
     """Bytes of the weights and buffers of a bound network."""
-    return sum(rounded(value.numel * value.dtype.itemsize) * value.copies for _, value in network.tensors())
+    return parameter_bytes.total(value for _, value in network.tensors())
 
 
 def check_head(network: Network, setup: TrainingSetup) -> None:

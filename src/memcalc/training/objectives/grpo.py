@@ -11,6 +11,7 @@ from collections.abc import Callable
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Outputs
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import entropy, selected
 from memcalc.training.objectives.rollout import LOSS, Actors
@@ -46,13 +47,13 @@ def log_probabilities(
 
     The logits as the model gave them, and divided by the temperature, stand until both are there.
     """
-    batch_ids, ids.tape.padding = ops.narrow(ids, 0, ids.shape[0]), ops.narrow(mask, 0, ids.shape[0])
+    batch_ids, run_context(ids).padding = ops.narrow(ids, 0, ids.shape[0]), ops.narrow(mask, 0, ids.shape[0])
     outputs = run(batch_ids, completion + 1)
-    ids.tape.padding = None
+    run_context(ids).padding = None
     with ids.tape.scoped(LOSS):
-        logits = ops.narrow(outputs.kept[0], 1, completion)
+        logits = ops.narrow(outputs.returned[0], 1, completion)
         logits = ops.narrow(logits, 1, completion)
-        logits = ops.scale(logits)
+        logits = ops.mul_scalar(logits)
         answer = ops.narrow(batch_ids, 1, completion)
         chosen = selected(logits, answer)
         uncertain = None
@@ -72,14 +73,14 @@ def _clipped(actors: Actors, prompt: Tensor, answer: Tensor, known: Tensor | Non
     with actors.tape.scoped(LOSS):
         penalty = None
         if known is not None:
-            penalty = ops.shift(ops.subtract(ops.exp(ops.subtract(known, own)), ops.subtract(known, own)))
+            penalty = ops.add_scalar(ops.sub(ops.exp(ops.sub(known, own)), ops.sub(known, own)))
         advantages = ops.unsqueeze(advantages, 1)
-        difference = ops.subtract(own, old)
+        difference = ops.sub(own, old)
         ratio = ops.exp(difference)
         clipped = ops.clamp(ratio)
-        _one, _two = ops.multiply(ratio, advantages), ops.multiply(clipped, advantages)
-        per_token = ops.negative(ops.smaller(_one, _two))
+        _one, _two = ops.mul(ratio, advantages), ops.mul(clipped, advantages)
+        per_token = ops.neg(ops.minimum(_one, _two))
         if penalty is not None:
-            per_token = ops.add(per_token, ops.scale(penalty))
-        count = ops.scale(count)
-        return ops.divide(ops.sum_over(ops.reshape(ops.multiply(per_token, mask), -1), 0), count)
+            per_token = ops.add(per_token, ops.mul_scalar(penalty))
+        count = ops.mul_scalar(count)
+        return ops.div(ops.sum(ops.reshape(ops.mul(per_token, mask), -1), 0), count)

@@ -27,7 +27,7 @@ def selected(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.dtype is FP32:
         chosen = ops.squeeze(ops.gather(logits, ops.unsqueeze(labels, -1)), -1)
         totals = ops.stack([ops.logsumexp(row) for row in ops.unbind(logits, 0)], 0)
-        return ops.subtract(chosen, totals)
+        return ops.sub(chosen, totals)
     picked = []
     for row, wanted in zip(ops.unbind(logits, 0), ops.unbind(labels, 0), strict=True):
         log_probs = ops.log_softmax(row)
@@ -45,12 +45,12 @@ def entropy(logits: Tensor) -> Tensor:
     for index, piece in enumerate(pieces):
         start = logits.tape.clock
         log_probs = ops.log_softmax(piece)
-        one = ops.negative(ops.sum_over(ops.multiply(ops.exp(log_probs), log_probs), -1))
+        one = ops.neg(ops.sum(ops.mul(ops.exp(log_probs), log_probs), -1))
         out.append(one)
         if index == 1 and rows > 4 * CHUNK:
             del log_probs
-            logits.tape.multiply_alive(range(start, logits.tape.clock), -(-rows // CHUNK) - 3)
-    return ops.reshape(logits.tape.new((rows,), flat.dtype), *logits.shape[:-1])
+            logits.tape.scale_live(range(start, logits.tape.clock), -(-rows // CHUNK) - 3)
+    return ops.reshape(logits.tape.empty((rows,), flat.dtype), *logits.shape[:-1])
 
 
 def _sizes(rows: int) -> list[int]:
@@ -62,4 +62,4 @@ def _sizes(rows: int) -> list[int]:
 
 def where(x: Tensor, mask: Tensor, count: int) -> Tensor:
     """The `count` elements [n, ...] of x [b, s, ...] where mask [b, s] holds, a copy."""
-    return ops.take_where(x, ops.like(mask, BOOL), count)
+    return ops.index_mask(x, ops.empty_like(mask, BOOL), count)

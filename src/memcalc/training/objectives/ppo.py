@@ -26,37 +26,37 @@ def ppo(actors: Actors) -> Tensor:
     )
     outputs, values = actors.run_both(ids)
     with actors.tape.scoped(LOSS):
-        whole, logits = ops.scale_slice_(outputs.kept[0], 1, completion)
+        whole, logits = ops.mul_slice_(outputs.returned[0], 1, completion)
         chosen = ops.masked_fill(selected(logits, answer), masks[0])
         own = ops.masked_fill(ops.squeeze(ops.narrow(values, 1, completion), -1), masks[1])
         of_values = _of_values(actors, own, before, returns, masks[1])
         of_policy = _of_policy(actors, chosen, old, advantages, masks[0])
-        loss = ops.add(of_policy, ops.scale(of_values))
+        loss = ops.add(of_policy, ops.mul_scalar(of_values))
     actors.held += [(tensor, 1) for tensor in (whole, values, chosen, own, of_values, of_policy, loss)]
     return loss
 
 
 def _of_values(actors: Actors, own: Tensor, before: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """Half the squared distance of values [b, c] from returns, clipped."""
-    clipped = ops.clamp_between(own, ops.shift(before), ops.shift(before))
-    one = ops.power(ops.subtract(own, returns))
-    two = ops.power(ops.subtract(clipped, returns))
-    largest = ops.larger(one, two)
+    clipped = ops.clamp_tensor(own, ops.add_scalar(before), ops.add_scalar(before))
+    one = ops.pow(ops.sub(own, returns))
+    two = ops.pow(ops.sub(clipped, returns))
+    largest = ops.maximum(one, two)
     actors.held += [(tensor, 1) for tensor in (clipped, one, two, largest)]
-    return ops.scale(_masked_mean(largest, ops.compare(mask)))
+    return ops.mul_scalar(_masked_mean(largest, ops.compare(mask)))
 
 
 def _of_policy(actors: Actors, chosen: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     """The clipped loss of log-probabilities [b, c]."""
-    difference = ops.subtract(chosen, old)
+    difference = ops.sub(chosen, old)
     ratio = ops.exp(difference)
-    one = ops.multiply(ops.negative(advantages), ratio)
-    two = ops.multiply(ops.negative(advantages), ops.clamp(ratio))
-    largest = ops.larger(one, two)
+    one = ops.mul(ops.neg(advantages), ratio)
+    two = ops.mul(ops.neg(advantages), ops.clamp(ratio))
+    largest = ops.maximum(one, two)
     actors.held += [(tensor, 1) for tensor in (difference, ratio, one, two, largest)]
     return _masked_mean(largest, ops.compare(mask))
 
 
 def _masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    total = ops.sum_over(ops.reshape(ops.multiply(x, mask), -1), 0)
-    return ops.divide(total, ops.sum_over(ops.reshape(mask, -1), 0, dtype=INT64))
+    total = ops.sum(ops.reshape(ops.mul(x, mask), -1), 0)
+    return ops.div(total, ops.sum(ops.reshape(mask, -1), 0, dtype=INT64))

@@ -9,6 +9,7 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.models.common.heads import SequenceClassifier
 from memcalc.nn.model import Batch, Network, Outputs
+from memcalc.nn.run_context import run_context, training_mode
 from memcalc.setup.setup import TrainingSetup, sequences
 from memcalc.tables.dtypes import FP32, INT64, DType
 from memcalc.training.objectives.frozen_models import Companion
@@ -48,25 +49,22 @@ class Actors:
     @property
     def logits_dtype(self) -> DType:
         """The dtype of the logits, as accelerate gives them out."""
-        return self.tape.weights
+        return run_context(self.tape).weights_dtype
 
     def given(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
         """An input of the step."""
-        return self.tape.untracked(shape, dtype, OVERHEAD, name)
+        return self.tape.external_tensor(shape, dtype, OVERHEAD, name)
 
-    def run(self, ids: Tensor, keep: int | None = None) -> Outputs:
+    def run(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
         """What the trained model says to ids [b, s]: logits of all tokens, or of the last `keep`, come first."""
-        return self._run(self.policy, ids, keep)
+        return self._run(self.policy, ids, logits_to_keep)
 
-    def ask(self, ids: Tensor, keep: int | None = None) -> Outputs:
+    def ask(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
         """What the model beside it says. The caller switches gradients off."""
         assert self.companion is not None
-        training, self.tape.training = self.tape.training, self.companion.trains
-        try:
-            with self.tape.attending(self.companion.attention):
-                return self._run(self.companion.network, ids, keep)
-        finally:
-            self.tape.training = training
+        attention = run_context(self.tape).attention_backend(self.companion.attention)
+        with attention, training_mode(self.tape, self.companion.trains):
+            return self._run(self.companion.network, ids, logits_to_keep)
 
     def run_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
         """What the policy says to ids [b, s], whose hidden states are `held`, and a value for each token [b, s, 1].
@@ -76,33 +74,34 @@ class Actors:
         self._mark_padding(ids)
         with self.tape.autocasting(self.autocast):
             outputs, values = self._forward_both(ids)
-        _narrow = outputs.kept  # stands until all is in fp32
-        outputs.widen()
-        return outputs, ops.to(values, FP32) if self.tape.weights is FP32 else values
+        _narrow = outputs.returned  # stands until all is in fp32
+        outputs.logits_as_fp32()
+        return outputs, ops.to(values, FP32) if run_context(self.tape).weights_dtype is FP32 else values
 
     def _forward_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
         assert self.value is not None
-        padded = self.setup.padding_mask
+        padded, run = self.setup.padding_mask, run_context(self.tape)
         try:
             _of_values: list[tuple[Tensor, int]] = []
-            self.tape.hidden = _of_values
+            run.hidden_states = _of_values
             states = self.value.model(ids, padded)
             values = self.value.score(states)
-            self.tape.hidden = self.held
+            run.hidden_states = self.held
             return self.policy(Batch(ids, None, padded)), values
         finally:
-            self.tape.hidden = None
+            run.hidden_states = None
 
-    def _run(self, network: Network, ids: Tensor, keep: int | None) -> Outputs:
+    def _run(self, network: Network, ids: Tensor, logits_to_keep: int | None) -> Outputs:
         setup = self.setup
         self._mark_padding(ids)
-        batch = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images, setup.image_size, keep)
+        batch = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images, setup.image_size, logits_to_keep)
         with self.tape.autocasting(self.autocast):
             outputs = network(batch)
-        outputs.widen()
+        outputs.logits_as_fp32()
         return outputs
 
     def _mark_padding(self, ids: Tensor) -> None:
         """Give the models one padding mask, an input of the step, unless the trainer made one."""
-        if self.setup.padding_mask and self.tape.padding is None:
-            self.tape.padding = self.given(*ids.shape, name="padding mask")
+        run = run_context(self.tape)
+        if self.setup.padding_mask and run.padding is None:
+            run.padding = self.given(*ids.shape, name="padding mask")

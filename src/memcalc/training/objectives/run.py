@@ -52,7 +52,7 @@ def pursue(
     assert isinstance(policy, Network)
     frozen_models.check_head(policy, setup)
     beside = _beside(tape, spec, setup, teacher)
-    tape.drops = setup.objective not in ("dpo", "reward")
+    tape.dropout_enabled = setup.objective not in ("dpo", "reward")
     actors = Actors(tape, policy, beside, setup, recipe.autocast, length, value)
     loss = OBJECTIVES[setup.objective](actors)
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}

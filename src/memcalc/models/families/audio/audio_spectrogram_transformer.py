@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionTower
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 
 
 class SpectrogramEmbeddings(Module):
@@ -55,7 +56,7 @@ class MeanOfTwo(Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[b, n, h] to [b, h]."""
-        return ops.scale(ops.add(ops.select(states, 1), ops.select(states, 1)))
+        return ops.mul_scalar(ops.add(ops.select(states, 1), ops.select(states, 1)))
 
 
 class NormedScores(Module):
@@ -76,13 +77,13 @@ class NormedScores(Module):
 class SpectrogramClassifier(ImageClassifier):
     """A class per spectrogram, whose length the config decides."""
 
-    reads = "spectrograms"
+    input_kind = "spectrograms"
 
     def inputs(self, batch: Batch) -> Tensor:
         """Spectrograms [b, frames, mels], an input of the step."""
         tape, c = batch.ids.tape, self.config
         shape = (batch.ids.shape[0], c.integer("max_length"), c.integer("num_mel_bins"))
-        return tape.untracked(shape, tape.weights, OVERHEAD, "spectrograms")
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, "spectrograms")
 
 
 def spectrogram(c: Config, architecture: str | None) -> Network:

@@ -17,6 +17,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.wav2vec2 import PositionalConvolution, SampleConvolution, SpecAugment, SpeechLayer, stay
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -56,7 +57,7 @@ class FeatureEncoder(Module):
     def forward(self, samples: Tensor) -> Tensor:
         """Samples [b, n] to features [b, c, s]."""
         hidden = ops.unsqueeze(samples, 1)
-        if samples.tape.training:
+        if run_context(samples).training:
             require_gradient(hidden)
             hidden.tape.leaves.append(hidden)
         for layer in self.conv_layers:
@@ -133,7 +134,9 @@ class SpeechEncoder(Module):
 class SpeechModel(Module):
     """Convolutions, projection, masks of SpecAugment in training, encoder."""
 
-    note = "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped"
+    assumption = (
+        "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped"
+    )
 
     def __init__(self, c: Config, *, both: bool, layers: Stack | None = None) -> None:
         hidden = c.integer("hidden_size")

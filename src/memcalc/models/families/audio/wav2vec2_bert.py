@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.wav2vec2 import Convolution, SpecAugment, SpeechMLP, stay
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
@@ -44,7 +45,7 @@ class DistanceAttention(Module):
         key = self._heads(self.linear_k(hidden))
         value = self._heads(self.linear_v(hidden))
         bias = self._bias(query)
-        mask = bias if query.tape.attention == "eager" else ops.contiguous(bias)
+        mask = bias if run_context(query).attention == "eager" else ops.contiguous(bias)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
         out = ops.reshape(ops.contiguous(out), *hidden.shape[:-1], -1)
         out = self.linear_out(out)
@@ -52,14 +53,14 @@ class DistanceAttention(Module):
 
     def _bias(self, query: Tensor) -> Tensor:
         length = query.shape[2]
-        left = ops.unsqueeze(query.tape.new((length,), INT64), 1)
-        right = ops.unsqueeze(query.tape.new((length,), INT64), 0)
-        distance = ops.subtract(right, left)
-        distance = ops.like(distance)
-        embedded = self.distance_embedding(ops.shift(distance))
+        left = ops.unsqueeze(query.tape.empty((length,), INT64), 1)
+        right = ops.unsqueeze(query.tape.empty((length,), INT64), 0)
+        distance = ops.sub(right, left)
+        distance = ops.empty_like(distance)
+        embedded = self.distance_embedding(ops.add_scalar(distance))
         embedded = ops.to(embedded, query.dtype)
         scores = ops.einsum("bhld,lrd->bhlr", query, embedded)
-        return ops.scale(scores)
+        return ops.mul_scalar(scores)
 
 
 class ConvolutionModule(Module):
@@ -115,7 +116,7 @@ class ConformerLayer(Module):
         residual = hidden
         hidden = self.ffn1_layer_norm(hidden)
         hidden = self.ffn1(hidden)
-        hidden = ops.add(ops.scale(hidden), residual)
+        hidden = ops.add(ops.mul_scalar(hidden), residual)
         residual = hidden
         hidden = self.self_attn_layer_norm(hidden)
         hidden, _weights = self.self_attn(hidden)
@@ -127,7 +128,7 @@ class ConformerLayer(Module):
         residual = hidden
         hidden = self.ffn2_layer_norm(hidden)
         hidden = self.ffn2(hidden)
-        hidden = ops.add(ops.scale(hidden), residual)
+        hidden = ops.add(ops.mul_scalar(hidden), residual)
         return self.final_layer_norm(hidden)  # type: ignore[no-any-return]
 
 
@@ -155,7 +156,7 @@ class ConformerEncoder(Module):
 class ConformerModel(Module):
     """Projection of the features, masks of SpecAugment in training, encoder."""
 
-    note = "a recording has as many frames of features as --seq-len says (50 a second), and no layer is skipped"
+    assumption = "a recording has as many frames of features as --seq-len says (50 a second), and no layer is skipped"
 
     def __init__(self, c: Config) -> None:
         hidden, width = c.integer("hidden_size"), c.integer("feature_projection_input_dim")

@@ -42,10 +42,10 @@ class GatedBiasAttention(Module):
             bias = ops.view(ops.repeat(ops.unsqueeze(bias, 0), batch), batch * self.heads, length, length)
         gated = ops.permute(ops.view(hidden, batch, length, self.heads, -1), 0, 2, 1, 3)
         projected = self.gru_rel_pos_linear(gated)
-        projected = ops.sum_over(ops.view(projected, *projected.shape[:-1], 2, 4))
+        projected = ops.sum(ops.view(projected, *projected.shape[:-1], 2, 4))
         gate_a, gate_b = ops.chunk(ops.sigmoid(projected), 2, -1)
-        gate = ops.shift(ops.multiply(gate_a, ops.shift(ops.multiply(gate_b, self.gru_rel_pos_const))))
-        weighed = ops.multiply(ops.view(gate, batch * self.heads, -1, 1), bias)
+        gate = ops.add_scalar(ops.mul(gate_a, ops.add_scalar(ops.mul(gate_b, self.gru_rel_pos_const))))
+        weighed = ops.mul(ops.view(gate, batch * self.heads, -1, 1), bias)
         weighed = ops.view(weighed, -1, length, length)
         out, weights = self._attend(hidden, weighed)
         return out, weights, bias
@@ -64,7 +64,7 @@ class GatedBiasAttention(Module):
         query = self._split(query)
         key = self._split(key)
         value = self._split(value)
-        scaled = ops.scale(query)
+        scaled = ops.mul_scalar(query)
         scores = ops.baddbmm(weighed, scaled, ops.transpose(key, -2, -1))
         del scaled, key
         scores = ops.softmax(scores)
@@ -85,9 +85,9 @@ class GatedBiasAttention(Module):
     def _bias(self, length: int) -> Tensor:
         assert self.rel_attn_embed is not None
         tape = self.rel_attn_embed.weight.tape
-        context = ops.unsqueeze(tape.new((length,), INT64), 1)
-        memory = ops.unsqueeze(tape.new((length,), INT64), 0)
-        distance = ops.subtract(memory, context)
+        context = ops.unsqueeze(tape.empty((length,), INT64), 1)
+        memory = ops.unsqueeze(tape.empty((length,), INT64), 0)
+        distance = ops.sub(memory, context)
         bucket = buckets_of(distance, bidirectional=True, keeps_logarithm=False)
         return ops.permute(self.rel_attn_embed(bucket), 2, 0, 1)
 

@@ -62,7 +62,7 @@ class WhisperEncoder(Module):
         hidden, self.mels = c.integer("d_model"), c.integer("num_mel_bins")
         self.length = c.integer("max_source_positions")
         self.conv1 = Conv(self.mels, hidden, 1)
-        self.conv1.feeds = True
+        self.conv1.is_input_embedding = True
         self.conv2 = Conv(hidden, hidden, 2)
         self.embed_positions = FrozenTable(self.length, hidden)
         self.layers = _blocks(c, "encoder")
@@ -72,11 +72,11 @@ class WhisperEncoder(Module):
     def forward(self, ids: Tensor, _padding: bool) -> Tensor:
         """Mel features [b, mels, 2 s] to hidden states [b, s, h]; the ids only lend their batch size."""
         tape, dtype = ids.tape, self.conv1.weight.dtype
-        features = tape.untracked((ids.shape[0], self.mels, 2 * self.length), dtype, OVERHEAD, "mel features")
+        features = tape.external_tensor((ids.shape[0], self.mels, 2 * self.length), dtype, OVERHEAD, "mel features")
         inputs_embeds = ops.gelu(self.conv1(features))
         inputs_embeds = ops.gelu(self.conv2(inputs_embeds))
         inputs_embeds = ops.permute(inputs_embeds, 0, 2, 1)
-        all_positions = tape.new((self.length,), INT64)
+        all_positions = tape.empty((self.length,), INT64)
         hidden = ops.add(inputs_embeds, self.embed_positions(all_positions))
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
@@ -100,9 +100,9 @@ class WhisperDecoder(Module):
         inputs_embeds = self.embed_tokens(ids)
         if cache is None:
             check_length(ids, self.embed_positions.weight.shape[0], "--target-len")
-        position_ids = ops.shift(token_range(ids))
+        position_ids = ops.add_scalar(token_range(ids))
         position_ids = ops.clone(ops.expand(ops.unsqueeze(position_ids, 0), *ids.shape), contiguous=True)
-        positions = ops.take(self.embed_positions.weight, position_ids)
+        positions = ops.index_select(self.embed_positions.weight, position_ids)
         hidden = ops.add(inputs_embeds, positions)
         hidden = ops.dropout(hidden, self.dropout)
         mask = causal_mask(inputs_embeds, False, past=0 if cache is None else cache.past)

@@ -13,26 +13,29 @@ from memcalc.nn.layers.masks import causal_mask, padding_input
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
 
 def _gelu(x: Tensor) -> Tensor:
     """x·0.5·(1 + tanh(c·x·(1 + a·x·x)))."""
-    return ops.multiply(
-        ops.scale(x), ops.shift(ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x)))))
+    return ops.mul(
+        ops.mul_scalar(x),
+        ops.add_scalar(ops.tanh(ops.mul(ops.mul_scalar(x), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))))),
     )
 
 
 def _gelu_gradient(grad: Tensor, x: Tensor) -> Tensor:
-    tanh = ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x))))
+    tanh = ops.tanh(ops.mul(ops.mul_scalar(x), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))))
     slope = ops.add(
-        ops.multiply(
-            ops.scale(x), ops.multiply(ops.shift(ops.multiply(tanh, tanh)), ops.shift(ops.multiply(ops.scale(x), x)))
+        ops.mul(
+            ops.mul_scalar(x),
+            ops.mul(ops.add_scalar(ops.mul(tanh, tanh)), ops.add_scalar(ops.mul(ops.mul_scalar(x), x))),
         ),
-        ops.scale(ops.shift(tanh)),
+        ops.mul_scalar(ops.add_scalar(tanh)),
     )
-    return ops.multiply(slope, grad)
+    return ops.mul(slope, grad)
 
 
 def dropout_add(x: Tensor, residual: Tensor, dropout: float) -> Tensor:
@@ -60,8 +63,8 @@ class BloomAttention(Module):
         apart = ops.view(fused, batch, length, self.heads, 3, self.head_dim)
         query, key, value = (ops.transpose(ops.select(apart, -2), 1, 2) for _ in range(3))
         del apart
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         rows = batch * self.heads
         query = ops.reshape(query, rows, -1, self.head_dim)
         key = ops.transpose(ops.reshape(key, rows, -1, self.head_dim), -1, -2)
@@ -92,7 +95,7 @@ class BloomMLP(Module):
 
     def forward(self, hidden: Tensor, residual: Tensor) -> Tensor:
         """[b, s, h] twice to [b, s, h]."""
-        hidden = ops.function(self.dense_h_to_4h(hidden), _gelu, _gelu_gradient)
+        hidden = ops.autograd_function(self.dense_h_to_4h(hidden), _gelu, _gelu_gradient)
         out = self.dense_4h_to_h(hidden)
         return dropout_add(out, residual, self.dropout)
 
@@ -138,9 +141,9 @@ class BloomModel(Module):
             if padding:
                 alibi = alibi_by_mask(padding_input(ids), self.heads, hidden.dtype)
             else:
-                seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
+                seen = ids.shape[1] + run_context(tape).past_length
                 slopes = alibi_slopes(tape, self.heads)
-                alibi = ops.multiply(ops.view(slopes, -1, 1, 1), tape.new((seen,), INT64))
+                alibi = ops.mul(ops.view(slopes, -1, 1, 1), tape.empty((seen,), INT64))
                 alibi = ops.to(ops.repeat(alibi, batch), hidden.dtype)
         mask = causal_mask(inputs_embeds, padding)
         for block in self.h:

@@ -25,7 +25,7 @@ def _command(c: Config, architecture: str | None, attention: dict[str, Any], **r
         norm=EagerLayerNorm,
         block=ParallelBlock,
         rotary=RotaryEmbedding(c.head_dim(), pairs=True),
-        bend=(ops.scale,),
+        bend=(ops.mul_scalar,),
         **rest,
     )
 

@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation, apply_rotary
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -56,8 +57,8 @@ class FalconAttention(Module):
             groups = self.heads // self.kv_heads
             apart = ops.view(fused, *fused.shape[:-1], -1, groups + 2, self.head_dim)
             query = ops.narrow(apart, 3, groups)
-            key = ops.take_one(apart, 3)
-            value = ops.take_one(apart, 3)
+            key = ops.index_list(apart, 3)
+            value = ops.index_list(apart, 3)
             key = ops.expand(key, *query.shape)
             value = ops.expand(value, *query.shape)
             flat = [ops.reshape(x, *x.shape[:2], -1, self.head_dim) for x in (query, key, value)]
@@ -66,7 +67,7 @@ class FalconAttention(Module):
             apart = ops.view(fused, *fused.shape[:-1], self.heads, 3, self.head_dim)
             return ops.select(apart, -2), ops.select(apart, -2), ops.select(apart, -2)
         apart = ops.view(fused, *fused.shape[:-1], self.heads + 2, self.head_dim)
-        return ops.narrow(apart, -2, self.heads), ops.take_one(apart, -2), ops.take_one(apart, -2)
+        return ops.narrow(apart, -2, self.heads), ops.index_list(apart, -2), ops.index_list(apart, -2)
 
     def forward(
         self, hidden: Tensor, alibi: Tensor | None, rotation: Rotation, mask: Tensor | None
@@ -78,11 +79,13 @@ class FalconAttention(Module):
         query, key, value = (_rows(x, x.shape[2]) for x in (query, key, value))
         if alibi is None:
             query, key = apply_rotary(query, key, *rotation)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
-        if query.tape.attention != "eager":
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
+        if run_context(query).attention != "eager":
             dropout = 0.0 if alibi is None else self.dropout
-            weights, out = None, ops.scaled_dot_product_attention(query, key, value, mask, dropout)
+            is_causal = run_context(query).causal
+            out = ops.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=is_causal)
+            weights = None
         elif alibi is None:
             weights, out = _scores(query, key, value, mask, hidden)
         else:
@@ -99,7 +102,7 @@ class FalconAttention(Module):
         if scores.dtype is not FP32:
             scores = ops.to(scores, FP32)
         logits = ops.add(scores, ops.view(alibi, query.shape[0], self.heads, 1, -1))
-        logits = ops.scale_(logits)
+        logits = ops.mul_scalar_(logits)
         weights = ops.softmax(logits if mask is None else ops.add(logits, mask), hidden.dtype)
         weights = ops.dropout(weights, self.dropout)
         out = ops.matmul(weights, value)
@@ -108,7 +111,7 @@ class FalconAttention(Module):
 
 def _scores(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, hidden: Tensor) -> tuple[Tensor, Tensor]:
     scores = ops.matmul(query, ops.transpose(key, -1, -2))
-    scores = ops.scale_(scores)
+    scores = ops.mul_scalar_(scores)
     scores = ops.softmax(scores if mask is None else ops.add(scores, mask), hidden.dtype)
     return scores, ops.matmul(scores, value)
 
@@ -196,8 +199,8 @@ class FalconModel(Module):
         inputs_embeds = self.word_embeddings(ids)
         alibi = None
         if self.alibi:
-            seen = ids.shape[1] + (0 if tape.cache is None else tape.cache.length)
-            tokens = padding_input(ids) if padding else tape.new((ids.shape[0], seen), INT64)
+            seen = ids.shape[1] + run_context(tape).past_length
+            tokens = padding_input(ids) if padding else tape.empty((ids.shape[0], seen), INT64)
             alibi = alibi_by_mask(tokens, self.heads, inputs_embeds.dtype, rounded=True)
         position_ids = positions(tape, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding, always=True)
@@ -205,7 +208,7 @@ class FalconModel(Module):
             if mask.dtype is BOOL:
                 mask = _as_numbers(mask, inputs_embeds)
             alibi = ops.reshape(alibi, ids.shape[0], -1, *alibi.shape[1:])
-            mask = ops.masked_fill(ops.scale(alibi), ops.compare(mask))
+            mask = ops.masked_fill(ops.mul_scalar(alibi), ops.compare(mask))
         hidden = inputs_embeds
         rotation = self.rotary_emb(hidden, position_ids)
         for block in self.h:
@@ -217,8 +220,8 @@ class FalconModel(Module):
 def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:
     """A boolean mask as zeros and large negative numbers, one for each sequence."""
     tape = mask.tape
-    fill = tape.new((), like.dtype), tape.new((), like.dtype)
-    out = tape.new((like.shape[0], *mask.shape[1:]), like.dtype)
+    fill = tape.empty((), like.dtype), tape.empty((), like.dtype)
+    out = tape.empty((like.shape[0], *mask.shape[1:]), like.dtype)
     del fill
     return out
 

@@ -18,6 +18,7 @@ from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32
 
@@ -44,9 +45,9 @@ class FusedAttention(Module):
         key = ops.transpose(ops.view(key, *key.shape[:-1], -1, self.head_dim), 1, 2)
         value = ops.transpose(ops.view(value, *value.shape[:-1], -1, self.head_dim), 1, 2)
         query = ops.transpose(ops.view(query, *query.shape[:-1], -1, self.head_dim), 1, 2)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
-        own = _upcast if self.upcast and query.tape.attention == "eager" else attend_same_dtype
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
+        own = _upcast if self.upcast and run_context(query).attention == "eager" else attend_same_dtype
         out, weights = own(query, key, value, mask, self.attn_dropout)
         out = ops.contiguous(ops.reshape(out, *out.shape[:-2], -1))
         out = self.c_proj(out)
@@ -60,7 +61,7 @@ def _upcast(
     """Eager attention whose scores come from fp32 copies of query and key, outside autocast."""
     batch, count, length, dim = query.shape
     tape, seen = query.tape, key.shape[2]
-    weights = tape.new((batch * count, length, seen), FP32)  # what the product replaces
+    weights = tape.empty((batch * count, length, seen), FP32)  # what the product replaces
     with tape.autocasting(None):
         q = ops.reshape(query, -1, length, dim)
         k = ops.reshape(ops.transpose(key, -1, -2), -1, dim, seen)
@@ -165,8 +166,8 @@ class BigCodeAttention(Module):
             apart = ops.transpose(ops.view(self.c_attn(hidden), *lead, self.heads, 3 * dim), 1, 2)
             query, key, value = ops.split(apart, [dim] * 3, 3)
             del apart
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = attend(query, key, value, mask, self.repeats, self.attn_dropout)
         out = ops.contiguous(ops.reshape(out, *lead, -1))
         out = self.c_proj(out)

@@ -16,6 +16,7 @@ from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32
 
@@ -43,8 +44,8 @@ class NeoAttention(Module):
         key = ops.to(key, FP32)
         weights = ops.matmul(query, ops.transpose(key, -1, -2))
         own = ops.narrow(ops.narrow(self.bias, -2, query.shape[-2]), -1, key.shape[-2])
-        lowest = query.tape.new((), weights.dtype)
-        weights = ops.choose(own, weights, lowest)
+        lowest = query.tape.empty((), weights.dtype)
+        weights = ops.where(own, weights, lowest)
         if mask is not None:
             weights = ops.add(weights, mask)
         weights = ops.softmax(weights)
@@ -60,8 +61,8 @@ class NeoAttention(Module):
         query = self._heads(query)
         key = self._heads(key)
         value = self._heads(value)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = self._attend(query, key, value, mask)
         out = ops.view(ops.contiguous(ops.permute(out, 0, 2, 1, 3)), *hidden.shape[:-1], -1)
         out = self.out_proj(out)

@@ -19,6 +19,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation, rotary_held, rotary_of_part
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 
 _NORMS = ("q_layernorm", "k_layernorm")
 
@@ -66,8 +67,8 @@ class FusedHeads(Module):
         query, key, value = self._chunks(fused) if self.cut == "chunks" else self._elements(fused)
         rotate = rotary_of_part if self.cut == "chunks" else rotary_held
         query, key, *_held = rotate(query, key, *rotation)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = attend(query, key, value, mask, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.dense(out), weights

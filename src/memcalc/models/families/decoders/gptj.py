@@ -18,6 +18,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import Rotation, sliced, spread
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -33,7 +34,7 @@ class SinusoidTable(Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
         """The pair for `position_ids`; `x` only lends its dtype."""
         check_length(position_ids, self.embed_positions.shape[0])
-        pair = ops.take(self.embed_positions, position_ids)
+        pair = ops.index_select(self.embed_positions, position_ids)
         if not self.fp32:
             pair = ops.to(pair, x.dtype)
         sin, cos = ops.chunk(pair, 2, -1)
@@ -44,12 +45,12 @@ def _rotated(x: Tensor, sin: Tensor, cos: Tensor) -> Tensor:
     """x [b, s, heads, dim] rotated; each call spreads sin and cos anew."""
     sin = spread(ops.unsqueeze(sin, 2))
     cos = spread(ops.unsqueeze(cos, 2))
-    return ops.add(ops.multiply(x, cos), ops.multiply(_every_two(x), sin))
+    return ops.add(ops.mul(x, cos), ops.mul(_every_two(x), sin))
 
 
 def _every_two(x: Tensor) -> Tensor:
-    first, second = ops.step_slice(x, -1, 2), ops.step_slice(x, -1, 2)
-    x = ops.stack((ops.negative(second), first), -1)
+    first, second = ops.slice(x, -1, 2), ops.slice(x, -1, 2)
+    x = ops.stack((ops.neg(second), first), -1)
     return ops.view(x, *x.shape[:-2], -1)
 
 
@@ -104,8 +105,8 @@ class PairwiseAttention(Module):
         key = ops.transpose(key, 1, 2)
         if self.fused:
             key = ops.to(key, value.dtype)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = _attend(query, key, value, mask, self.attn_dropout)
         out = ops.contiguous(ops.reshape(out, *lead, -1))
         out = self.out_proj(out)
@@ -116,9 +117,9 @@ def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float
 ) -> tuple[Tensor, Tensor | None]:
     """Eager scores come from fp32 copies of query and key."""
-    if query.tape.attention != "eager":
+    if run_context(query).attention != "eager":
         return sdpa(query, key, value, mask, 1, dropout), None
-    weights = ops.scale(ops.matmul(ops.to(query, FP32), ops.transpose(ops.to(key, FP32), 2, 3)))
+    weights = ops.mul_scalar(ops.matmul(ops.to(query, FP32), ops.transpose(ops.to(key, FP32), 2, 3)))
     if mask is not None:
         weights = ops.add(weights, mask)
     weights = ops.to(ops.softmax(weights), value.dtype)

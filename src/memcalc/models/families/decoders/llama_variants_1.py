@@ -28,7 +28,7 @@ def granite(c: Config, architecture: str | None) -> Network:
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
         block=partial(DecoderBlock, scaled=True),
         scaled=True,
-        bend=(ops.scale,),
+        bend=(ops.mul_scalar,),
     )
 
 

@@ -87,7 +87,7 @@ def hyperclovax(c: Config, architecture: str | None) -> Network:
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
         block=partial(DecoderBlock, names=around if c.flag("use_post_norm", True) else PRE_NORM, scaled=True),
         scaled=True,
-        bend=(ops.scale,),
+        bend=(ops.mul_scalar,),
     )
 
 

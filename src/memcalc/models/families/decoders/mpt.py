@@ -13,6 +13,7 @@ from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
@@ -41,9 +42,9 @@ class MptAttention(Module):
         query = self._heads(query)
         key = self._heads(key)
         value = self._heads(value)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
-        scores = ops.scale(ops.matmul(query, ops.transpose(key, -1, -2)))
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
+        scores = ops.mul_scalar(ops.matmul(query, ops.transpose(key, -1, -2)))
         bias = ops.narrow(bias, 2, min(bias.shape[2], key.shape[-2]))
         scores = ops.add(scores, bias)
         if mask is not None:
@@ -125,14 +126,14 @@ class MptModel(Module):
 def _alibi(tape: Tape, heads: int, length: int) -> Tensor:
     """The bias [heads, 1, length] in fp32, with a slope for each head."""
     power_of_two = 1 << (heads - 1).bit_length()
-    distances = ops.view(tape.new((length,), INT32), 1, 1, 1, length)
-    base = ops.to(tape.new((power_of_two,), INT64), FP32)
-    base = ops.scale(base)
-    slopes = ops.view(ops.scale(ops.like(base)), 1, power_of_two, 1, 1)
+    distances = ops.view(tape.empty((length,), INT32), 1, 1, 1, length)
+    base = ops.to(tape.empty((power_of_two,), INT64), FP32)
+    base = ops.mul_scalar(base)
+    slopes = ops.view(ops.mul_scalar(ops.empty_like(base)), 1, power_of_two, 1, 1)
     if power_of_two != heads:
-        half = ops.step_slice(slopes, 1, 2)
+        half = ops.slice(slopes, 1, 2)
         slopes = ops.narrow(ops.cat((half, half), 1), 1, heads)
-    return ops.squeeze(ops.multiply(distances, slopes), 0)
+    return ops.squeeze(ops.mul(distances, slopes), 0)
 
 
 def mpt(c: Config, architecture: str | None) -> Network:

@@ -14,6 +14,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
@@ -37,14 +38,14 @@ class OPTAttention(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
-        query = ops.scale(self.q_proj(hidden))
+        query = ops.mul_scalar(self.q_proj(hidden))
         query = self._heads(query)
         key = self.k_proj(hidden)
         value = self.v_proj(hidden)
         key = self._heads(key)
         value = self._heads(value)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value)
         out, weights = attend(query, key, value, mask, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.out_proj(out), weights
@@ -112,13 +113,13 @@ class OPTModel(Module):
         tape = ids.tape
         ids = ops.view(ids, -1, ids.shape[-1])
         inputs_embeds = self.embed_tokens(ids)
-        past = 0 if tape.cache is None else tape.cache.length
-        seen = padding_input(ids) if padding else tape.new((ids.shape[0], past + ids.shape[1]), FP32)
+        past = run_context(tape).past_length
+        seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         position_ids = ops.cumsum(seen)
-        position_ids = ops.to(ops.shift(ops.multiply(position_ids, seen)), INT64)
+        position_ids = ops.to(ops.add_scalar(ops.mul(position_ids, seen)), INT64)
         position_ids = ops.narrow(position_ids, 1, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding)
-        positions = self.embed_positions(ops.shift(position_ids))
+        positions = self.embed_positions(ops.add_scalar(position_ids))
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
         hidden = ops.add(inputs_embeds, positions)

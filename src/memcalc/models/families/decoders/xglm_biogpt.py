@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.position_embeddings import BufferedPositions, token_range
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP16, FP32
 
@@ -29,7 +30,7 @@ class FlatAttention(StateAttention):
         """[b, s, h] to [b, s, h], and the probabilities."""
         tape = hidden.tape
         batch, length, width = hidden.shape
-        query = ops.scale(self.q_proj(hidden))
+        query = ops.mul_scalar(self.q_proj(hidden))
         key = self.k_proj(hidden)
         value = self.v_proj(hidden)
         key = self._heads(key)
@@ -44,7 +45,7 @@ class FlatAttention(StateAttention):
         weights = ops.bmm(query, ops.transpose(key, 1, 2))
         if mask is not None:
             weights = ops.add(ops.view(weights, batch, -1, length, seen), mask)
-            weights = ops.at_least(weights, tape.new((), FP32))
+            weights = ops.maximum(weights, tape.empty((), FP32))
             weights = ops.view(weights, count, length, seen)
         half = weights.dtype is FP16
         weights = ops.to(ops.softmax(weights, FP32), FP16) if half else ops.softmax(weights)
@@ -80,13 +81,13 @@ class XGLMModel(Module):
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
-        inputs_embeds = ops.scale(self.embed_tokens(ids))
+        inputs_embeds = ops.mul_scalar(self.embed_tokens(ids))
         mask = causal_mask(inputs_embeds, padding)
         position_ids = ops.unsqueeze(token_range(ids), 0)
         hidden = ops.add(inputs_embeds, self.embed_positions(ids, position_ids))
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
-            hidden = layer(hidden, mask, cache=ids.tape.cache)
+            hidden = layer(hidden, mask, cache=run_context(ids).cache)
         return self.layer_norm(hidden)  # type: ignore[no-any-return]
 
 
@@ -96,7 +97,7 @@ class BioGptModel(Module):
     It makes a mask of ones where it gets none, so that a real causal mask reaches attention.
     """
 
-    note = OWN_ONES_NOTE
+    assumption = OWN_ONES_NOTE
 
     def __init__(self, c: Config, hidden: int) -> None:
         style = BlockStyle(
@@ -122,16 +123,16 @@ class BioGptModel(Module):
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
         tape = ids.tape
-        inputs_embeds = ops.scale(self.embed_tokens(ids))
-        past = 0 if tape.cache is None else tape.cache.length
-        _seen = padding_input(ids) if padding else tape.new((ids.shape[0], past + ids.shape[1]), FP32)
+        inputs_embeds = ops.mul_scalar(self.embed_tokens(ids))
+        past = run_context(tape).past_length
+        _seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         mask = causal_mask(inputs_embeds, padding=True)
-        position_ids = ops.unsqueeze(ops.shift(token_range(ids)), 0)
-        positions = self.embed_positions(ops.shift(position_ids))
+        position_ids = ops.unsqueeze(ops.add_scalar(token_range(ids)), 0)
+        positions = self.embed_positions(ops.add_scalar(position_ids))
         hidden = ops.add(inputs_embeds, positions)
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
-            hidden = layer(hidden, mask=mask, cache=tape.cache, position_ids=position_ids)
+            hidden = layer(hidden, mask=mask, cache=run_context(tape).cache, position_ids=position_ids)
         return self.layer_norm(hidden)  # type: ignore[no-any-return]
 
 

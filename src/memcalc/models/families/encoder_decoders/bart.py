@@ -56,8 +56,8 @@ class BartForSequenceClassification(Network):
         tape, size = hidden.tape, batch.ids.shape[0]
         with tape.scoped("head and loss"):
             _is_end = ops.compare(batch.ids)
-            places = ops.unbind(tape.new((size, 2), INT64), 1)
-            ends = ops.pick(hidden, *places)
+            places = ops.unbind(tape.empty((size, 2), INT64), 1)
+            ends = ops.index(hidden, *places)
             pooled = ops.select(ops.view(ends, size, -1, hidden.shape[-1]), 1)
             out = ops.dropout(pooled, self.dropout)
             out = self.dense(out)

@@ -85,7 +85,7 @@ class BartEncoder(Module):
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
-        inputs_embeds = ops.scale(self.embed_tokens(ids))
+        inputs_embeds = ops.mul_scalar(self.embed_tokens(ids))
         positions = self.embed_positions(ids, None)
         hidden = self._embedded(inputs_embeds, positions)
         mask = bidirectional_mask(inputs_embeds, padding)
@@ -101,17 +101,17 @@ class BartDecoder(BartEncoder):
     """
 
     decoder = True
-    note = OWN_ONES_NOTE
+    assumption = OWN_ONES_NOTE
 
     def forward(self, ids: Tensor, padding: bool, states: Tensor, cache: Cache | None) -> Tensor:  # type: ignore[override]
         """Ids [b, t] and encoder states [b, s, h] to hidden states [b, t, h]."""
         tape = ids.tape
         inputs_embeds = self.embed_tokens(ids)
         if not self.style.token_norm:
-            inputs_embeds = ops.scale(inputs_embeds)
+            inputs_embeds = ops.mul_scalar(inputs_embeds)
         past = 0 if cache is None else cache.past
-        position_ids = None if self.style.positions == "buffer" else ops.shift(token_range(ids))
-        ones = tape.new((ids.shape[0], past + ids.shape[1]), FP32)
+        position_ids = None if self.style.positions == "buffer" else ops.add_scalar(token_range(ids))
+        ones = tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         mask = causal_mask(inputs_embeds, True, past=past)
         if not self.style.keeps_ones:
             del ones

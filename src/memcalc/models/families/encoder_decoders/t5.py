@@ -95,7 +95,7 @@ class T5ForConditionalGeneration(Network):
         if cache is not None:
             cache.past += decoder_ids.shape[1]
         with tape.scoped("LM head and loss"):
-            out = ops.scale(decoded) if self.scaled else decoded
+            out = ops.mul_scalar(decoded) if self.scaled else decoded
             logits = self.lm_head(out)
             loss = None if labels is None else token_loss(logits, labels)
         return Outputs(loss, (logits, states, cache))

@@ -74,7 +74,7 @@ class _Gated(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         gate = self.act(self.wi_0(hidden))
         linear = self.wi_1(hidden)
-        hidden = ops.multiply(gate, linear)
+        hidden = ops.mul(gate, linear)
         hidden = ops.dropout(hidden, self.dropout)
         hidden = ops.to(hidden, self.wo.weight.dtype)
         return self.wo(hidden)  # type: ignore[no-any-return]

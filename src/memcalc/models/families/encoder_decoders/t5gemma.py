@@ -56,7 +56,7 @@ class CrossAttention(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[b, t, h] and the encoder's states [b, s, h] to [b, t, h], and the probabilities where they exist."""
         query = self._heads(self.q_proj(hidden))
-        held = None if cache is None else cache.held(self)
+        held = None if cache is None else cache.cross_attention_key_values(self)
         if held is not None:
             key, value = held
         else:
@@ -121,7 +121,7 @@ class GemmaSide(Module):
     With `states`, the width of the encoder's, it is a decoder.
     """
 
-    note = OWN_ONES_NOTE
+    assumption = OWN_ONES_NOTE
 
     def __init__(self, c: Config, states: int | None) -> None:
         hidden, bias = c.integer("hidden_size"), c.flag("attention_bias")
@@ -171,8 +171,8 @@ class GemmaSide(Module):
             masks = {window: causal_mask(inputs_embeds, True, window, past=past) for window in self.windows}
             states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
         hidden = inputs_embeds
-        normalizer = tape.new((), hidden.dtype)
-        hidden = ops.multiply(hidden, normalizer)
+        normalizer = tape.empty((), hidden.dtype)
+        hidden = ops.mul(hidden, normalizer)
         hidden = ops.dropout(hidden, self.dropout)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:

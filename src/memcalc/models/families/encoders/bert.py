@@ -140,7 +140,7 @@ class Discriminator(Network):
 
 
 def _replaced_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    return ops.binary_cross_entropy(ops.view(logits, -1, logits.shape[1]), ops.to(labels, FP32))
+    return ops.binary_cross_entropy_with_logits(ops.view(logits, -1, logits.shape[1]), ops.to(labels, FP32))
 
 
 def electra(c: Config, architecture: str | None) -> Network:

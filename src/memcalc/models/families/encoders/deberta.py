@@ -43,7 +43,7 @@ class DebertaEmbeddings(Module):
         if self.position_embeddings is not None:
             position_embeddings = self.position_embeddings(position_ids)
         else:
-            position_embeddings = ops.like(inputs_embeds)
+            position_embeddings = ops.empty_like(inputs_embeds)
         embeddings = inputs_embeds
         if self.position_embeddings is not None:
             embeddings = ops.add(embeddings, position_embeddings)
@@ -55,7 +55,7 @@ class DebertaEmbeddings(Module):
         embeddings = self.LayerNorm(embeddings)
         mask = ops.unsqueeze(mask, 2)
         mask = ops.to(mask, embeddings.dtype)
-        embeddings = ops.multiply(embeddings, mask)
+        embeddings = ops.mul(embeddings, mask)
         return ops.dropout(embeddings, self.dropout)
 
 
@@ -117,13 +117,13 @@ class ConvolutionLayer(Module):
         flipped = ops.contiguous(ops.permute(hidden, 0, 2, 1))
         out = ops.contiguous(ops.permute(ops.conv1d(flipped, self.weight, self.bias, self.padding), 0, 2, 1))
         del flipped
-        hole = ops.to(ops.shift(mask), BOOL)
+        hole = ops.to(ops.add_scalar(mask), BOOL)
         out = ops.masked_fill_(out, ops.expand(ops.unsqueeze(hole, -1), *out.shape))
         out = self.act(ops.dropout(out, self.dropout))
         joined = ops.add(residual, out)
         output = self.LayerNorm(joined)
         mask = ops.to(ops.unsqueeze(mask, 2), output.dtype)
-        return ops.multiply(output, mask)
+        return ops.mul(output, mask)
 
 
 class DebertaEncoder(Module):
@@ -143,7 +143,7 @@ class DebertaEncoder(Module):
         """[b, s, h] and mask [b, s] to the embeddings and the output of every layer."""
         input_mask = mask
         mask = ops.unsqueeze(ops.unsqueeze(mask, 1), 2)
-        mask = ops.multiply(mask, ops.unsqueeze(ops.squeeze(mask, -2), -1))
+        mask = ops.mul(mask, ops.unsqueeze(ops.squeeze(mask, -2), -1))
         relative = distances(hidden, self.at) if self.at.relative else None
         states = [hidden]
         following = hidden
@@ -171,8 +171,8 @@ class DebertaModel(Module):
     def forward(self, ids: Tensor, padding: bool) -> Encoded:
         """Ids [b, s] to hidden states [b, s, h]."""
         tape = ids.tape
-        mask = padding_input(ids) if padding else tape.new(ids.shape, FP32)
-        types = tape.new(ids.shape, INT64)
+        mask = padding_input(ids) if padding else tape.empty(ids.shape, FP32)
+        types = tape.empty(ids.shape, INT64)
         embedded = self.embeddings(ids, types=types, mask=mask)
         states = self.encoder(embedded, mask)
         return states[-1], None

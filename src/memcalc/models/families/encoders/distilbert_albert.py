@@ -95,7 +95,7 @@ class AlbertLayer(Module):
 class AlbertGroup(Module):
     """Layers that run one after another and are used again and again."""
 
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.albert_layers = [AlbertLayer(c, hidden) for _ in range(_inner_layers(c))]

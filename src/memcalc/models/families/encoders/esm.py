@@ -43,22 +43,22 @@ class ProteinEmbeddings(Module):
         embeddings: Tensor = inputs_embeds
         if self.token_dropout:
             embeddings = ops.masked_fill(embeddings, ops.unsqueeze(ops.compare(ids), -1))
-            lengths = None if mask is None else ops.sum_over(mask)
+            lengths = None if mask is None else ops.sum(mask)
             found = ops.compare(ids)
-            count = ops.sum_over(found, dtype=INT64)
+            count = ops.sum(found, dtype=INT64)
             del found
             observed = ops.to(count, FP32)
             del count
-            observed = ops.scale(observed) if lengths is None else ops.divide(observed, lengths)
-            share = ops.unsqueeze(ops.unsqueeze(ops.shift(observed), 1), 2)
-            embeddings = ops.to(ops.divide(ops.scale(embeddings), share), embeddings.dtype)
+            observed = ops.mul_scalar(observed) if lengths is None else ops.div(observed, lengths)
+            share = ops.unsqueeze(ops.unsqueeze(ops.add_scalar(observed), 1), 2)
+            embeddings = ops.to(ops.div(ops.mul_scalar(embeddings), share), embeddings.dtype)
         if self.position_embeddings is not None:
             position_embeddings = self.position_embeddings(position_ids)
             embeddings = ops.add(embeddings, position_embeddings)
         if self.layer_norm is not None:
             embeddings = self.layer_norm(embeddings)
         if mask is not None:
-            embeddings = ops.multiply(embeddings, ops.unsqueeze(mask, -1))
+            embeddings = ops.mul(embeddings, ops.unsqueeze(mask, -1))
         return embeddings
 
 
@@ -72,11 +72,11 @@ class ProteinRotation(Module):
 
     def forward(self, x: Tensor) -> Rotation:
         """The pair for states [b, s, h], in their dtype."""
-        position_ids = ops.unsqueeze(x.tape.new((x.shape[1],), INT64), 0)
-        freqs = ops.multiply(ops.to(ops.unsqueeze(position_ids, -1), FP32), ops.to(self.inv_freq, FP32))
+        position_ids = ops.unsqueeze(x.tape.empty((x.shape[1],), INT64), 0)
+        freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), ops.to(self.inv_freq, FP32))
         both = ops.cat((freqs, freqs), -1)
-        cos = ops.scale(ops.cos(both))
-        sin = ops.scale(ops.sin(both))
+        cos = ops.mul_scalar(ops.cos(both))
+        sin = ops.mul_scalar(ops.sin(both))
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)
 
 
@@ -100,7 +100,7 @@ class ProteinSelfAttention(Module):
         query = self._heads(self.query(hidden))
         key = self._heads(self.key(hidden))
         value = self._heads(self.value(hidden))
-        query = ops.scale(query)
+        query = ops.mul_scalar(query)
         if rotation is not None:
             query, key = rotary_in_fp32(query, key, *rotation)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)

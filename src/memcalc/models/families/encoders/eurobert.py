@@ -48,7 +48,7 @@ class EuroEncoder(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        position_ids = ops.unsqueeze(hidden.tape.new((hidden.shape[1],), INT64), 0)
+        position_ids = ops.unsqueeze(hidden.tape.empty((hidden.shape[1],), INT64), 0)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
             hidden = layer(hidden, rotation=rotation, mask=mask, position_ids=position_ids)
@@ -91,8 +91,8 @@ def _mean(states: Tensor, mask: Tensor | None) -> Tensor:
     """The mean of states [b, s, h] over the tokens that are no padding."""
     if mask is None:
         return ops.mean(states, 1, keepdim=False)
-    total = ops.sum_over(ops.multiply(states, ops.unsqueeze(mask, -1)), 1)
-    return ops.divide_(total, ops.sum_over(mask, 1, keepdim=True))
+    total = ops.sum(ops.mul(states, ops.unsqueeze(mask, -1)), 1)
+    return ops.div_(total, ops.sum(mask, 1, keepdim=True))
 
 
 def eurobert(c: Config, architecture: str | None) -> Network:

@@ -77,7 +77,7 @@ class HalvedMLP(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         first, gate = ops.chunk(self.Wi(hidden), 2, -1)
-        return self.Wo(ops.dropout(ops.multiply(self.act(first), gate), self.dropout))  # type: ignore[no-any-return]
+        return self.Wo(ops.dropout(ops.mul(self.act(first), gate), self.dropout))  # type: ignore[no-any-return]
 
 
 class ModernLayer(Module):
@@ -118,7 +118,7 @@ class ModernModel(Module):
 
     def forward(self, ids: Tensor, padding: bool) -> Encoded:
         """Ids [b, s] to hidden states [b, s, h]."""
-        position_ids = ops.unsqueeze(ids.tape.new((ids.shape[1],), INT64), 0)
+        position_ids = ops.unsqueeze(ids.tape.empty((ids.shape[1],), INT64), 0)
         hidden = inputs_embeds = self.embeddings(ids)  # what masks are made from is kept to the end
         masks = {window: bidirectional_mask(inputs_embeds, padding, window=window) for window in (None, self.window)}
         rotations = self.rotary_emb(hidden, position_ids)
@@ -150,9 +150,9 @@ def _first_token(hidden: Tensor) -> tuple[Tensor, ...]:
 
 def _mean_of_tokens(hidden: Tensor) -> tuple[Tensor, ...]:
     """The mean over tokens [b, h] of hidden states [b, s, h], through a mask of ones, which stays."""
-    mask = hidden.tape.new(hidden.shape[:2], BOOL)
-    total = ops.sum_over(ops.multiply(hidden, ops.unsqueeze(mask, -1)), 1)
-    return ops.divide(total, hidden.tape.new((hidden.shape[0], 1), INT64)), mask
+    mask = hidden.tape.empty(hidden.shape[:2], BOOL)
+    total = ops.sum(ops.mul(hidden, ops.unsqueeze(mask, -1)), 1)
+    return ops.div(total, hidden.tape.empty((hidden.shape[0], 1), INT64)), mask
 
 
 def modernbert(c: Config, architecture: str | None) -> Network:

@@ -45,7 +45,7 @@ class MPNetAttention(Module):
         key = self._heads(self.k(hidden))
         value = self._heads(self.v(hidden))
         scores = ops.matmul(query, ops.transpose(key, -1, -2))
-        scores = ops.scale(scores)
+        scores = ops.mul_scalar(scores)
         scores = ops.add_(scores, bias)
         if mask is not None:
             scores = ops.add(scores, mask)
@@ -77,7 +77,7 @@ class MPNetLayer(Module):
     """Attention and BERT's MLP."""
 
     scope = "MLP"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, hidden: int) -> None:
         width = c.integer("intermediate_size")
@@ -111,9 +111,9 @@ class MPNetEncoder(Module):
     def _bias(self, hidden: Tensor) -> Tensor:
         """The bias [b, heads, s, s], a copy for every sequence."""
         batch, length = hidden.shape[0], hidden.shape[1]
-        first = ops.unsqueeze(hidden.tape.new((length,), INT64), 1)
-        second = ops.unsqueeze(hidden.tape.new((length,), INT64), 0)
-        distance = ops.subtract(second, first)
+        first = ops.unsqueeze(hidden.tape.empty((length,), INT64), 1)
+        second = ops.unsqueeze(hidden.tape.empty((length,), INT64), 0)
+        distance = ops.sub(second, first)
         bucket = _buckets(distance)
         values = self.relative_attention_bias(bucket)
         values = ops.unsqueeze(ops.permute(values, 2, 0, 1), 0)
@@ -122,12 +122,12 @@ class MPNetEncoder(Module):
 
 def _buckets(distance: Tensor) -> Tensor:
     """The bucket of each distance [s, s]: half for each sign, close ones exact, far ones by logarithm."""
-    n = ops.negative(distance)
-    bucket = ops.shift(ops.scale(ops.to(ops.compare(n), INT64)))
-    n = ops.like(n)
+    n = ops.neg(distance)
+    bucket = ops.add_scalar(ops.mul_scalar(ops.to(ops.compare(n), INT64)))
+    n = ops.empty_like(n)
     near = ops.compare(n)
-    far = ops.shift(ops.to(ops.scale(ops.scale(ops.log(ops.scale(ops.to(n, FP32))))), INT64))
-    far = ops.add(far, ops.like(far))
+    far = ops.add_scalar(ops.to(ops.mul_scalar(ops.mul_scalar(ops.log(ops.mul_scalar(ops.to(n, FP32))))), INT64))
+    far = ops.add(far, ops.empty_like(far))
     return ops.add_(bucket, ops.where(near, far))
 
 

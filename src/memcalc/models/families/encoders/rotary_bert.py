@@ -45,7 +45,7 @@ class UnplacedEmbeddings(Module):
         """Ids [b, s] to [b, s, h]."""
         embeddings = self.word_embeddings(ids)
         if self.token_type_embeddings is not None:
-            token_type_ids = ids.tape.new(ids.shape, INT64)
+            token_type_ids = ids.tape.empty(ids.shape, INT64)
             embeddings = ops.add(embeddings, self.token_type_embeddings(token_type_ids))
         embeddings = self.LayerNorm(embeddings)
         return ops.dropout(embeddings, self.dropout)
@@ -95,7 +95,7 @@ class RotaryEncoder(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        position_ids = ops.unsqueeze(hidden.tape.new((hidden.shape[1],), INT64), 0)
+        position_ids = ops.unsqueeze(hidden.tape.empty((hidden.shape[1],), INT64), 0)
         rotation = self.rotary_emb(hidden, position_ids)
         more = {"position_ids": position_ids} if self.passed else {}
         for layer in self.layers:
@@ -158,7 +158,7 @@ class GteMLP(GatedMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        inner = ops.multiply(self.act(self.gate_proj(x)), self.up_proj(x))
+        inner = ops.mul(self.act(self.gate_proj(x)), self.up_proj(x))
         inner = ops.dropout(inner, self.inner_dropout)
         return self.down_proj(inner)  # type: ignore[no-any-return]
 

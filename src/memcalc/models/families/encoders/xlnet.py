@@ -15,6 +15,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
@@ -50,9 +51,9 @@ class XLNetAttention(Module):
         content = ops.einsum("ibnd,jbnd->bnij", ops.add(query, self.r_w_bias), key)
         position = ops.einsum("ibnd,jbnd->bnij", ops.add(query, self.r_r_bias), distance)
         position = _shifted(position, content.shape[3])
-        score = ops.scale(ops.shift(ops.add(content, position)))
+        score = ops.mul_scalar(ops.add_scalar(ops.add(content, position)))
         if mask is not None:
-            score = ops.subtract(score, ops.scale(ops.permute(mask, 2, 3, 0, 1)))
+            score = ops.sub(score, ops.mul_scalar(ops.permute(mask, 2, 3, 0, 1)))
         prob = ops.softmax(score)
         prob = ops.dropout(prob, self.dropout)
         return ops.einsum("bnij,jbnd->ibnd", prob, value)
@@ -70,7 +71,7 @@ def _shifted(x: Tensor, length: int) -> Tensor:
     x = ops.reshape(x, shape[0], shape[1], shape[3], shape[2])
     x = ops.narrow(x, 2, shape[3] - 1)
     x = ops.reshape(x, shape[0], shape[1], shape[2], shape[3] - 1)
-    return ops.take(x, x.tape.new((length,), INT64), 3)
+    return ops.index_select(x, x.tape.empty((length,), INT64), 3)
 
 
 class XLNetFeedForward(Module):
@@ -101,7 +102,7 @@ class XLNetBlock(Module):
     """Attention, then MLP."""
 
     scope = "residual stream"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.rel_attn = XLNetAttention(c, hidden)
@@ -137,17 +138,17 @@ class XLNetModel(Module):
         mask = None
         if given is not None:
             given = ops.contiguous(ops.transpose(given, 0, 1))
-            hidden_tokens = tape.new(given.shape, FP32)
+            hidden_tokens = tape.empty(given.shape, FP32)
             _mask = ops.unsqueeze(ops.unsqueeze(hidden_tokens, 0), -1)
-            _mask = ops.to(ops.compare(_mask), tape.weights)
-            mask = tape.new((length, length, batch, 1), tape.weights)
+            _mask = ops.to(ops.compare(_mask), run_context(tape).weights_dtype)
+            mask = tape.empty((length, length, batch, 1), run_context(tape).weights_dtype)
         embedded = self.word_embedding(ids)
         hidden = ops.dropout(embedded, self.dropout)
-        positions = ops.expand(tape.new((2 * length, 1, hidden.shape[-1]), FP32), -1, batch, -1)
+        positions = ops.expand(tape.empty((2 * length, 1, hidden.shape[-1]), FP32), -1, batch, -1)
         positions = ops.dropout(positions, self.dropout)
         received: list[Tensor] = []
         for layer in self.layer:
-            if self.keeps and not tape.training:
+            if self.keeps and not run_context(tape).training:
                 received.append(hidden)
             hidden = layer(hidden, mask=mask, positions=positions)
         out = ops.dropout(hidden, self.dropout)

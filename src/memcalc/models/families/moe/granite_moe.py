@@ -34,7 +34,7 @@ def granitemoe(c: Config, architecture: str | None) -> Network:
         mlp=partial(_mixture, c),
         attention={"bias": bias, "out_bias": bias},
         block=partial(DecoderBlock, scaled=True, order="self_attn norms mlp"),
-        bend=[ops.scale],
+        bend=[ops.mul_scalar],
         scaled=True,
     )
 
@@ -61,7 +61,7 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
         attention={"bias": bias, "out_bias": bias},
         rotary=None if rotated else False,
         block=partial(DecoderBlock, scaled=True, order="norms mlp self_attn"),
-        bend=[ops.scale],
+        bend=[ops.mul_scalar],
         scaled=True,
         positions="held",
     )

@@ -16,11 +16,12 @@ from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.rotary import ComplexRotaryEmbedding
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, INT64
 
 
 def _divided(x: Tensor) -> Tensor:
-    return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x)))))
+    return ops.mul(x, ops.rsqrt(ops.add_scalar(ops.mean(ops.pow(x)))))
 
 
 class OutputScaledNorm(Module):
@@ -34,7 +35,7 @@ class OutputScaledNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
         out = ops.to(_divided(ops.to(x, FP32)), x.dtype)
-        return ops.multiply(out, self.weight)
+        return ops.mul(out, self.weight)
 
 
 def _l2_norm(x: Tensor) -> Tensor:
@@ -43,10 +44,10 @@ def _l2_norm(x: Tensor) -> Tensor:
 
 def rotated(query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
     """Query and key [b, s, h, d] as complex numbers, turned by `table` [rows, s, d / 2]."""
-    query_pairs = ops.as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
-    key_pairs = ops.as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
-    query_out = _flat(ops.as_real(ops.turn(query_pairs, ops.unsqueeze(table, 2))))
-    key_out = _flat(ops.as_real(ops.turn(key_pairs, ops.unsqueeze(table, 2))))
+    query_pairs = ops.view_as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
+    key_pairs = ops.view_as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
+    query_out = _flat(ops.view_as_real(ops.mul_complex(query_pairs, ops.unsqueeze(table, 2))))
+    key_out = _flat(ops.view_as_real(ops.mul_complex(key_pairs, ops.unsqueeze(table, 2))))
     return ops.to(query_out, query.dtype), ops.to(key_out, key.dtype)
 
 
@@ -89,9 +90,9 @@ class Llama4Attention(Module):
 
     def _scales(self, positions: Tensor) -> Tensor:
         """A factor for each position [1, s, 1, 1]."""
-        scales = ops.like(positions, FP32)
+        scales = ops.empty_like(positions, FP32)
         for _ in range(6):
-            scales = ops.like(scales)
+            scales = ops.empty_like(scales)
         return ops.view(scales, 1, -1, 1, 1)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -105,23 +106,23 @@ class Llama4Attention(Module):
             query = _l2_norm(query)
             key = _l2_norm(key)
         if self.tuned:
-            positions = ops.shift(hidden.tape.new((hidden.shape[1],), INT64))
+            positions = ops.add_scalar(hidden.tape.empty((hidden.shape[1],), INT64))
             scales = ops.expand(self._scales(positions), *hidden.shape[:2], 1, 1)
-            query = ops.to(ops.multiply(query, scales), query.dtype)
+            query = ops.to(ops.mul(query, scales), query.dtype)
         query = ops.transpose(query, 1, 2)
         key = ops.transpose(key, 1, 2)
-        if query.tape.cache is not None:
-            key, value = query.tape.cache.update(self, key, value, self.window)
+        if (cache := run_context(query).cache) is not None:
+            key, value = cache.update(self, key, value, self.window)
         out, weights = self._attend(query, key, value, mask)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.o_proj(out), weights
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        if query.tape.attention != "eager":
+        if run_context(query).attention != "eager":
             return sdpa(query, key, value, mask, self.repeats, self.dropout), None
         key = repeat_kv(key, self.repeats)
         value = repeat_kv(value, self.repeats)
-        weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+        weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
         if mask is not None:
             weights = ops.add(weights, mask)
         weights = ops.softmax(weights)
@@ -133,7 +134,7 @@ class Llama4Attention(Module):
 class AllExperts(ExpertWeights):
     """`count` experts as two batched matmuls, each over all the tokens that it is given."""
 
-    note = "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)"
+    assumption = "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)"
 
     transposed = True
 
@@ -147,7 +148,7 @@ class AllExperts(ExpertWeights):
         """Tokens of all experts [experts * n, h] to [experts * n, h]."""
         hidden = ops.view(hidden, self.count, -1, hidden.shape[-1])
         gate, up = ops.chunk(ops.bmm(hidden, self.gate_up_proj), 2, -1)
-        out = ops.bmm(ops.multiply(up, self.act(gate)), self.down_proj)
+        out = ops.bmm(ops.mul(up, self.act(gate)), self.down_proj)
         return ops.view(out, -1, hidden.shape[-1])
 
 
@@ -164,7 +165,7 @@ class Llama4Experts(Module):
     def _scores(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         logits = self.router(flat)
         values, indices = ops.topk(logits, self.experts.per_token)
-        scores = ops.scatter_(ops.like(logits), indices, values)
+        scores = ops.scatter_(ops.empty_like(logits), indices, values)
         scores = ops.to(ops.sigmoid(ops.to(scores, FP32)), scores.dtype)
         return scores, logits
 
@@ -173,11 +174,11 @@ class Llama4Experts(Module):
         flat = ops.reshape(hidden, -1, hidden.shape[-1])
         scores, logits = self._scores(flat)
         count = self.experts.count
-        routed = ops.repeat_rows(flat, count)
-        routed = ops.multiply(routed, ops.reshape(ops.transpose(scores, 0, 1), -1, 1))
+        routed = ops.repeat(flat, count)
+        routed = ops.mul(routed, ops.reshape(ops.transpose(scores, 0, 1), -1, 1))
         done = self.experts(routed)
         out = self.shared_expert(flat)
-        out = ops.add_(out, ops.sum_over(ops.reshape(done, count, -1, hidden.shape[-1]), 0))
+        out = ops.add_(out, ops.sum(ops.reshape(done, count, -1, hidden.shape[-1]), 0))
         return out, logits
 
 

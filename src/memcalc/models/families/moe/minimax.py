@@ -18,6 +18,7 @@ from memcalc.nn.layers.rotary import Rotation
 from memcalc.nn.layers.ssd_scan import masked
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 
 STATE = "linear attention states"
 
@@ -45,7 +46,7 @@ class LightningAttention(Module):
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """[b, s, h] to [b, s, h], and the state, which the block holds."""
         batch, length, _ = hidden.shape
-        cache = hidden.tape.cache
+        cache = run_context(hidden).cache
         qkv = self.act(self.qkv_proj(hidden))
         qkv = masked(qkv, mask)
         qkv = ops.reshape(qkv, batch, length, self.heads, 3 * self.head_dim)
@@ -54,47 +55,47 @@ class LightningAttention(Module):
         key = ops.transpose(key, 1, 2)
         value = ops.transpose(value, 1, 2)
         if cache is not None and cache.has_state(self, STATE):
-            out, state, _held = self._token_by_token(query, key, value, cache.kept_state(self, STATE))
+            out, state, _held = self._token_by_token(query, key, value, cache.get_state(self, STATE))
         else:
             out, state, _held = self._block_by_block(query, key, value)
         out = ops.reshape(ops.transpose(out, 1, 2), batch, length, -1)
         out = self.norm(out)
-        out = ops.multiply(ops.sigmoid(self.output_gate(hidden)), out)
+        out = ops.mul(ops.sigmoid(self.output_gate(hidden)), out)
         out = self.out_proj(out)
         if cache is not None:
-            cache.keep_state(self, STATE, state)
+            cache.set_state(self, STATE, state)
         return out, state
 
     def _block_by_block(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Output [b, h, s, d], the last state, and what the last block leaves bound."""
         batch, heads, length, width = query.shape
-        state = value.tape.new((batch, heads, width, width), value.dtype)
+        state = value.tape.empty((batch, heads, width, width), value.dtype)
         outs: list[Tensor] = []
         for start in range(0, length, self.size):
             count = min(self.size, length - start)
             q, k, v = ops.narrow(query, 2, count), ops.narrow(key, 2, count), ops.narrow(value, 2, count)
             query_decay, key_decay = ops.narrow(self.query_decay, 1, count), ops.narrow(self.key_decay, 1, count)
             diagonal = ops.narrow(ops.narrow(self.diagonal_decay, 2, count), 3, count)
-            block_decay = ops.exp(ops.scale(ops.negative(self.slope_rate)))
+            block_decay = ops.exp(ops.mul_scalar(ops.neg(self.slope_rate)))
             scores = ops.matmul(q, ops.transpose(k, -1, -2))
-            inside = ops.matmul(ops.multiply(scores, diagonal), v)
-            between = ops.matmul(ops.multiply(q, query_decay), state)
+            inside = ops.matmul(ops.mul(scores, diagonal), v)
+            between = ops.matmul(ops.mul(q, query_decay), state)
             out = ops.add(between, inside)
             outs.append(out)
-            new = ops.matmul(ops.transpose(ops.multiply(k, key_decay), -1, -2), v)
-            state = ops.add(ops.multiply(state, block_decay), new)
+            new = ops.matmul(ops.transpose(ops.mul(k, key_decay), -1, -2), v)
+            state = ops.add(ops.mul(state, block_decay), new)
         joined = ops.cat(outs, -2)
         return joined, state, [block_decay, scores, inside, between, out, new]
 
     def _token_by_token(
         self, query: Tensor, key: Tensor, value: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        ratio = ops.exp(ops.negative(self.slope_rate))
+        ratio = ops.exp(ops.neg(self.slope_rate))
         outs: list[Tensor] = []
         for _ in range(query.shape[2]):
             q, k, v = ops.narrow(query, 2, 1), ops.narrow(key, 2, 1), ops.narrow(value, 2, 1)
             new = ops.matmul(ops.transpose(k, -1, -2), v)
-            state = ops.add(ops.multiply(ratio, state), new)
+            state = ops.add(ops.mul(ratio, state), new)
             out = ops.matmul(q, state)
             outs.append(out)
         joined = ops.cat(outs, -2)
@@ -117,11 +118,11 @@ class ScaledPostNormBlock(Module):
         hidden = self.input_layernorm(hidden)
         residual = hidden
         hidden, _weights = self.self_attn(hidden, rotation, mask)
-        hidden = ops.add(ops.scale(residual), ops.scale(hidden))
+        hidden = ops.add(ops.mul_scalar(residual), ops.mul_scalar(hidden))
         hidden = self.post_attention_layernorm(hidden)
         residual = hidden
         hidden = self.mlp(hidden)
-        return ops.add(ops.scale(residual), ops.scale(hidden))
+        return ops.add(ops.mul_scalar(residual), ops.mul_scalar(hidden))
 
 
 def minimax(c: Config, architecture: str | None) -> Network:

@@ -14,6 +14,7 @@ from memcalc.nn.layers.rotary import RotaryEmbedding
 from memcalc.nn.layers.routers import Router, Routing
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 
@@ -34,11 +35,11 @@ class SparseMixer(Router):
 def _far(source: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Which scores are far below the best of `source`, outside the graph; and the best's indices, and a divisor."""
     source, scores = source.detach(), scores.detach()
-    threshold, best = ops.max_over(source, keepdim=True)
-    magnitude = ops.like(scores)
-    divisor = ops.like(scores)
+    threshold, best = ops.max(source, keepdim=True)
+    magnitude = ops.empty_like(scores)
+    divisor = ops.empty_like(scores)
     del magnitude
-    distance = ops.divide(ops.subtract(threshold, scores), divisor)
+    distance = ops.div(ops.sub(threshold, scores), divisor)
     return ops.compare(distance), best, divisor
 
 
@@ -51,17 +52,17 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
     for turn in range(2):
         threshold, best, divisor = _far(source, scores)
         gates = ops.masked_fill(source, threshold)
-        if tape.training:
-            chosen = ops.unsqueeze(ops.max_over(ops.subtract(gates, ops.log(ops.like(gates.detach()))))[1], -1)
+        if run_context(tape).training:
+            chosen = ops.unsqueeze(ops.max(ops.sub(gates, ops.log(ops.empty_like(gates.detach()))))[1], -1)
         else:
             chosen = best
         gates = ops.softmax(gates)
         multiplier = ops.gather(gates, chosen)
         weight = multiplier
-        if tape.training:
-            highest, best = ops.max_over(gates, keepdim=True)
-            either = ops.like(ops.compare(chosen, best))
-            factor = ops.to(ops.like(either, FP32), gates.dtype)
+        if run_context(tape).training:
+            highest, best = ops.max(gates, keepdim=True)
+            either = ops.empty_like(ops.compare(chosen, best))
+            factor = ops.to(ops.empty_like(either, FP32), gates.dtype)
             del either
             weight = ops.routed_multiplier(scores, multiplier, chosen, gates)
             held += [highest, factor]

@@ -34,8 +34,8 @@ class ScaledMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
-        out = ops.multiply(self.up_proj(x), self.act(ops.scale(self.gate_proj(x))))
-        return ops.scale(self.down_proj(out))
+        out = ops.mul(self.up_proj(x), self.act(ops.mul_scalar(self.gate_proj(x))))
+        return ops.mul_scalar(self.down_proj(out))
 
 
 class GroupedGatedNorm(Module):
@@ -52,15 +52,15 @@ class GroupedGatedNorm(Module):
         """[b, s, width] to [b, s, width]."""
         dtype, (batch, length, width) = hidden.dtype, hidden.shape
         if not self.gate_last:
-            hidden = ops.multiply(hidden, ops.silu(ops.to(gate, FP32)))
+            hidden = ops.mul(hidden, ops.silu(ops.to(gate, FP32)))
         hidden = ops.to(hidden, FP32)
         hidden = ops.view(hidden, batch, length, self.groups, width // self.groups)
-        variance = ops.mean(ops.power(hidden))
-        hidden = ops.multiply(hidden, ops.rsqrt(ops.shift(variance)))
-        hidden = ops.multiply(ops.view(self.weight, self.groups, width // self.groups), hidden)
+        variance = ops.mean(ops.pow(hidden))
+        hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
+        hidden = ops.mul(ops.view(self.weight, self.groups, width // self.groups), hidden)
         hidden = ops.view(hidden, batch, length, width)
         if self.gate_last:
-            hidden = ops.multiply(hidden, ops.silu(ops.to(gate, FP32)))
+            hidden = ops.mul(hidden, ops.silu(ops.to(gate, FP32)))
         return ops.to(hidden, dtype)
 
 
@@ -83,9 +83,9 @@ class FalconH1Block(Module):
         residual = hidden
         hidden = self.input_layernorm(hidden)
         mixed, _ = self.mamba(hidden, None, mask[RECURRENT])
-        mixed = ops.scale(mixed)
-        attended, _weights = self.self_attn(ops.scale(hidden), rotation, mask[None])
-        attended = ops.scale(attended)
+        mixed = ops.mul_scalar(mixed)
+        attended, _weights = self.self_attn(ops.mul_scalar(hidden), rotation, mask[None])
+        attended = ops.mul_scalar(attended)
         hidden = ops.add(mixed, attended)
         hidden = ops.add(residual, hidden)
         residual = hidden
@@ -138,7 +138,7 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
         scaled=True,
         all_masks=True,
     )
-    return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"), bend=[ops.scale])
+    return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"), bend=[ops.mul_scalar])
 
 
 FAMILIES = {

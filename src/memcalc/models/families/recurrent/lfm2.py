@@ -37,10 +37,10 @@ class ShortConv(Module):
         hidden = masked(hidden, mask)
         projected = ops.transpose(self.in_proj(hidden), 1, 2)
         b, c, x = ops.chunk(projected, 3, 1)
-        hidden = ops.multiply(b, x)
+        hidden = ops.mul(b, x)
         hidden = self.conv.remembered(hidden, self)
         hidden = self.conv(hidden, self, length)
-        out = ops.multiply(c, hidden)
+        out = ops.mul(c, hidden)
         out = ops.contiguous(ops.transpose(out, 1, 2))
         return self.out_proj(out), None
 

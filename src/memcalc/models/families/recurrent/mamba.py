@@ -108,7 +108,7 @@ def _recurrent(c: Config, architecture: str | None, mixer: Callable[[], Module])
     model = DecoderModel(embedding, layers, RMSNorm(hidden), None, [RECURRENT], positions="none")
     tied = c.flag("tie_word_embeddings")
     network = decoder(c, architecture, model, hidden, embedding, tied=tied, bend=[in_fp32], cast=True)
-    network.takes_past = False
+    network.accepts_past_key_values = False
     return network
 
 

@@ -34,9 +34,9 @@ class RotaryOfGrids(Module):
         grids = position_ids
         if len(grids.shape) == 2:
             grids = ops.expand(ops.unsqueeze(position_ids, 0), 3, x.shape[0], -1)
-        freqs = ops.multiply(ops.to(ops.unsqueeze(grids, -1), FP32), self.inv_freq)
-        cos = ops.scale(ops.cos(freqs))
-        sin = ops.scale(ops.sin(freqs))
+        freqs = ops.mul(ops.to(ops.unsqueeze(grids, -1), FP32), self.inv_freq)
+        cos = ops.mul_scalar(ops.cos(freqs))
+        sin = ops.mul_scalar(ops.sin(freqs))
         sin = ops.cat((ops.select(sin, 0), ops.select(sin, 0)), -1)
         cos = ops.cat((ops.select(cos, 0), ops.select(cos, 0)), -1)
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)

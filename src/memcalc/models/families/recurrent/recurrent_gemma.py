@@ -20,6 +20,7 @@ from memcalc.nn.layers.rg_lru import RecurrentBlock
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_part
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Buffer, Module
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BF16
 
@@ -57,7 +58,7 @@ class PlainGatedMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         gate = self.act(self.gate_proj(x))
-        return self.down_proj(ops.multiply(gate, self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(gate, self.up_proj(x)))  # type: ignore[no-any-return]
 
 
 class GriffinBlock(Module):
@@ -95,14 +96,14 @@ class RecurrentGemmaModel(Module):
         """Ids [b, s] to hidden states [b, s, h]."""
         embeds = self.embed_tokens(ids)
         hidden = embeds
-        if ids.tape.cache is not None:
+        if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
                 mixer = vars(block)["temporal_block"]
                 if mixer.window == self.window:
-                    ids.tape.cache.announce(mixer, self.window, block.copies, embeds)
+                    cache.register_layer(mixer, self.window, block.copies, embeds)
         position_ids = positions(ids.tape, ids.shape[1])
         mask = causal_mask(embeds, padding, self.window)
-        hidden = ops.multiply(hidden, ops.to(self.normalizer, hidden.dtype))
+        hidden = ops.mul(hidden, ops.to(self.normalizer, hidden.dtype))
         for layer in self.layers:
             hidden = layer(hidden, position_ids, mask)
         return self.final_norm(hidden)  # type: ignore[no-any-return]
@@ -110,7 +111,7 @@ class RecurrentGemmaModel(Module):
 
 def _soft_cap(logits: Tensor) -> Tensor:
     """Logits divided by a number, through tanh, and multiplied by it, while the logits themselves stay."""
-    return ops.scale(ops.tanh(ops.scale(logits)))
+    return ops.mul_scalar(ops.tanh(ops.mul_scalar(logits)))
 
 
 _KINDS = ("recurrent", "attention")

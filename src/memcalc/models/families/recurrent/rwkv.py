@@ -15,6 +15,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
@@ -23,7 +24,7 @@ STATES = ("last inputs of MLPs", "last inputs of recurrences", "numerators", "de
 
 
 def _mixed(hidden: Tensor, shifted: Tensor, mix: Tensor) -> Tensor:
-    return ops.add(ops.multiply(hidden, mix), ops.multiply(shifted, ops.shift(mix)))
+    return ops.add(ops.mul(hidden, mix), ops.mul(shifted, ops.add_scalar(mix)))
 
 
 def _shifted(hidden: Tensor, before: Tensor | None) -> Tensor:
@@ -42,28 +43,32 @@ def _wkv(decay: Tensor, first: Tensor, key: Tensor, value: Tensor, state: list[T
     What a token makes stays bound until the next one's takes its place.
     """
     tape, length = key.tape, key.shape[1]
-    out = ops.like(key)
+    out = ops.empty_like(key)
     if not state:
         one = ops.select(key.detach(), 1)
-        numerator, denominator, largest = ops.like(one, FP32), ops.like(one, FP32), ops.shift(ops.like(one, FP32))
+        numerator, denominator, largest = (
+            ops.empty_like(one, FP32),
+            ops.empty_like(one, FP32),
+            ops.add_scalar(ops.empty_like(one, FP32)),
+        )
         del one
     else:
         numerator, denominator, largest = state
-    decay = ops.negative(ops.exp(decay))
+    decay = ops.neg(ops.exp(decay))
     for _ in token_steps(tape, length):
         k = ops.to(ops.select(key, 1), FP32)
         v = ops.select(value, 1)
-        now = ops.larger(largest, ops.add(k, first))
-        e1 = ops.exp(ops.subtract(largest, now))
-        e2 = ops.exp(ops.subtract(ops.add(k, first), now))
-        above = ops.add(ops.multiply(e1, numerator), ops.multiply(e2, v))
-        below = ops.add(ops.multiply(e1, denominator), e2)
-        out = ops.copy_into(out, ops.to(ops.divide(above, below), out.dtype))
-        new = ops.larger(ops.add(largest, decay), k)
-        e1 = ops.exp(ops.subtract(ops.add(largest, decay), new))
-        e2 = ops.exp(ops.subtract(k, new))
-        numerator = ops.add(ops.multiply(e1, numerator), ops.multiply(e2, v))
-        denominator = ops.add(ops.multiply(e1, denominator), e2)
+        now = ops.maximum(largest, ops.add(k, first))
+        e1 = ops.exp(ops.sub(largest, now))
+        e2 = ops.exp(ops.sub(ops.add(k, first), now))
+        above = ops.add(ops.mul(e1, numerator), ops.mul(e2, v))
+        below = ops.add(ops.mul(e1, denominator), e2)
+        out = ops.copy_slice_(out, ops.to(ops.div(above, below), out.dtype))
+        new = ops.maximum(ops.add(largest, decay), k)
+        e1 = ops.exp(ops.sub(ops.add(largest, decay), new))
+        e2 = ops.exp(ops.sub(k, new))
+        numerator = ops.add(ops.mul(e1, numerator), ops.mul(e2, v))
+        denominator = ops.add(ops.mul(e1, denominator), e2)
         largest = new
     return out, [numerator, denominator, largest]
 
@@ -72,7 +77,7 @@ class TimeMix(Module):
     """RWKV's recurrence in plain PyTorch, token by token."""
 
     scope = "recurrence"
-    note = (
+    assumption = (
         "the recurrence of RWKV runs token by token in plain PyTorch, as Transformers does where it finds no compiled "
         "kernel; with one it takes much less"
     )
@@ -95,7 +100,7 @@ class TimeMix(Module):
         wkv, last = _wkv(self.time_decay, self.time_first, key, value, own)
         if not states:
             last.clear()
-        return self.output(ops.multiply(receptance, wkv))  # type: ignore[no-any-return]
+        return self.output(ops.mul(receptance, wkv))  # type: ignore[no-any-return]
 
     def _project(self, hidden: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         shifted = _shifted(hidden, before)
@@ -125,10 +130,10 @@ class ChannelMix(Module):
         shifted = _shifted(hidden, states[0] if states else None)
         key = _mixed(hidden, shifted, self.time_mix_key)
         receptance = _mixed(hidden, shifted, self.time_mix_receptance)
-        key = ops.power(ops.relu(self.key(key)))
+        key = ops.pow(ops.relu(self.key(key)))
         value = self.value(key)
         receptance = ops.sigmoid(self.receptance(receptance))
-        return ops.multiply(receptance, value)
+        return ops.mul(receptance, value)
 
 
 class RwkvBlock(Module):
@@ -150,7 +155,7 @@ class RwkvBlock(Module):
     def forward(self, hidden: Tensor, states: Sequence[Tensor] = ()) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         hidden = self._run(hidden, states)
-        return ops.scale(hidden) if self.halved and not hidden.tape.training else hidden
+        return ops.mul_scalar(hidden) if self.halved and not run_context(hidden).training else hidden
 
     def _run(self, hidden: Tensor, states: Sequence[Tensor]) -> Tensor:
         if self.pre_ln is not None:
@@ -181,7 +186,7 @@ class RwkvModel(Module):
 
     def _states(self, embeds: Tensor) -> list[Tensor]:
         """What generation keeps between tokens, made at its first call."""
-        cache = embeds.tape.cache
+        cache = run_context(embeds).cache
         if cache is None:
             return []
         shape = (embeds.shape[0], embeds.shape[2], self.blocks.depth)

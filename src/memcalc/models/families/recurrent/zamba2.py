@@ -18,6 +18,7 @@ from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
 from memcalc.nn.layers.zamba_shared_block import SharedAttention, SharedBlock, SharedMLP
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Module, tie
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -76,7 +77,7 @@ class HybridLayer(Module):
         if tape.checkpoint is not None:  # the layer inside is checkpointed too
             out: Tensor = checkpointed(tape, self.mamba_decoder, hidden, mask=mask, added=added)
             return out
-        if tape.checkpointing and tape.reentrant and not self.left_out:
+        if run_context(tape).checkpointing and run_context(tape).reentrant and not self.skips_checkpointing:
             refuse_keywords([added])
         return self.mamba_decoder(hidden, mask=mask, added=added)  # type: ignore[no-any-return]
 

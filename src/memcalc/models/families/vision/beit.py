@@ -65,7 +65,7 @@ class RelativePlaces(Module):
         resized = ops.interpolate(places, self.sizes)
         resized = ops.reshape(ops.permute(resized, 0, 2, 3, 1), between, -1)
         whole = ops.cat([resized, ops.narrow(table, 0, 3)], 0)
-        bias = ops.take(whole, ops.view(index, -1))
+        bias = ops.index_select(whole, ops.view(index, -1))
         bias = ops.view(bias, *index.shape, -1)
         bias = ops.contiguous(ops.permute(bias, 2, 0, 1))
         return ops.unsqueeze(bias, 0)
@@ -114,7 +114,7 @@ class BeitBlock(Module):
 
 def _scaled(hidden: Tensor, factor: Tensor | None) -> Tensor:
     """The trained factors times the branch; without them a number does it all the same."""
-    return ops.scale(hidden) if factor is None else ops.multiply(factor, hidden)
+    return ops.mul_scalar(hidden) if factor is None else ops.mul(factor, hidden)
 
 
 class BeitTower(VisionTower):

@@ -59,9 +59,9 @@ class Contrastive(Network):
         image, text = seen[1], read[1]
         with batch.ids.tape.scoped("head and loss"):
             length = _length if self.logit_bias is None else ops.vector_norm
-            image = ops.divide(image, length(image))
-            text = ops.divide(text, length(text))
-            scores = ops.multiply(ops.matmul(text, ops.transpose(image, 0, 1)), ops.exp(self.logit_scale))
+            image = ops.div(image, length(image))
+            text = ops.div(text, length(text))
+            scores = ops.mul(ops.matmul(text, ops.transpose(image, 0, 1)), ops.exp(self.logit_scale))
             if self.logit_bias is not None:
                 scores = ops.add(scores, self.logit_bias)
             loss = None
@@ -71,29 +71,29 @@ class Contrastive(Network):
 
 
 def _length(x: Tensor) -> Tensor:
-    squares = ops.power(x)
-    total = ops.sum_over(squares, -1, keepdim=True)
-    return ops.power(total, 0.5)
+    squares = ops.pow(x)
+    total = ops.sum(squares, -1, keepdim=True)
+    return ops.pow(total, 0.5)
 
 
 def _match_loss(scores: Tensor) -> Tensor:
     """Cross-entropy over texts and over images."""
     of_texts = _row_loss(scores)
     of_images = _row_loss(ops.transpose(scores, 0, 1))
-    return ops.scale(ops.add(of_texts, of_images))
+    return ops.mul_scalar(ops.add(of_texts, of_images))
 
 
 def _row_loss(scores: Tensor) -> Tensor:
-    return ops.cross_entropy(scores, scores.tape.new(scores.shape[:1], INT64))
+    return ops.cross_entropy(scores, scores.tape.empty(scores.shape[:1], INT64))
 
 
 def _pair_loss(scores: Tensor) -> Tensor:
     """The log-sigmoid of every pair, with the sign that says whether the two belong together."""
     tape = scores.tape
-    eye = tape.new(scores.shape, FP32)
-    sign = ops.add(ops.negative(ops.like(scores.detach())), ops.scale(eye))
-    likelihood = ops.silu(ops.multiply(sign, scores))  # the log-sigmoid keeps what SiLU keeps
-    summed = ops.negative(ops.sum_over(likelihood))
+    eye = tape.empty(scores.shape, FP32)
+    sign = ops.add(ops.neg(ops.empty_like(scores.detach())), ops.mul_scalar(eye))
+    likelihood = ops.silu(ops.mul(sign, scores))  # the log-sigmoid keeps what SiLU keeps
+    summed = ops.neg(ops.sum(likelihood))
     return ops.mean(summed, 0, keepdim=False)
 
 

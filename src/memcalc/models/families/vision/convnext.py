@@ -44,8 +44,8 @@ class ResponseNorm(Module):
     def forward(self, states: Tensor) -> Tensor:
         """[b, rows, columns, c] to the same."""
         lengths = ops.vector_norm(states, 1, 2)
-        shares = ops.divide(lengths, ops.shift(ops.mean(lengths)))
-        states = ops.add(ops.add(ops.multiply(self.weight, ops.multiply(states, shares)), self.bias), states)
+        shares = ops.div(lengths, ops.add_scalar(ops.mean(lengths)))
+        states = ops.add(ops.add(ops.mul(self.weight, ops.mul(states, shares)), self.bias), states)
         return states  # noqa: RET504 (the name is what lets the old states go last)
 
 
@@ -56,7 +56,7 @@ class NextLayer(Module):
     """
 
     scope = "residual stream"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, c: Config, width: int, dropped: float, *, second: bool) -> None:
         scaled = not second and c.number("layer_scale_init_value") > 0
@@ -81,7 +81,7 @@ class NextLayer(Module):
             states = self.grn(states)
         states = self.pwconv2(states)
         if self.layer_scale_parameter is not None:
-            states = ops.multiply(self.layer_scale_parameter, states)
+            states = ops.mul(self.layer_scale_parameter, states)
         states = ops.permute(states, 0, 3, 1, 2)
         return ops.add(residual, drop_path(states, self.dropped))
 
@@ -152,9 +152,9 @@ def _next(c: Config, architecture: str | None, *, second: bool) -> Network:
     name, tower = architecture or "ForImageClassification", NextTower(c, second=second)
     if name.endswith("ForImageClassification"):
         scores = Linear(tower.width, c.num_labels(), bias=True, group="head")
-        return ImageClassifier(c, tower, None, scores, any_size=True)
+        return ImageClassifier(c, tower, None, scores, resizable_input=True)
     if name.endswith("Model"):
-        return ImageEmbedder(c, tower, any_size=True)
+        return ImageEmbedder(c, tower, resizable_input=True)
     raise unknown_head(c, name, ("ForImageClassification", "Model"))
 
 

@@ -21,6 +21,7 @@ from memcalc.nn.layers.vision_transformer import (
 )
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
@@ -65,10 +66,10 @@ class PlaceRotation(Module):
     def forward(self, pixels: Tensor) -> Rotation:
         """The pair for every patch."""
         centres: Tensor = self.centres
-        if pixels.tape.training:
+        if run_context(pixels).training:
             for size in self.sizes:
-                centres = ops.multiply(centres, pixels.tape.new(size, FP32))
-        angles = ops.multiply(ops.scale(ops.unsqueeze(centres, -1)), self.inv_freq)
+                centres = ops.mul(centres, pixels.tape.empty(size, FP32))
+        angles = ops.mul(ops.mul_scalar(ops.unsqueeze(centres, -1)), self.inv_freq)
         angles = ops.repeat(ops.view(angles, centres.shape[0], -1), 1, 2)
         cos = ops.cos(angles)
         sin = ops.sin(angles)
@@ -80,8 +81,8 @@ def rotate_patches(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tupl
     sizes = (query.shape[2] - cos.shape[0], cos.shape[0])
     query_front, query_patches = ops.split(query, sizes, 2)
     key_front, key_patches = ops.split(key, sizes, 2)
-    query_patches = ops.add(ops.multiply(query_patches, cos), ops.multiply(rotate_half(query_patches), sin))
-    key_patches = ops.add(ops.multiply(key_patches, cos), ops.multiply(rotate_half(key_patches), sin))
+    query_patches = ops.add(ops.mul(query_patches, cos), ops.mul(rotate_half(query_patches), sin))
+    key_patches = ops.add(ops.mul(key_patches, cos), ops.mul(rotate_half(key_patches), sin))
     query = ops.cat([query_front, query_patches], 2)
     key = ops.cat([key_front, key_patches], 2)
     return query, key

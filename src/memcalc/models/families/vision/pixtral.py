@@ -13,7 +13,7 @@ class PixtralVisionModel(Network):
     """Hidden states of the patches of all images. Transformers gives it neither a head nor a loss."""
 
     reads_text = False
-    any_size = True
+    resizable_input = True
 
     def __init__(self, c: Config) -> None:
         self.tower = PixtralTower(c, ())

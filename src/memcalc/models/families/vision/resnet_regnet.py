@@ -24,7 +24,7 @@ class ResidualLayer(Module):
     """act(layers(x) + shortcut(x)), the sum in place; a shortcut of its own where the shape changes."""
 
     scope = "residual stream"
-    checkpoints = False
+    supports_checkpointing = False
 
     def __init__(self, inputs: int, outputs: int, stride: int, act: str, layers: list[Module]) -> None:
         changes = inputs != outputs or stride != 1
@@ -90,7 +90,7 @@ class ConvTower(VisionTower):
         """Pixels [b, c, height, width] to the last stage's, and their mean [b, c, 1, 1]."""
         embedded = self.embedder(pixels)
         if self.pooled:
-            embedded = ops.max_pool(embedded, 3, 2, 1)
+            embedded = ops.max_pool2d(embedded, 3, 2, 1)
         hidden = self._stages(embedded)
         return hidden, mean_of_places(hidden), ()
 
@@ -117,7 +117,7 @@ def _classifier(c: Config, architecture: str | None, tower: ConvTower) -> Networ
     name = architecture or "ForImageClassification"
     if not name.endswith("ForImageClassification"):
         raise unknown_head(c, name, ("ForImageClassification",))
-    return ImageClassifier(c, tower, None, FlatScores(tower.width, c.num_labels()), any_size=True)
+    return ImageClassifier(c, tower, None, FlatScores(tower.width, c.num_labels()), resizable_input=True)
 
 
 def resnet(c: Config, architecture: str | None) -> Network:

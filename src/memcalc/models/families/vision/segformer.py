@@ -104,7 +104,7 @@ class Segmenter(Network):
     """A class for every pixel: logits of the first stage's places, made as large as the image for the loss."""
 
     reads_text = False
-    any_size = True
+    resizable_input = True
 
     def __init__(self, c: Config) -> None:
         self.segformer, self.decode_head = SegformerTower(c), SegmentationHead(c)
@@ -114,14 +114,14 @@ class Segmenter(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes, rows, columns]."""
-        pixels = batch.pixels(self.config, any_size=True)
+        pixels = batch.pixels(self.config, resizable_input=True)
         images = self.segformer(pixels, every=True)
         logits = self.decode_head(images[0], images[1:])
         tape = pixels.tape
         with tape.scoped("head and loss"):
             if batch.labels is None:
                 return Outputs(None, (logits,))
-            labels = tape.untracked((pixels.shape[0], *pixels.shape[2:]), INT64, OVERHEAD, "labels")
+            labels = tape.external_tensor((pixels.shape[0], *pixels.shape[2:]), INT64, OVERHEAD, "labels")
             wide = ops.interpolate(logits, (pixels.shape[2], pixels.shape[3]))
             loss = ops.cross_entropy(wide, labels)
         return Outputs(loss, (logits,))
@@ -131,7 +131,7 @@ class SegformerClassifier(Network):
     """A class per image, from the mean of the last stage's places."""
 
     reads_text = False
-    any_size = True
+    resizable_input = True
 
     def __init__(self, c: Config) -> None:
         self.segformer, self.width = SegformerTower(c), c.integers("hidden_sizes", minimum=1)[-1]
@@ -140,7 +140,7 @@ class SegformerClassifier(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits [b, classes]."""
-        (image,) = outputs = self.segformer(batch.pixels(self.config, any_size=True), every=False)
+        (image,) = outputs = self.segformer(batch.pixels(self.config, resizable_input=True), every=False)
         with batch.ids.tape.scoped("head and loss"):
             states = ops.permute(image, 0, 2, 3, 1)
             states = ops.reshape(states, image.shape[0], -1, self.width)

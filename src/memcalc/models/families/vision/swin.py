@@ -54,7 +54,7 @@ class PatchMerging(Module):
         states = ops.view(states, batch, *grid, hidden)
         if grid[0] % 2 or grid[1] % 2:
             states = ops.pad(states, 1, grid[0] % 2, (2, grid[1] % 2))
-        states = ops.cat([ops.step_slice(ops.step_slice(states, 1, 2), 2, 2) for _ in range(4)], -1)
+        states = ops.cat([ops.slice(ops.slice(states, 1, 2), 2, 2) for _ in range(4)], -1)
         states = ops.view(states, batch, -1, 4 * hidden)
         states = self.norm(states)
         return self.reduction(states)  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionTower, grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
@@ -37,7 +38,7 @@ class TubeletEmbeddings(Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [b, frames, c, height, width] to [b, n, h]."""
         embeddings = self._patches(pixels)
-        return ops.add(embeddings, ops.like(embeddings.tape.new((1, *embeddings.shape[1:]), embeddings.dtype)))
+        return ops.add(embeddings, ops.empty_like(embeddings.tape.empty((1, *embeddings.shape[1:]), embeddings.dtype)))
 
     def _patches(self, pixels: Tensor) -> Tensor:
         pixels = ops.permute(pixels, 0, 2, 1, 3, 4)
@@ -133,13 +134,13 @@ class MeanScores(Module):
 class VideoClassifier(ImageClassifier):
     """A class per video, whose length the config decides."""
 
-    reads = "videos"
+    input_kind = "videos"
 
     def inputs(self, batch: Batch) -> Tensor:
         """Pixels [b, frames, c, height, width], an input of the step."""
         tape, c = batch.ids.tape, self.config
         shape = (batch.ids.shape[0], c.integer("num_frames"), c.integer("num_channels"), *c.sides("image_size"))
-        return tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        return tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
 
 
 def videomae(c: Config, architecture: str | None) -> Network:

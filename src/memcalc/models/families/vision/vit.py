@@ -152,7 +152,7 @@ class Teacher(Network):
         states, _, _ = self.model(batch.pixels(self.config))
         first = self.cls_classifier(ops.select(states, 1))
         second = self.distillation_classifier(ops.select(states, 1))
-        return Outputs(None, (ops.scale(ops.add(first, second)), first, second))
+        return Outputs(None, (ops.mul_scalar(ops.add(first, second)), first, second))
 
 
 def deit(c: Config, architecture: str | None) -> Network:

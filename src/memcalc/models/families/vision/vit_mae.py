@@ -27,7 +27,7 @@ def _frozen(rows: int, hidden: int) -> Parameter:
 
 def _argsort(x: Tensor) -> Tensor:
     """Where the elements of x come in order [b, n]; the sorted ones go."""
-    _values, indices = x.tape.new(x.shape, x.dtype), x.tape.new(x.shape, INT64)
+    _values, indices = x.tape.empty(x.shape, x.dtype), x.tape.empty(x.shape, INT64)
     return indices
 
 
@@ -59,12 +59,12 @@ class MaskedPatches(Module):
 
     def _choose(self, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, count, width = sequence.shape
-        noise = sequence.tape.new((batch, count), FP32)
+        noise = sequence.tape.empty((batch, count), FP32)
         shuffle = _argsort(noise)
         restore = _argsort(shuffle)
         keep = ops.narrow(shuffle, 1, self.seen)
         seen = ops.gather(sequence, _columns(keep, width))
-        mask = sequence.tape.new((batch, count), FP32)
+        mask = sequence.tape.empty((batch, count), FP32)
         mask = ops.gather(mask, restore)
         return seen, mask, restore
 
@@ -144,10 +144,10 @@ class MaskedAutoencoder(Network):
             if self.config.flag("norm_pix_loss"):
                 mean = ops.mean(target)
                 var = ops.mean(target)
-                target = ops.divide(ops.subtract(target, mean), ops.power(ops.shift(var), 0.5))
-            loss = ops.power(ops.subtract(painted, target))
+                target = ops.div(ops.sub(target, mean), ops.pow(ops.add_scalar(var), 0.5))
+            loss = ops.pow(ops.sub(painted, target))
             loss = ops.mean(loss, keepdim=False)
-            loss = ops.divide(_total(ops.multiply(loss, mask)), _total(mask))
+            loss = ops.div(_total(ops.mul(loss, mask)), _total(mask))
         return Outputs(loss, (painted, mask, restore))
 
     def _patches(self, pixels: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class MaskedAutoencoder(Network):
 
 def _total(x: Tensor) -> Tensor:
     """The sum of all elements."""
-    return ops.sum_over(ops.view(x, -1), 0)
+    return ops.sum(ops.view(x, -1), 0)
 
 
 def vit_mae(c: Config, architecture: str | None) -> Network:

@@ -125,7 +125,7 @@ class QueryProjector(Module):
         """States [b, n, h] to [b, count, width]; `unseen` [b, n] says which patches are padding."""
         batch, patches, _ = states.shape
         queries = ops.repeat(ops.unsqueeze(ops.narrow(self.query, 0, count), 0), batch)
-        mask = states.tape.new((batch * self.heads, patches), BOOL)
+        mask = states.tape.empty((batch * self.heads, patches), BOOL)
         mask = ops.expand(ops.unsqueeze(mask, 1), batch * self.heads, count, patches)
         out = self.cross_attn(states, queries, mask)
         return self.feed_forward(self.layer_norm(out))  # type: ignore[no-any-return]
@@ -161,12 +161,12 @@ class AriaEye(Eye):
         side, tape = self.image_side(batch.image_size), batch.ids.tape
         images, rows = batch.ids.shape[0] * batch.images, side // self.patch
         pixels = batch.pixels(self.config, batch.images, (side, side))
-        given = ops.view(tape.untracked((images, side, side), BOOL, OVERHEAD, IMAGES), images, side, side)
-        sums = tape.new((images, rows, rows), INT64)
+        given = ops.view(tape.external_tensor((images, side, side), BOOL, OVERHEAD, IMAGES), images, side, side)
+        sums = tape.empty((images, rows, rows), INT64)
         seen = ops.compare(sums)
         del sums, given
         states, chosen = self.vision_tower(pixels)
-        unseen = tape.new((images, rows**2), BOOL)
+        unseen = tape.empty((images, rows**2), BOOL)
         features = self.multi_modal_projector(chosen, self.tokens(batch.image_size), unseen)
         del seen
         return Sight(features, (states, chosen))

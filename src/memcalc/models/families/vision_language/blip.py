@@ -27,13 +27,13 @@ from memcalc.tables.dtypes import INT64
 class ImageEmbeddings(Module):
     """Patches behind a class token, and a trained position for each."""
 
-    feeds = True
+    is_input_embedding = True
 
     def __init__(self, c: Config, hidden: int) -> None:
         height, width = grid_of(c)
         self.class_embedding = Parameter(1, 1, hidden, group="vision")
         self.patch_embedding = PatchEmbedding(c.integer("num_channels"), hidden, c.integer("patch_size"))
-        self.patch_embedding.feeds = False
+        self.patch_embedding.is_input_embedding = False
         self.position_embedding = Parameter(1, height * width + 1, hidden, group="vision")
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class FusedAttention(Module):
         mixed = ops.permute(ops.reshape(self.qkv(hidden), batch, length, 3, self.heads, self.head_dim), 2, 0, 3, 1, 4)
         query, key, value = ops.select(mixed, 0), ops.select(mixed, 0), ops.select(mixed, 0)
         scores = ops.matmul(query, ops.transpose(key, -1, -2))
-        scores = ops.scale(scores)
+        scores = ops.mul_scalar(scores)
         probs = ops.softmax(scores)
         probs = ops.dropout(probs, self.dropout)
         context = ops.permute(ops.matmul(probs, value), 0, 2, 1, 3)
@@ -105,7 +105,7 @@ class TextAttention(Module):
     ) -> tuple[Tensor, Tensor]:
         query = self._heads(self.query(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.held(self)
+        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
         if held is not None:
             key, value = held
         else:
@@ -114,7 +114,7 @@ class TextAttention(Module):
             if cache is not None:
                 key, value = cache.update(self, key, value)
         scores = ops.matmul(query, ops.transpose(key, -1, -2))
-        scores = ops.scale(scores)
+        scores = ops.mul_scalar(scores)
         if mask is not None:
             scores = ops.add(scores, mask)
         probs = ops.softmax(scores)

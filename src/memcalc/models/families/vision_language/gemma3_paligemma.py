@@ -30,7 +30,7 @@ class PoolingProjector(Module):
         grid = ops.transpose(states, 1, 2)
         grid = ops.reshape(grid, images, hidden, self.rows, -1)
         grid = ops.contiguous(grid)
-        pooled = ops.average_pool(grid, self.kernel)
+        pooled = ops.avg_pool2d(grid, self.kernel)
         pooled = ops.transpose(ops.view(pooled, *pooled.shape[:2], -1), 1, 2)
         normed = self.mm_soft_emb_norm(pooled)
         projected = ops.matmul(normed, self.mm_input_projection_weight)

@@ -16,6 +16,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower, grid_of, pixel_shuffle
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, INT64
 
 
@@ -23,20 +24,20 @@ class PlacedPatches(Module):
     """Patches, plus the learned position nearest to where each lies in its image."""
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(self, v: Config, positions: int) -> None:
         width = v.integer("hidden_size")
         self.patch_embedding = PatchEmbedding(v.integer("num_channels"), width, v.integer("patch_size"))
-        self.patch_embedding.feeds = False
+        self.patch_embedding.is_input_embedding = False
         self.position_embedding = Embedding(positions, width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [b, c, height, width] to [b, n, h]."""
         embeddings = self.patch_embedding(pixels)
-        places = pixels.tape.new(embeddings.shape[:2], INT64)
-        nearest = pixels.tape.new(embeddings.shape[:2], INT64)
-        places = pixels.tape.new(embeddings.shape[:2], INT64)
+        places = pixels.tape.empty(embeddings.shape[:2], INT64)
+        nearest = pixels.tape.empty(embeddings.shape[:2], INT64)
+        places = pixels.tape.empty(embeddings.shape[:2], INT64)
         del nearest
         return ops.add(embeddings, self.position_embedding(places))
 
@@ -87,8 +88,8 @@ class TilingEye(Eye):
         side, tape = self.config.integer("image_size"), batch.ids.tape
         lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
         shape = (*lead, self.config.integer("num_channels"), side, side)
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
-        mask = tape.untracked((*lead, side, side), INT64, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
+        mask = tape.external_tensor((*lead, side, side), INT64, OVERHEAD, IMAGES)
         return self(pixels, mask)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, mask: Tensor) -> Sight:
@@ -100,15 +101,15 @@ class TilingEye(Eye):
         pixels = ops.view(pixels, -1, *pixels.shape[2:])
         count = pixels.shape[0]
         blank = ops.compare(pixels)
-        sums = tape.new((count,), INT64)
+        sums = tape.empty((count,), INT64)
         del blank
         real = ops.compare(sums)
         del sums
-        how_many = tape.new((batch,), INT64)
-        pixels = ops.take(pixels, tape.new((count,), INT64))
+        how_many = tape.empty((batch,), INT64)
+        pixels = ops.index_select(pixels, tape.empty((count,), INT64))
         mask = ops.view(mask, -1, *mask.shape[2:])
-        mask = ops.take(mask, tape.new((count,), INT64))
-        told = tape.new((count, *self.patches), BOOL)
+        mask = ops.index_select(mask, tape.empty((count,), INT64))
+        told = tape.empty((count, *self.patches), BOOL)
         states = self.vision_model(pixels)
         features = self.connector(pixel_shuffle_flat(states, self.factor))
         found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]

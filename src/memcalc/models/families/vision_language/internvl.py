@@ -83,12 +83,12 @@ class ScaledBlock(Module):
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, n, h] to [b, n, h]."""
         attended, _weights = self.attention(self.layernorm_before(hidden))
-        attended = ops.multiply(self.lambda_1, attended)
+        attended = ops.mul(self.lambda_1, attended)
         hidden = ops.add(attended, hidden)
         out = self.layernorm_after(hidden)
         out = self.mlp(out)
         out = ops.dropout(out, self.dropout)
-        out = ops.multiply(self.lambda_2, out)
+        out = ops.mul(self.lambda_2, out)
         return ops.add(out, hidden)
 
 

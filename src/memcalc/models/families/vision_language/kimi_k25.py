@@ -18,6 +18,7 @@ from memcalc.nn.layers.packed_vision import AxialRotary, PackedBlock, SplitPacke
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -32,7 +33,7 @@ class PlacedPatches(Module):
 
     def __init__(self, v: Config, hidden: int) -> None:
         self.proj = PatchEmbedding(3, hidden, v.integer("patch_size"), flat=False)
-        self.proj.feeds = False  # Transformers does not know which module it is
+        self.proj.is_input_embedding = False  # Transformers does not know which module it is
         self.pos_emb = Positions(v, hidden)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -53,9 +54,9 @@ class Positions(Module):
         """[n, h] to [n, h]."""
         tape, count = hidden.tape, hidden.shape[0]
         table = ops.view(self.position_embeddings, -1, hidden.shape[1])
-        indices, weights = tape.new((count, NEIGHBOURS), INT64), tape.new((count, NEIGHBOURS), FP32)
+        indices, weights = tape.empty((count, NEIGHBOURS), INT64), tape.empty((count, NEIGHBOURS), FP32)
         places = ops.embedding_bag(indices, table, ops.to(weights, table.dtype))
-        places = ops.add(places, ops.take(self.time_position_embeddings, tape.new((count,), INT64)))
+        places = ops.add(places, ops.index_select(self.time_position_embeddings, tape.empty((count,), INT64)))
         out = ops.add(hidden, ops.to(places, hidden.dtype))
         del indices, weights
         return out
@@ -84,7 +85,7 @@ class KimiEye(SizedEye):
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         count = self.tokens(batch.image_size)
         shape = (images * count * self.square, 3, self.patch, self.patch)
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         hidden, pooled = self.vision_tower(pixels, images)
         features = ops.squeeze(self.mm_projector(pooled), 1)
         del pooled
@@ -111,7 +112,7 @@ class KimiTower(Module):
     def forward(self, pixels: Tensor, images: int) -> tuple[Tensor, Tensor]:
         """Patches [n, 3, side, side] to hidden states [n, h], and those by squares [tokens, square, h]."""
         hidden = self.patch_embed(pixels)
-        places = pixels.tape.new((pixels.shape[0], 2), INT64)
+        places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         rotation = self.rotary_emb(hidden, places)
         lengths = [pixels.shape[0] // images] * images
         for block in self.layers:
@@ -121,9 +122,9 @@ class KimiTower(Module):
 
     def _pooled(self, hidden: Tensor) -> Tensor:
         tape, count = hidden.tape, hidden.shape[0]
-        where, share = tape.new((count,), INT64), tape.new((count,), FP32)
-        pooled = tape.new(hidden.shape, FP32)
-        pooled = ops.index_add_(pooled, where, ops.multiply(ops.to(hidden, FP32), ops.unsqueeze(share, 1)))
+        where, share = tape.empty((count,), INT64), tape.empty((count,), FP32)
+        pooled = tape.empty(hidden.shape, FP32)
+        pooled = ops.index_add_(pooled, where, ops.mul(ops.to(hidden, FP32), ops.unsqueeze(share, 1)))
         out = ops.to(ops.view(pooled, -1, self.square, hidden.shape[1]), hidden.dtype)
         del where, share
         return out
@@ -151,7 +152,7 @@ class Kimi(VisionLanguage):
 
     def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
         """Embeddings [b, s, h], and what stays until the decoder is through."""
-        mask = ids.tape.new(ids.shape, BOOL)
+        mask = ids.tape.empty(ids.shape, BOOL)
         cleaned = ops.clone(ids)
         return self.text.model.embed_tokens(cleaned), (mask, cleaned)
 

@@ -17,6 +17,7 @@ from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionBlock, as_tower, grid_of, pixel_shuffle
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import COMPLEX64
 
@@ -28,7 +29,7 @@ class UnfoldedPatches(Module):
     """The pixels of each patch in a row, times a matrix."""
 
     scope = "embedding"
-    feeds = True
+    is_input_embedding = True
 
     def __init__(self, v: Config, hidden: int) -> None:
         self.side = v.integer("patch_size")
@@ -72,7 +73,7 @@ class TurnedAttention(Module):
 class TurnedBlock(VisionBlock):
     """A block of the tower; its input comes by keyword, so that checkpointing does not save but holds it."""
 
-    by_keyword = True
+    input_is_keyword = True
 
 
 class ShuffledAdapter(Module):
@@ -202,7 +203,7 @@ class TileEye(Eye):
         tape, v = batch.ids.tape, self.config
         tiles = batch.ids.shape[0] * batch.images * self.tiles(batch.image_size)
         shape = (tiles, v.integer("num_channels"), *v.sides("image_size"))
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         seen = self.vision_model(pixels)
         return Sight(self.multi_modal_projector(ops.view(seen, -1, seen.shape[-1])), (seen,))
 

@@ -17,6 +17,7 @@ from memcalc.models.vision_towers.registry import vision_config
 from memcalc.nn.layers.vision_transformer import as_tower, grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Parameter
+from memcalc.nn.run_context import run_context
 
 
 class AnyresEye(LlavaEye):
@@ -64,7 +65,7 @@ class AnyresEye(LlavaEye):
         images, side = batch.ids.shape[0] * batch.images, self.config.integer("image_size")
         tape = batch.ids.tape
         shape = (images, rows * columns + 1, self.config.integer("num_channels"), side, side)
-        pixels = tape.untracked(shape, tape.weights, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         return self(pixels, batch.image_size)  # type: ignore[no-any-return]
 
     def forward(self, pixels: Tensor, size: int | None = None) -> Sight:

@@ -26,6 +26,7 @@ from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
 from memcalc.nn.layers.vision_transformer import as_tower
 from memcalc.nn.model import IMAGES, Batch, Network, Outputs, positions
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
@@ -52,11 +53,11 @@ class StatesAttention(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None, states: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to the same; without states, keys and values are those that the cache has."""
-        cache, batch = hidden.tape.cache, hidden.shape[0]
+        cache, batch = run_context(hidden).cache, hidden.shape[0]
         query = self.q_proj(hidden)
         query = self._heads(query, batch)
         query = self.q_norm(query)
-        held = None if cache is None else cache.held(self)
+        held = None if cache is None else cache.cross_attention_key_values(self)
         if states is not None:
             key = self.k_proj(states)
             value = self.v_proj(states)
@@ -103,13 +104,13 @@ class StatesBlock(Module):
         residual = hidden
         hidden = self.input_layernorm(hidden)
         hidden, _weights = self.cross_attn(hidden, mask=states_mask, states=states)
-        hidden = ops.add(residual, ops.multiply(ops.tanh(self.cross_attn_attn_gate), hidden))
+        hidden = ops.add(residual, ops.mul(ops.tanh(self.cross_attn_attn_gate), hidden))
         residual = hidden
         hidden = self.post_attention_layernorm(hidden)
         hidden = self.mlp(hidden)
         if seeing is not None:
-            hidden = ops.multiply(ops.select(seeing, 1), hidden)
-        return ops.add(residual, ops.multiply(ops.tanh(self.cross_attn_mlp_gate), hidden))
+            hidden = ops.mul(ops.select(seeing, 1), hidden)
+        return ops.add(residual, ops.mul(ops.tanh(self.cross_attn_mlp_gate), hidden))
 
 
 class SeeingDecoder(Module):
@@ -142,10 +143,14 @@ class SeeingDecoder(Module):
         position_ids = positions(ids.tape, ids.shape[1])
         mask = causal_mask(inputs_embeds, padding)
         rotation = self.rotary_emb(hidden, position_ids)
-        cache = ids.tape.cache
+        cache = run_context(ids).cache
         for layer in self.layers:
             across = layer.module.cross_attn if isinstance(layer.module, StatesBlock) else None
-            if across is None or states is not None or (cache is not None and cache.held(across) is not None):
+            if (
+                across is None
+                or states is not None
+                or (cache is not None and cache.cross_attention_key_values(across) is not None)
+            ):
                 hidden = layer(
                     hidden,
                     states=states,
@@ -184,31 +189,34 @@ class Mllama(Network):
 
     def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
         ids, tape = batch.ids, batch.ids.tape
-        cache, images = tape.cache, batch.images
+        run = run_context(tape)
+        cache, images = run.cache, batch.images
         seen = states = mask = seeing = None
         if images and (cache is None or cache.length == 0):
-            tape.cache = None
+            run.cache = None
             seen = self._look(batch)
-            tape.cache = cache
+            run.cache = cache
             states = self.multi_modal_projector(seen)
             states = ops.reshape(states, -1, seen.shape[-2], states.shape[-1])
         if images:
             shape = (*ids.shape, images, self.vision_model.tiles)
-            told = tape.untracked(shape, INT64, OVERHEAD, IMAGES)
+            told = tape.external_tensor(shape, INT64, OVERHEAD, IMAGES)
             mask, seeing = states_masks(told, self.vision_model.patches)
-        made = Cache() if cache is None and self.caches and not tape.checkpointing else None
-        tape.cache = cache or made
+        made = Cache() if cache is None and self.caches and not run.checkpointing else None
+        run.cache = cache or made
         hidden = self.text.model(ids, batch.padding, states, mask, seeing)
-        tape.cache = cache
+        run.cache = cache
         return hidden, (seen, made)
 
     def _look(self, batch: Batch) -> Tensor:
         """What the tower makes of the images of a batch, padded to all the tiles there can be."""
         tape, v, tiles = batch.ids.tape, self.config, self.vision_model.tiles
         lead, side = (batch.ids.shape[0], batch.images), v.integer("image_size")
-        pixels = tape.untracked((*lead, tiles, v.integer("num_channels"), side, side), tape.weights, OVERHEAD, IMAGES)
-        shapes = tape.untracked(lead, INT64, OVERHEAD, IMAGES)
-        told = tape.untracked((*lead, tiles), INT64, OVERHEAD, IMAGES)
+        pixels = tape.external_tensor(
+            (*lead, tiles, v.integer("num_channels"), side, side), run_context(tape).weights_dtype, OVERHEAD, IMAGES
+        )
+        shapes = tape.external_tensor(lead, INT64, OVERHEAD, IMAGES)
+        told = tape.external_tensor((*lead, tiles), INT64, OVERHEAD, IMAGES)
         return self.vision_model(pixels, shapes, told)  # type: ignore[no-any-return]
 
 
@@ -219,10 +227,10 @@ def states_masks(told: Tensor, patches: int) -> tuple[Tensor, Tensor]:
     """
     tape, (batch, length, images, tiles) = told.tape, told.shape
     seen = ops.view(told, *told.shape)
-    mask = tape.new((batch, length, images, tiles * patches), INT64)
+    mask = tape.empty((batch, length, images, tiles * patches), INT64)
     mask = ops.unsqueeze(ops.view(mask, batch, length, -1), 1)
-    inverted = ops.to(tape.new(mask.shape, FP32), tape.weights)
-    mask = ops.masked_fill(inverted, tape.new(inverted.shape, BOOL))
+    inverted = ops.to(tape.empty(mask.shape, FP32), run_context(tape).weights_dtype)
+    mask = ops.masked_fill(inverted, tape.empty(inverted.shape, BOOL))
     some = ops.to(_any(ops.compare(mask)), mask.dtype)
     del seen, inverted
     return mask, ops.unsqueeze(some, -1)
@@ -230,7 +238,7 @@ def states_masks(told: Tensor, patches: int) -> tuple[Tensor, Tensor]:
 
 def _any(where: Tensor) -> Tensor:
     """Whether any of the last dimension holds."""
-    return where.tape.new(where.shape[:-1], BOOL)
+    return where.tape.empty(where.shape[:-1], BOOL)
 
 
 def mllama(c: Config, architecture: str | None) -> Network:

@@ -31,7 +31,7 @@ class QwenVL(VisionLanguage):
 
     def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
         """Positions [3, b, s]."""
-        return {"position_ids": ids.tape.new((3, *ids.shape), INT64)}
+        return {"position_ids": ids.tape.empty((3, *ids.shape), INT64)}
 
 
 class Deepstack(QwenVL):
@@ -40,7 +40,7 @@ class Deepstack(QwenVL):
     def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
         """Positions [3, b, s], and what is done behind blocks."""
         where = ops.select(mask, -1)
-        middle = [ops.cat(pieces, 0) for pieces in sight.kept[1]]
+        middle = [ops.cat(pieces, 0) for pieces in sight.returned[1]]
 
         def between(position: int, hidden: Tensor) -> Tensor:
             return _added(hidden, where, middle[position]) if position < len(middle) else hidden
@@ -51,8 +51,8 @@ class Deepstack(QwenVL):
 def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
     """Hidden states [b, s, h] with features [n, h] added where images are."""
     hidden = ops.clone(hidden)
-    summed = ops.add(ops.take_where(hidden, where, features.shape[0]), features)
-    return ops.put_where_(hidden, where, summed)
+    summed = ops.add(ops.index_mask(hidden, where, features.shape[0]), features)
+    return ops.index_put_(hidden, where, summed)
 
 
 def _qwen2(c: Config, architecture: str | None) -> Network:

@@ -1,0 +1,146 @@
+"""What every way of using several GPUs answers: hooks on the tape of one rank, and what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from memcalc.autograd.graph import AccumulateGrad
+from memcalc.autograd.tape import Tape
+from memcalc.autograd.tensor import Tensor
+from memcalc.common.records import frozen
+from memcalc.nn import parameter_bytes
+from memcalc.nn.model import Batch, Network, Outputs
+from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.stack import Stack
+from memcalc.optim.weight import SCALAR, Weight
+from memcalc.parallel.setup import ParallelSetup
+from memcalc.tables.dtypes import FP32, DType
+
+Part = tuple[str, int]
+"""Name and bytes of a part of a row."""
+
+
+@frozen(eq=False)
+class Job:
+    """What an engine is put around: a bound model and how it is trained."""
+
+    network: Network
+    tensors: tuple[tuple[str, Parameter], ...]
+    layout: ParallelSetup
+    compute: DType
+    """The dtype that the model computes in where the engine casts its weights; that of the weights otherwise."""
+    accumulates: bool
+    """Whether gradients of earlier micro-batches exist."""
+    autocast: DType | None = None
+    """The dtype of Accelerate's autocast, where that prepares the model."""
+
+
+class Engine:
+    """One rank of a data-parallel library. This one does nothing: a single GPU.
+
+    An engine hooks into modules and leaves of a bound network (`attach`), as its library does; what is gathered,
+    reduced or freed goes on the tape. What stands from one step to the next it gives by row of the box.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.layout = job.layout
+        self.parameters = [value for _, value in job.tensors if not isinstance(value, Buffer)]
+        self.buffers_of_model = [value for _, value in job.tensors if isinstance(value, Buffer)]
+
+    def attach(self, tape: Tape) -> None:
+        """Put the hooks in place."""
+        if self.layout.accelerate:
+            self.job.network.hooks = self.run_root
+
+    def run_root(self, network: Network, batch: Batch) -> Outputs:
+        """Run the model as the loop's library does: Accelerate puts autocast inside it and converts what comes out."""
+        if not self.layout.accelerate:
+            return network.call(batch)
+        tape = batch.ids.tape
+        with tape.autocasting(self.job.autocast):
+            outputs = network.call(batch)
+        outputs.convert(FP32)
+        return outputs
+
+    def backward_over(self) -> None:
+        """Backward is through: what libraries do in its final callback."""
+
+    # -- what stands ----------------------------------------------------------------------------------------------
+
+    def weights(self) -> Iterable[Part]:
+        """Parts of the weights row, the same in every phase."""
+        return parameter_bytes.by_label(value for _, value in self.job.tensors).items()
+
+    def gradients(self, phase: str) -> Iterator[Part]:
+        """Gradients that stand during a phase outside the tape."""
+        if phase in ("clip", "step") or self.job.accumulates:
+            yield "gradients of trained weights", sum(parameter_bytes.gradients(self.parameters))
+
+    def buffers(self, phase: str) -> Iterator[Part]:
+        """Communication buffers that stand during a phase outside the tape."""
+        yield from ()
+
+    def scratch(self, phase: str) -> Iterator[Part]:
+        """What the engine itself has alive for a moment in the optimizer's step, beside the optimizer's scratch."""
+        yield from ()
+
+    def clipping(self) -> int:
+        """Bytes of the norms that clipping makes: of each gradient, stacked, and of all."""
+        count = sum(parameter.copies for parameter in self.parameters if parameter.reached)
+        return SCALAR * (count + 2)
+
+    def updated(self, weights: Sequence[tuple[Parameter, Weight]]) -> tuple[Weight, ...]:
+        """The weights that this rank's optimizer updates, in order, of those that a single GPU would."""
+        return tuple(weight for _, weight in weights)
+
+    def host(self) -> Iterator[Part]:
+        """What this rank keeps in host memory."""
+        yield from ()
+
+
+def leaf(parameter: Parameter) -> AccumulateGrad | None:
+    """The end of the graph at a trained weight."""
+    return parameter.node if isinstance(parameter.node, AccumulateGrad) else None
+
+
+def own_parameters(modules: Iterable[Module], taken: set[int]) -> list[Parameter]:
+    """The parameters below `modules` that are not `taken` yet, in order; they are taken then."""
+    found = []
+    for module in modules:
+        for _, parameter in module.parameters():
+            if id(parameter) not in taken:
+                taken.add(id(parameter))
+                found.append(parameter)
+    return found
+
+
+def in_model_order(module: Module, seen: set[int]) -> Iterator[Parameter]:
+    """Every parameter of the model in torch's order; that of a block that stands for others comes once for each."""
+    for _, parameter in module.direct_tensors():
+        if id(parameter) not in seen and not isinstance(parameter, Buffer):
+            seen.add(id(parameter))
+            yield parameter
+    if not isinstance(module, Stack) or module.shared:
+        for _, child in module.children():
+            yield from in_model_order(child, seen)
+        return
+    below = set(seen)
+    for _, block in module.positions:
+        inside = set(seen)
+        yield from in_model_order(block, inside)
+        below |= inside
+    seen |= below
+
+
+def tensors_of(value: object) -> Iterator[Tensor]:
+    """The tensors in a module's arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif isinstance(value, Outputs):
+        yield from tensors_of((value.loss, value.returned))

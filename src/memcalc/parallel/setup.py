@@ -1,0 +1,83 @@
+"""How a job is laid out over GPUs: the axes, and the ways of the library that divides."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from memcalc.common.records import frozen
+
+Parallel = Literal["none", "ddp", "fsdp2", "fsdp1", "zero1", "zero2", "zero3", "megatron"]
+Wrap = Literal["blocks", "root", "parts", "plan"]
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Offloaded = Literal["optimizer", "parameters"]
+
+
+@frozen
+class ZeroOptions:
+    """The keys of DeepSpeed's `zero_optimization`, by their own names (deepspeed/runtime/zero/config.py)."""
+
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    overlap_comm: bool | None = None
+    reduce_scatter: bool = True
+    contiguous_gradients: bool = True
+    round_robin_gradients: bool = False
+    sub_group_size: int = 1_000_000_000
+    stage3_max_reuse_distance: int = 1_000_000_000
+    stage3_max_live_parameters: int = 1_000_000_000
+    stage3_param_persistence_threshold: int = 100_000
+    stage3_prefetch_bucket_size: int = 50_000_000
+
+
+@frozen
+class ParallelSetup:
+    """A layout over GPUs. Sizes of axes are numbers of ranks; a size of 1 on every axis is a single GPU."""
+
+    engine: Parallel = "none"
+    data: int = 1
+    """Ranks that hold different batches; with sharding, the shards of one replica."""
+    replicas: int = 1
+    """Copies of the sharded model (HSDP)."""
+    tensor: int = 1
+    sequence: bool = False
+    """Whether the residual stream is sharded over the tensor-parallel ranks along the sequence."""
+    loss_parallel: bool = False
+    context: int = 1
+    pipeline: int = 1
+    expert: int = 1
+    # FSDP
+    wrap: Wrap = "blocks"
+    reshard: bool | None = None
+    """None: torch's default, every group but the root."""
+    autocast: bool = False
+    """Whether mixed precision is torch's autocast around the model, not FSDP's own policy."""
+    reduce_dtype: str | None = None
+    sync_every_micro_step: bool = False
+    offload: tuple[Offloaded, ...] = ()
+    # DDP
+    bucket_mb: int | None = None
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+    # DeepSpeed
+    zero: ZeroOptions = ZeroOptions()
+    # pipeline
+    schedule: Schedule = "1f1b"
+    virtual: int = 1
+    microbatches: int = 8
+    rank: int | None = None
+    """The pipeline rank that is asked for; None is the most loaded one."""
+    keep_outputs: bool = True
+    # around the loop
+    accelerate: bool = False
+    """Whether Accelerate prepares the model: autocast inside it, outputs converted to fp32."""
+    clip: bool = False
+    """Whether gradients are clipped by their norm."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing is divided, copied or sent."""
+        return self.engine == "none" and max(self.tensor, self.context, self.pipeline, self.expert) == 1
+
+
+SINGLE = ParallelSetup()

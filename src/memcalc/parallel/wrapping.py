@@ -1,0 +1,87 @@
+"""Which modules a sharding library wraps together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.common.records import frozen
+from memcalc.errors import UsageError
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module, Parameter
+from memcalc.nn.module_paths import output_head, sites, token_embeddings
+from memcalc.nn.stack import Stack
+from memcalc.parallel.engine import own_parameters
+from memcalc.parallel.setup import Wrap
+
+
+@frozen(eq=False)
+class Unit:
+    """Modules that are gathered together, and the parameters below them that no inner unit took."""
+
+    modules: tuple[Module, ...]
+    parameters: tuple[Parameter, ...]
+    reshard: bool
+    """Whether its weights are freed after forward where nobody asked otherwise."""
+    copies: int = 1
+    root: bool = False
+
+
+def units(network: Network, wrap: Wrap) -> list[Unit]:
+    """The units of a model, the root last.
+
+    blocks: each block of a stack, and the root with the rest; root: the model as a whole; parts: embedding and head
+    apart too; plan: the embedding, each block, and all that is left (final norm and head) together, which stays
+    gathered (Transformers' `fsdp_plan`, Accelerate).
+    """
+    taken: set[int] = set()
+    found = list(_inner(network, wrap, taken))
+    rest = tuple(own_parameters([network], taken))
+    if wrap == "plan" and rest:
+        found.append(Unit(_holders(network, rest), rest, reshard=False))
+        rest = ()
+    return [*found, Unit((network,), rest, reshard=False, root=True)]
+
+
+def _inner(network: Network, wrap: Wrap, taken: set[int]) -> Iterator[Unit]:
+    if wrap in ("parts", "plan"):
+        yield from _ends(network, wrap, taken)
+    if wrap != "root":
+        for stack in stacks(network):
+            for _, block in stack.children():
+                parameters = tuple(own_parameters([block], taken))
+                yield Unit((block,), parameters, reshard=True, copies=block.copies)
+
+
+def _ends(network: Network, wrap: Wrap, taken: set[int]) -> Iterator[Unit]:
+    found = sites(network)
+    head = output_head(found)
+    tables = token_embeddings(found)
+    tied = head is not None and any(table.weight is vars(head).get("weight") for table in tables)
+    if tied and wrap == "parts":
+        raise UsageError(
+            "--fsdp-wrap parts makes groups of the embedding and of the head, which share their weight here; take "
+            "blocks or plan."
+        )
+    if not tied and tables:
+        yield Unit((tables[0],), tuple(own_parameters([tables[0]], taken)), reshard=True)
+    if wrap == "parts" and head is not None:
+        yield Unit((head,), tuple(own_parameters([head], taken)), reshard=True)
+
+
+def stacks(module: Module) -> Iterator[Stack]:
+    """The outermost stacks of blocks below a module, in order."""
+    for _, child in module.children():
+        if isinstance(child, Stack):
+            yield child
+        else:
+            yield from stacks(child)
+
+
+def _holders(network: Network, parameters: tuple[Parameter, ...]) -> tuple[Module, ...]:
+    """The modules that hold these parameters themselves."""
+    wanted = {id(parameter) for parameter in parameters}
+    return tuple(
+        module
+        for _, module in network.modules()
+        if any(id(parameter) in wanted for _, parameter in module.direct_tensors())
+    )
