@@ -55,7 +55,9 @@ HARMLESS = harmless(
     "compute_environment debug downcast_bf16 enable_cpu_affinity machine_rank main_training_function rdzv_backend "
     "same_network tpu_env tpu_use_cluster tpu_use_sudo main_process_ip main_process_port use_cpu gpu_ids "
     "deepspeed_hostfile commands command_file tpu_name tpu_zone ipex_config mpirun_config main_process_port "
-    "dynamo_backend log_dir role rdzv_endpoint max_restarts monitor_interval tpu_vm profile base_job_name ec2_instance_type iam_role_name image_uri region py_version pytorch_version transformers_version sagemaker_inputs_file sagemaker_metrics_file additional_args use_ipex"
+    "dynamo_backend log_dir role rdzv_endpoint max_restarts monitor_interval tpu_vm profile base_job_name "
+    "ec2_instance_type iam_role_name image_uri region py_version pytorch_version transformers_version "
+    "sagemaker_inputs_file sagemaker_metrics_file additional_args use_ipex"
 )
 FSDP_HARMLESS = harmless(
     "fsdp_state_dict_type fsdp_cpu_ram_efficient_loading fsdp_sync_module_states fsdp_limit_all_gathers "
@@ -74,7 +76,10 @@ def is_accelerate(values: dict[str, Any]) -> bool:
 
 
 def read(values: dict[str, Any], where: str, out: Mapping) -> tuple[Sharding, str]:
-    """What an Accelerate file says: sharding, and the mixed precision of the script (empty: none). Raises UsageError."""
+    """What an Accelerate file says: sharding, and the mixed precision of the script (empty: none).
+
+    Raises UsageError.
+    """
     keys = Keys(KEYS, values, where, out, HARMLESS)
     kind = keys.get("distributed_type")
     found = Sharding(where=where, given=kind)
@@ -91,7 +96,8 @@ def read(values: dict[str, Any], where: str, out: Mapping) -> tuple[Sharding, st
         found.kind = "ddp"
     elif name not in ("NO", "MULTI_CPU", "XLA", "TPU", "NO_DISTRIBUTED"):
         raise UsageError(
-            f"distributed_type {name[:40]!r} in {where} is none of Accelerate's: NO, MULTI_GPU, FSDP, DEEPSPEED or MEGATRON_LM."
+            f"distributed_type {name[:40]!r} in {where} is none of Accelerate's: NO, MULTI_GPU, FSDP, DEEPSPEED or "
+            f"MEGATRON_LM."
         )
     processes = keys.value("num_processes")
     if processes is not None and processes >= 1:

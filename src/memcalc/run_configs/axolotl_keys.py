@@ -101,7 +101,14 @@ KEYS = table(
     Key("dp_shard_size", whole, None, our.DATA_PARALLEL, "GPUs that share one copy"),
     Key("dp_replicate_size", whole, None, our.REPLICAS, "copies of the sharded model"),
     Key("tensor_parallel_size", whole, None, our.TENSOR_PARALLEL, "GPUs that share every layer"),
-    Key("context_parallel_size", whole, None, our.CONTEXT_PARALLEL, "GPUs that share a sequence", other=("sequence_parallel_degree",)),
+    Key(
+        "context_parallel_size",
+        whole,
+        None,
+        our.CONTEXT_PARALLEL,
+        "GPUs that share a sequence",
+        other=("sequence_parallel_degree",),
+    ),
     Key("expert_parallel_size", whole, None, our.EXPERT_PARALLEL, "GPUs that share the experts"),
     Key("ddp_bucket_cap_mb", whole, None, our.DDP_BUCKET, "size of DDP's buckets"),
     Key("tokens", _listed, None, "", "added tokens"),
@@ -111,14 +118,15 @@ KEYS = table(
     Key("eval_sample_packing", flag, None, "", "evaluation packs too"),
     Key("sample_packing_eff_est", number, None, "", "an estimate of how full bins are"),
     Key("excess_length_strategy", text, None, "", "what becomes of longer samples"),
-)  # fmt: skip
+)
 
 HARMLESS = harmless(
     "strict resume_from_checkpoint auto_resume_from_checkpoints resize_token_embeddings_to_32x trainer_cls datasets "
     "mean_resizing_embeddings shrink_embeddings embeddings_skip_upcast reinit_weights vllm quantization test_datasets "
     "dynamic_checkpoint center_rewards_coefficient dpo_use_weighting dpo_label_smoothing dpo_loss_type dpo_beta "
     "shuffle_merged_datasets push_dataset_to_hub hf_use_auth_token device device_map world_size local_rank ddp seed "
-    "do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_dataset metric_for_best_model greater_is_better gc_steps "
+    "do_causal_lm_eval eval_causal_lm_metrics do_bench_eval bench_dataset metric_for_best_model greater_is_better "
+    "gc_steps "
     "tf32 gradient_clipping eval_sequence_len min_sample_len max_prompt_len curriculum_sampling batch_flattening "
     "streaming special_tokens added_tokens_overrides max_steps warmup_steps warmup_ratio early_stopping_patience "
     "load_best_model_at_end use_tensorboard neftune_noise_alpha orpo_alpha simpo_gamma cpo_alpha max_memory "
@@ -130,14 +138,17 @@ HARMLESS = harmless(
     "revision_of_model cls_model_config experimental_skip_move_to_device use_kernels use_onebitllms debug "
     "dataset_prepared_path rl_beta xpu remove_unused_columns accelerator_config use_ray lora_model_dir "
     "lora_fan_in_fan_out lora_on_cpu lora_alpha_pattern loraplus_lr_ratio loraplus_lr_embedding merge_lora "
-    "peft peft_use_rslora peft_init_lora_weights peft_layers_pattern peft_ensure_weight_tying qlora_sharded_model_loading "
+    "peft peft_use_rslora peft_init_lora_weights peft_layers_pattern peft_ensure_weight_tying "
+    "qlora_sharded_model_loading "
     "local_rank evaluation_strategy eval_table_size eval_max_new_tokens heads_k_stride ring_attn_func deepcompile "
     "s2_attention flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_optimum noisy_embedding_alpha "
-    "ddp_timeout gemma4_hybrid_attn_impl image_size image_resize_algorithm val_set_size processor_type processor_kwargs "
+    "ddp_timeout gemma4_hybrid_attn_impl image_size image_resize_algorithm val_set_size processor_type "
+    "processor_kwargs "
     "tokenizer_config tokenizer_use_fast tokenizer_legacy tokenizer_use_mistral_common skip_prepare_dataset "
     "dataset_processes lora_alpha sample_packing_group_size sample_packing_bin_size dataloader_prefetch_factor "
     "save_safetensors hub_model_id is_falcon_derived_model is_llama_derived_model is_mistral_derived_model "
-    "is_qwen_derived_model total_num_tokens total_supervised_tokens rope_scaling role_boundaries llama4_linearized_experts",
+    "is_qwen_derived_model total_num_tokens total_supervised_tokens rope_scaling role_boundaries "
+    "llama4_linearized_experts",
     r"(dataset|dataloader|wandb|mlflow|comet|trackio|swanlab|use|hub|ray|gradio|otel|save|saves|eval|evals|logging|adam|lr"
     r"|loss_watchdog|kto|ddp|profiler|include|generation|generate|num_generation|torch_compile|kd|dion|qgalore|shuffle"
     r"|tokenizer|processor|streaming|pose|pretrain|sample_packing|scaling|cosine|jagged|relora|bench|lisa|dpo|spectrum"

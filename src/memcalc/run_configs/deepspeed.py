@@ -1,5 +1,6 @@
-"""DeepSpeed's JSON file. Source: deepspeed 0.19 (runtime/config.py, runtime/zero/config.py), as transformers 5 fills it.
+"""DeepSpeed's JSON file, as transformers 5 fills it.
 
+Source: deepspeed 0.19 (runtime/config.py, runtime/zero/config.py).
 `auto` follows the trainer. The number of GPUs is never in the file.
 """
 
@@ -90,7 +91,8 @@ ZERO_HARMLESS = harmless(
     "stage3_gather_fp16_weights_on_model_save load_from_fp32_weights elastic_checkpoint ignore_unused_parameters "
     "stage3_use_all_reduce_for_fetch_params memory_efficient_linear use_multi_rank_bucket_allreduce leaf_module "
     "stage3_module_granularity_threshold log_trace_cache_warnings pipeline_loading_checkpoint override_module_apply "
-    "zeropp_loco_param mics_hierarchical_params_gather legacy_stage1 zero_hpz_partition_size model_persistence_threshold "
+    "zeropp_loco_param mics_hierarchical_params_gather legacy_stage1 zero_hpz_partition_size "
+    "model_persistence_threshold "
     "stage3_model_persistence_threshold use_all_reduce_for_fetch_params module_granularity_threshold"
 )
 
@@ -209,10 +211,9 @@ def _optimizer(keys: Keys, found: Sharding) -> None:
 def _zero_options(zero: Keys, found: Sharding) -> None:
     for name in _PASSED_ON:
         given = zero.get(name)
-        if name.startswith("stage3") or name == "sub_group_size":
-            if found.stage != 3:
-                zero.out.drop(given, f"it acts in ZeRO stage 3, and this is stage {found.stage}")
-                continue
+        if found.stage != 3 and (name.startswith("stage3") or name == "sub_group_size"):
+            zero.out.drop(given, f"it acts in ZeRO stage 3, and this is stage {found.stage}")
+            continue
         if given.default or given.value == "auto" or found.stage == 0:
             continue
         value = given.value

@@ -22,7 +22,7 @@ from memcalc.run_configs import (
     peft_adapter,
     torchtitan,
     torchtune,
-    trl,
+    trl_keys,
     unsloth,
     vllm,
     yaml_text,
@@ -42,9 +42,19 @@ LAUNCHERS = re.compile(
 TRAINING = ("axolotl", "llamafactory", "llamafactory-v1", "trl", "hf", "torchtune", "torchtitan", "msswift", "unsloth")
 
 _HF_MARKS = {
-    "per_device_train_batch_size", "gradient_accumulation_steps", "num_train_epochs", "output_dir", "learning_rate",
-    "gradient_checkpointing", "model_name_or_path", "optim", "bf16", "fp16", "lr_scheduler_type", "max_steps",
-}  # fmt: skip
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "output_dir",
+    "learning_rate",
+    "gradient_checkpointing",
+    "model_name_or_path",
+    "optim",
+    "bf16",
+    "fp16",
+    "lr_scheduler_type",
+    "max_steps",
+}
 
 _TELLS = (
     ("deepspeed", deepspeed.is_deepspeed),
@@ -142,7 +152,7 @@ def kind_of(values: dict[str, Any], where: str) -> str:
         if tells(values):
             return kind
     if "model_name_or_path" in values or "per_device_train_batch_size" in values or len(_HF_MARKS & values.keys()) > 1:
-        return "trl" if trl.is_trl(values) else "hf"
+        return "trl" if trl_keys.is_trl(values) else "hf"
     if "base_model" in values:
         return "axolotl"
     raise UsageError(
@@ -153,14 +163,14 @@ def kind_of(values: dict[str, Any], where: str) -> str:
 
 
 def _nearest(values: dict[str, Any]) -> str:
-    from memcalc.run_configs import axolotl_keys, hf_trainer, llama_factory_keys
+    from memcalc.run_configs import axolotl_keys, hf_keys, llama_factory_keys, ms_swift_keys, torchtune_keys
 
     tables = {
         "axolotl": axolotl_keys.KEYS,
         "LLaMA-Factory": llama_factory_keys.KEYS,
-        "ms-swift": ms_swift.KEYS,
-        "TrainingArguments": hf_trainer.KEYS,
-        "torchtune": torchtune.KEYS,
+        "ms-swift": ms_swift_keys.KEYS,
+        "TrainingArguments": hf_keys.KEYS,
+        "torchtune": torchtune_keys.KEYS,
         "vLLM": vllm.KEYS,
     }
     shared = {name: len(values.keys() & rows.keys()) for name, rows in tables.items()}

@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
-from memcalc.run_configs import shell, trl
+from memcalc.run_configs import shell, trl_keys
+from memcalc.run_configs.framework_lines import Launch, llama_server, trl_command, tune_run, vllm_serve, with_file
 from memcalc.run_configs.llama_factory import is_llama_factory
 from memcalc.run_configs.own_scripts import script_of
 from memcalc.run_configs.shell import Command
 
 ACCELERATE_FLAGS = frozenset(
-    ["multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_xpu", "m", "module", "no_python", "q", "quiet", "debug", "same_network", "ipex", "mps", "enable_cpu_affinity", "dynamo_use_fullgraph", "dynamo_use_dynamic", "tpu_use_cluster", "use_parallelism_config"]
+    [
+        "multi_gpu",
+        "cpu",
+        "tpu",
+        "use_deepspeed",
+        "use_fsdp",
+        "use_megatron_lm",
+        "use_xpu",
+        "m",
+        "module",
+        "no_python",
+        "q",
+        "quiet",
+        "debug",
+        "same_network",
+        "ipex",
+        "mps",
+        "enable_cpu_affinity",
+        "dynamo_use_fullgraph",
+        "dynamo_use_dynamic",
+        "tpu_use_cluster",
+        "use_parallelism_config",
+    ]
 )
 TORCHRUN_FLAGS = frozenset(["standalone", "m", "module", "no_python", "run_path"])
 DEEPSPEED_FLAGS = frozenset(
     ["no_python", "module", "no_local_rank", "save_pid", "enable_each_rank_log", "force_multi", "bind_cores_to_rank"]
 )
 SUBCOMMANDS = ("sft", "dpo", "grpo", "kto", "reward", "rloo", "orpo", "cpo", "gkd", "ppo")
-
-
-@dataclass
-class Launch:
-    """A launch line, understood. `files` are the config files that it names; `accelerate` Accelerate's own flags."""
-
-    kind: str
-    values: dict[str, Any] = field(default_factory=dict)
-    command: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-    world: int | None = None
-    world_from: str = ""
-    accelerate: dict[str, Any] | None = None
-    accelerate_file: str = ""
 
 
 def launches(commands: list[Command]) -> list[Launch]:
@@ -55,7 +62,7 @@ def launch(command: Command) -> Launch | None:
         place = next((i for i, word in enumerate(words) if "vllm-openai" in word or "llama.cpp:server" in word), None)
         if place is None or name not in ("docker", "podman", "nerdctl"):
             return None
-        made = _vllm(words[place + 1 :]) if "vllm" in words[place] else _llama(words[place + 1 :])
+        made = vllm_serve(words[place + 1 :]) if "vllm" in words[place] else llama_server(words[place + 1 :])
     made.environment = {**command.environment, **made.environment}
     return made
 
@@ -84,135 +91,20 @@ def _unwrapped(words: list[str]) -> list[str]:
 def _direct(name: str, words: list[str]) -> Launch | None:
     rest = words[1:]
     if name == "trl" and rest and rest[0] in SUBCOMMANDS:
-        return _trl(rest[0], rest[1:])
+        return trl_command(rest[0], rest[1:])
     if name in ("llamafactory-cli", "lmf") and rest and rest[0] == "train":
-        return _with_file("llamafactory", "train", rest[1:])
+        return with_file("llamafactory", "train", rest[1:])
     if name == "axolotl" and rest and rest[0] in ("train", "preprocess"):
-        return _with_file("axolotl", "train", rest[1:]) if rest[0] == "train" else None
+        return with_file("axolotl", "train", rest[1:]) if rest[0] == "train" else None
     if name == "swift" and rest and rest[0] in ("sft", "rlhf", "pt"):
-        return _with_file("msswift", rest[0], rest[1:])
+        return with_file("msswift", rest[0], rest[1:])
     if name == "tune" and rest and rest[0] == "run":
-        return _tune(rest[1:])
+        return tune_run(rest[1:])
     if name == "vllm" and rest and rest[0] == "serve":
-        return _vllm(rest[1:])
+        return vllm_serve(rest[1:])
     if name.startswith(("llama-server", "llama-cli", "llama-bench")) or (name == "server" and "-m" in rest):
-        return _llama(rest)
+        return llama_server(rest)
     return None
-
-
-def _trl(command: str, words: list[str]) -> Launch:
-    values, _ = shell.options(words)
-    made = Launch("trl", values, command)
-    config = values.pop("config", None)
-    if isinstance(config, str):
-        made.files.append(config)
-    processes = values.pop("num_processes", None)
-    if str(processes).isdigit():
-        made.world, made.world_from = int(str(processes)), "--num_processes"
-    accelerate_file = values.pop("accelerate_config", None)
-    if isinstance(accelerate_file, str):
-        made.accelerate_file = accelerate_file
-    return made
-
-
-def _with_file(kind: str, command: str, words: list[str]) -> Launch:
-    made = Launch(kind, {}, command)
-    rest = []
-    for place, word in enumerate(words):
-        if re.fullmatch(r"[A-Za-z_][\w.]*=.*", word) and not word.startswith("-"):
-            key, _, value = word.partition("=")
-            made.values[key] = value
-        elif (
-            not word.startswith("-")
-            and word.endswith((".yaml", ".yml", ".json"))
-            and (place == 0 or not words[place - 1].startswith("--"))
-        ):
-            made.files.append(word)
-        else:
-            rest.append(word)
-    options, others = shell.options(rest)
-    made.values.update(options)
-    if kind == "axolotl":
-        for key in ("launcher", "num_processes", "main_process_port"):
-            value = made.values.pop(key, None)
-            if key == "num_processes" and str(value).isdigit():
-                made.world, made.world_from = int(str(value)), "--num-processes"
-    return made
-
-
-def _tune(words: list[str]) -> Launch:
-    processes, place = None, 0
-    while place < len(words) and words[place].startswith("-"):
-        name, equals, value = words[place].partition("=")
-        if not equals and place + 1 < len(words):
-            value, place = words[place + 1], place + 1
-        if name.lstrip("-").replace("-", "_") == "nproc_per_node":
-            processes = value
-        place += 1
-    recipe = words[place] if place < len(words) else ""
-    made = Launch("torchtune", {}, recipe)
-    rest = words[place + 1 :]
-    for at, word in enumerate(rest):
-        if word == "--config" and at + 1 < len(rest):
-            made.files.append(rest[at + 1])
-        elif "=" in word and not word.startswith("-"):
-            key, _, value = word.partition("=")
-            _nest(made.values, key.lstrip("+"), value)
-        elif word.startswith("~"):
-            made.values[word[1:]] = None
-    if processes is not None and processes.isdigit():
-        made.world, made.world_from = int(processes), "--nproc_per_node"
-    elif "single_device" in recipe:
-        made.world, made.world_from = 1, "a recipe for one GPU"
-    return made
-
-
-def _nest(values: dict[str, Any], key: str, value: Any) -> None:
-    first, dot, rest = key.partition(".")
-    if not dot:
-        values[key] = value
-        return
-    inner = values.setdefault(first, {})
-    if not isinstance(inner, dict):
-        inner = values[first] = {"_component_": inner}
-    _nest(inner, rest, value)
-
-
-def _vllm(words: list[str]) -> Launch:
-    values: dict[str, Any] = {}
-    flat: list[str] = []
-    for word in words:
-        short = re.fullmatch(r"-(tp|pp|dp|q|tp=\d+|pp=\d+|dp=\d+)", word)
-        flat.append(f"-{word}" if short else word)
-    options, others = shell.options(flat)
-    for key, value in options.items():
-        if isinstance(value, list) and key not in ("served_model_name", "lora_modules", "chat_template"):
-            others.extend(value[1:])
-            value = value[0]
-        if key in _VLLM_FLAGS and isinstance(value, str) and value.lower() not in ("true", "false"):
-            others.append(value)
-            value = True
-        _nest(values, key, value)
-    made = Launch("vllm", values, "serve")
-    config = values.pop("config", None)
-    if isinstance(config, str):
-        made.files.append(config)
-    models = [word for word in others if not word.startswith("-")]
-    if models and "model" not in values:
-        values["model"] = models[0]
-    return made
-
-
-_VLLM_FLAGS = frozenset(
-    ["trust_remote_code", "enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "no_enable_prefix_caching", "enable_chunked_prefill", "no_enable_chunked_prefill", "disable_log_requests", "enable_lora", "enable_auto_tool_choice", "async_scheduling", "no_async_scheduling", "enable_reasoning", "disable_log_stats", "language_model_only"]
-)
-
-
-def _llama(words: list[str]) -> Launch:
-    options, _ = shell.options(words, single_dash=True)
-    return Launch(
-        "llamacpp", {key: value[0] if isinstance(value, list) else value for key, value in options.items()}, "server"
-    )
 
 
 def _accelerate(words: list[str]) -> Launch | None:
@@ -287,14 +179,14 @@ def _python(script: str, words: list[str]) -> Launch:
     """A script or module by name, with its options."""
     name = os.path.basename(script)
     if "axolotl" in script:
-        return _with_file("axolotl", "train", words)
+        return with_file("axolotl", "train", words)
     if "vllm.entrypoints" in script:
-        return _vllm(words)
+        return vllm_serve(words)
     if name == "unsloth-cli.py":
         values, _ = shell.options(words)
         return Launch("unsloth", values, name)
     if script.startswith("swift") or "/swift/cli" in script or (name in ("sft.py", "rlhf.py") and "swift" in script):
-        return _with_file("msswift", "rlhf" if "rlhf" in name else "sft", words)
+        return with_file("msswift", "rlhf" if "rlhf" in name else "sft", words)
     values, others = shell.options(words)
     files = [word for word in others if word.endswith((".yaml", ".yml", ".json"))]
     config = values.pop("config", None)
@@ -305,7 +197,7 @@ def _python(script: str, words: list[str]) -> Launch:
         "script"
         if script_of(script, values)
         else "hf"
-        if example or not (trl.is_trl(values) or _names_trl(name))
+        if example or not (trl_keys.is_trl(values) or _names_trl(name))
         else "trl"
     )
     if kind != "script" and (is_llama_factory(values) or "llamafactory" in script):

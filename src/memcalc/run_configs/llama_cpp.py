@@ -116,7 +116,8 @@ def _context(keys: Keys) -> None:
     fit = keys.get("fit")
     if str(fit.value).lower() == "on" and (size.default or keys.get("n_gpu_layers").default):
         out.assume(
-            "-fit is on: what is unset (context, layers on the GPU) is shrunk to leave 1024 MiB, which needs the GPU to be known"
+            "-fit is on: what is unset (context, layers on the GPU) is shrunk to leave 1024 MiB, which needs the "
+            "GPU to be known"
         )
 
 

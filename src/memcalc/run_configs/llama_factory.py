@@ -1,4 +1,7 @@
-"""LLaMA-Factory's YAML or JSON and its command line. Source: LLaMA-Factory 0.9.6 (hparams/*.py, model/*.py, v1/config)."""
+"""LLaMA-Factory's YAML or JSON and its command line.
+
+Source: LLaMA-Factory 0.9.6 (hparams/*.py, model/*.py, v1/config).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,8 @@ def _objective(keys: Keys) -> str:
     keys.out.take(our.OBJECTIVE, objective, stage if objective != "orpo" else preference)
     if objective == "reward":
         keys.out.lack(
-            "stage rm has a value head on the whole language model, with its logits and all hidden states: the estimate is of a classifier's head"
+            "stage rm has a value head on the whole language model, with its logits and all hidden states: the "
+            "estimate is of a classifier's head"
         )
     return objective
 
@@ -166,7 +170,8 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
     if galore.value:
         if layerwise.value and accumulation > 1:
             raise UsageError(
-                "galore_layerwise steps in backward, so gradients cannot be accumulated: set gradient_accumulation_steps to 1."
+                "galore_layerwise steps in backward, so gradients cannot be accumulated: set "
+                "gradient_accumulation_steps to 1."
             )
         out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-adamw (galore-torch)")
         out.take(our.GALORE_RANK, keys.value("galore_rank"), keys.get("galore_rank"))
@@ -174,7 +179,8 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
             out.take(our.OPTIMIZER_IN_BACKWARD, True, layerwise, "each weight is stepped in backward")
         if keys.get("optim").default:
             out.assume(
-                "use_galore takes optim adamw_torch; the library's default today is adamw_torch_fused, which it may refuse"
+                "use_galore takes optim adamw_torch; the library's default today is adamw_torch_fused, which it may "
+                "refuse"
             )
     elif own:
         name = {"use_apollo": "apollo_adamw", "use_badam": "badam", "use_adam_mini": "adam_mini", "use_muon": "muon"}[
@@ -210,7 +216,8 @@ def _frozen(keys: Keys, kind: str) -> None:
             or layers.value < 0
         ):
             out.lack(
-                "freeze_trainable_modules, use_llama_pro and the first layers are not modelled: the last layers are taken"
+                "freeze_trainable_modules, use_llama_pro and the first layers are not modelled: the last layers are "
+                "taken"
             )
         out.take(our.TRAIN_ONLY, f"last-{abs(layers.value)}", layers, "only the last layers are trained")
     tower = keys.get("freeze_vision_tower")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memcalc.run_configs import hf_trainer
+from memcalc.run_configs import hf_keys
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.keys import Key, count, either, flag, harmless, names, number, text, whole
 
-KEYS = hf_trainer.trainer_table(
+KEYS = hf_keys.trainer_table(
     Key("model_name_or_path", text, None, "model", "the model"),
     Key("stage", text, "sft", our.OBJECTIVE, "pt, sft, rm, ppo, dpo or kto"),
     Key("finetuning_type", text, "lora", our.LORA_RANK, "lora, full, freeze or oft"),
@@ -70,24 +70,29 @@ for _name in (
     KEYS.pop(_name)
 
 HARMLESS = either(
-    hf_trainer.HARMLESS,
+    hf_keys.HARMLESS,
     harmless(
         "template dataset eval_dataset dataset_dir media_dir train_on_prompt mask_history buffer_size mix_strategy "
         "interleave_probs preprocessing_batch_size max_samples eval_num_beams ignore_pad_token_for_loss val_size "
         "tool_format default_system enable_thinking preserve_thinking tokenized_path data_shared_file_system "
         "adapter_name_or_path adapter_folder resize_vocab split_special_tokens add_tokens new_special_tokens_config "
-        "init_special_tokens rope_scaling moe_aux_loss_coef train_from_scratch infer_backend offload_folder use_kv_cache "
+        "init_special_tokens rope_scaling moe_aux_loss_coef train_from_scratch infer_backend offload_folder "
+        "use_kv_cache "
         "use_v1_kernels infer_dtype hf_hub_token ms_hub_token om_hub_token print_param_status quantization_device_map "
-        "image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps video_maxlen "
+        "image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels video_min_pixels video_fps "
+        "video_maxlen "
         "use_audio_in_video audio_sampling_rate compute_dtype device_map model_max_length block_diag_attn "
         "loraplus_lr_ratio loraplus_lr_embedding use_rslora pissa_init pissa_iter pissa_convert create_new_adapter "
         "pref_beta pref_ftx pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma "
-        "ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters reward_model_quantization_bit "
+        "ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters "
+        "reward_model_quantization_bit "
         "reward_model_type ld_alpha use_dft_loss use_asft_loss asft_alpha use_eaft_loss eaft_alpha compute_accuracy "
         "disable_shuffling early_stopping_steps plot_loss include_effective_tokens_per_second do_sample temperature "
         "top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens "
-        "freeze_extra_modules badam_start_block module_dropout master_addr master_port ray_num_workers megatron_bridge_args "
-        "use_hyper_parallel hyper_parallel_args lang n_shot task task_dir save_dir download_mode batch_size profile_modules",
+        "freeze_extra_modules badam_start_block module_dropout master_addr master_port ray_num_workers "
+        "megatron_bridge_args "
+        "use_hyper_parallel hyper_parallel_args lang n_shot task task_dir save_dir download_mode batch_size "
+        "profile_modules",
         r"(ppo|galore|apollo|badam|swanlab|use_swanlab|kt|sglang|export|fp8|profiler|oft|use_kt|hyper_parallel|enable_torch)_\w+|use_swanlab|vllm_\w+|enable_torch_profiler",
     ),
 )

@@ -33,7 +33,8 @@ KEYS = table(
     Key("pref_loss", text, None, our.OBJECTIVE, "a preference objective"),
 )
 HARMLESS = harmless(
-    "model_class custom_chat_template trust_remote_code init_config train_dataset eval_dataset output_dir learning_rate "
+    "model_class custom_chat_template trust_remote_code init_config train_dataset eval_dataset output_dir "
+    "learning_rate "
     "num_train_epochs max_steps max_grad_norm batching_workers cp_mode mp_replicate_size mp_shard_size dist_timeout "
     "lr_scheduler_config seed full_determinism resume_from_checkpoint logging_steps sample_backend max_new_tokens "
     "pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha template",

@@ -10,13 +10,13 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from memcalc.run_configs import hf_trainer, training
+from memcalc.run_configs import hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, count, either, flag, harmless, names, number, text, whole
 from memcalc.run_configs.mapping import Given
 
-KEYS = hf_trainer.trainer_table(
+KEYS = hf_keys.trainer_table(
     Key("lora_enable", flag, False, our.LORA_RANK, "train adapters", other=("use_lora", "use_peft_lora")),
     Key("lora_r", count, 64, our.LORA_RANK, "rank of the adapters"),
     Key("lora_alpha", number, 16, "", "scale of the adapters"),
@@ -34,7 +34,7 @@ KEYS = hf_trainer.trainer_table(
     Key("tune_mm_mlp_adapter", flag, False, our.TRAIN_ONLY, "the projector alone is trained"),
 )
 HARMLESS = either(
-    hf_trainer.HARMLESS,
+    hf_keys.HARMLESS,
     harmless(
         "model_max_length pretrain_mm_mlp_adapter mm_projector_lr dataset trust_remote_code adam8bit max_memory_MB "
         "max_new_tokens do_mmlu_eval mmlu_split mmlu_dataset lora_bias lora_weight_path use_fast fix_vit "
@@ -65,9 +65,24 @@ SCRIPTS = {
     "qlora.py": Script("artidoro/qlora", always_lora=True, optim="paged_adamw_32bit", adapters="bf16", weights="bf16"),
     "train_mem.py": Script("LLaVA or FastChat", {"lora_dropout": 0.05}, attention="flash"),
     "train_xformers.py": Script("LLaVA or FastChat", {"lora_dropout": 0.05}, attention="flash"),
-    "train_lora.py": Script("FastChat", {"lora_r": 8, "lora_dropout": 0.05}, always_lora=True, targets="q_proj,v_proj", quantized="nf4-double", prepared=True),
-    "finetune.py": Script("QwenLM/Qwen", {"lora_dropout": 0.05}, length=8192, attention="flash", targets="c_attn,c_proj,w1,w2", quantized="gptq-4", prepared=True),
-}  # fmt: skip
+    "train_lora.py": Script(
+        "FastChat",
+        {"lora_r": 8, "lora_dropout": 0.05},
+        always_lora=True,
+        targets="q_proj,v_proj",
+        quantized="nf4-double",
+        prepared=True,
+    ),
+    "finetune.py": Script(
+        "QwenLM/Qwen",
+        {"lora_dropout": 0.05},
+        length=8192,
+        attention="flash",
+        targets="c_attn,c_proj,w1,w2",
+        quantized="gptq-4",
+        prepared=True,
+    ),
+}
 
 
 def script_of(command: str, values: dict[str, Any]) -> Script | None:
@@ -95,7 +110,8 @@ def read(context: Context, script: Script) -> None:
     rows["optim"] = Key(**{**rows["optim"].__dict__, "absent": script.optim})
     keys = Keys(rows, context.values, context.where, out, HARMLESS)
     out.assume(
-        f"{os.path.basename(context.command)} is taken as the script of {script.repository}: what no key says is as it is there"
+        f"{os.path.basename(context.command)} is taken as the script of {script.repository}: what no key says is as "
+        f"it is there"
     )
     out.model = keys.value("model_name_or_path")
     found = hf_trainer.sharding(context, keys, "hf", default_version=1)

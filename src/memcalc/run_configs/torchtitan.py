@@ -102,7 +102,8 @@ def read(context: Context) -> None:
         out.lack("torch.compile is not modelled: the estimate is of eager modules")
     if keys.value("model.converters"):
         out.lack(
-            f"converters {','.join(keys.value('model.converters'))[:40]} are not modelled: linear layers are taken in bf16"
+            f"converters {','.join(keys.value('model.converters'))[:40]} are not modelled: linear layers are taken "
+            f"in bf16"
         )
     for name in ("compile.components", "training.mixed_precision_reduce"):
         keys.get(name)
@@ -229,5 +230,6 @@ def _checkpointing(keys: Keys) -> None:
         training.checkpointing(keys.out, mode, False)
     else:
         raise UsageError(
-            f"activation_checkpoint.mode in {keys.where} is none of none, selective, full and memory_budget: correct it."
+            f"activation_checkpoint.mode in {keys.where} is none of none, selective, full and memory_budget: "
+            f"correct it."
         )

@@ -12,9 +12,16 @@ from memcalc.run_configs.optimizer_names import is_known, spelled
 from memcalc.run_configs.sharding import Sharding
 
 _DTYPES = {
-    "float32": "fp32", "fp32": "fp32", "float": "fp32", "bfloat16": "bf16", "bf16": "bf16",
-    "float16": "fp16", "fp16": "fp16", "half": "fp16", "auto": "auto",
-}  # fmt: skip
+    "float32": "fp32",
+    "fp32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "bf16": "bf16",
+    "float16": "fp16",
+    "fp16": "fp16",
+    "half": "fp16",
+    "auto": "auto",
+}
 
 PAIRS = ("dpo", "reward", "orpo", "cpo", "simpo", "ipo")
 """Objectives whose batch counts pairs."""
@@ -168,7 +175,8 @@ def attention(out: Mapping, given: Given) -> str:
         ours = "flash"
     if ours is None:
         raise UsageError(
-            f"{given.key}: {given.shown} is no attention implementation that memcalc knows: use eager, sdpa or flash_attention_2."
+            f"{given.key}: {given.shown} is no attention implementation that memcalc knows: use eager, sdpa or "
+            f"flash_attention_2."
         )
     if name in ("flex", "flex_attention", "xformers", "xformers_attention", "sage", "sageattention", "sage_attention"):
         out.lack(f"{given.key}: {given.shown} is taken as flash, which saves the same tensors for backward")
@@ -181,13 +189,29 @@ ATTENTION = {
     **dict.fromkeys(("sdpa", "sdp", "sdpa_flash", "sdpa_varlen"), "sdpa"),
     **dict.fromkeys(
         (
-            "flash", "fa2", "fa3", "fa4", "flash_attn", "flash_attn2", "flash_attn3", "flash_attention",
-            "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex", "flex_attention", "xformers",
-            "xformers_attention", "sage", "sageattention", "sage_attention", "fp8",
+            "flash",
+            "fa2",
+            "fa3",
+            "fa4",
+            "flash_attn",
+            "flash_attn2",
+            "flash_attn3",
+            "flash_attention",
+            "flash_attention_2",
+            "flash_attention_3",
+            "flash_attention_4",
+            "flex",
+            "flex_attention",
+            "xformers",
+            "xformers_attention",
+            "sage",
+            "sageattention",
+            "sage_attention",
+            "fp8",
         ),
         "flash",
     ),
-}  # fmt: skip
+}
 
 
 def lora(
@@ -257,5 +281,6 @@ def conflict(out: Mapping, name: str, here: Any, there: Any, where: str) -> None
     """Two files that disagree: DeepSpeed stops there, so memcalc does. Raises UsageError."""
     if here is not None and there is not None and here != there:
         raise UsageError(
-            f"two files disagree: {name} {here} (training) and {there} ({where}); the run would stop there: make them agree."
+            f"two files disagree: {name} {here} (training) and {there} ({where}); the run would stop there: make "
+            f"them agree."
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import UsageError
-from memcalc.run_configs import hf_trainer, training
+from memcalc.run_configs import hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, anything, count, either, flag, harmless, names, number, text
@@ -15,7 +15,7 @@ from memcalc.run_configs.sharding import Sharding
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-KEYS = hf_trainer.trainer_table(
+KEYS = hf_keys.trainer_table(
     Key("model_name", text, None, "model", "the model"),
     Key("max_seq_length", count, 2048, our.SEQ_LEN, "cap of a sample", other=("max_length",)),
     Key("dtype", anything, None, our.PRECISION, "dtype that weights load in; bf16 where the GPU can"),
@@ -48,7 +48,7 @@ for _name in ("model_name_or_path", "activation_checkpointing", "activation_chec
     KEYS.pop(_name)
 
 HARMLESS = either(
-    hf_trainer.HARMLESS,
+    hf_keys.HARMLESS,
     harmless(
         "random_state use_rslora loftq_config device_map token trust_remote_code fix_tokenizer rope_scaling "
         "max_lora_rank finetune_vision_layers finetune_language_layers finetune_attention_modules finetune_mlp_modules "
@@ -56,7 +56,8 @@ HARMLESS = either(
         "dataset_text_field dataset_num_proc data_collator model processing_class formatting_func args reward_funcs "
         "callbacks compute_metrics dataset use_exact_model_name dataset_kwargs embedding_learning_rate temperature "
         "quantization save_model save_method save_path push_model push_gguf save_gguf hub_path hub_token report_to "
-        "raw_text_file chunk_size stride use_cache cpt gguf_quantization max_steps num_train_epochs weight_decay init_lora_weights task_type gradient_checkpointing enable_lora ref_model learning_rate qat_scheme",
+        "raw_text_file chunk_size stride use_cache cpt gguf_quantization max_steps num_train_epochs weight_decay "
+        "init_lora_weights task_type gradient_checkpointing enable_lora ref_model learning_rate qat_scheme",
         r"vllm_\w+|save_\w+|finetune_\w+|\w*reward\w*|top_\w+|min_p|stop|seed|epsilon\w*|loss_type|use_cache",
     ),
 )
@@ -89,7 +90,7 @@ def from_python(source: str, where: str) -> tuple[dict[str, Any], str, list[str]
     for call in calls(source, where):
         name = call.name.rsplit(".", 1)[-1]
         owner = call.name.rsplit(".", 2)[-2] if "." in call.name else ""
-        if name in _LOADERS and (owner.startswith("Fast") or owner.startswith("AutoModel")):
+        if name in _LOADERS and owner.startswith(("Fast", "AutoModel")):
             found = True
             _add(values, call, variables)
             if call.positional and isinstance(call.positional[0], str):
@@ -187,7 +188,8 @@ def read(context: Context, trainer: str = "", variables: list[str] | None = None
     training.reference(out, objective, lora=not full, none=free)
     if keys.value("fast_inference"):
         out.lack(
-            f"vLLM beside the trainer takes {keys.value('gpu_memory_utilization'):.0%} of the GPU, which is not in the estimate"
+            f"vLLM beside the trainer takes {keys.value('gpu_memory_utilization'):.0%} of the GPU, which is not in "
+            f"the estimate"
         )
     for name in ("load_in_16bit", "lora_alpha", "gpu_memory_utilization"):
         keys.get(name)

@@ -1,4 +1,7 @@
-"""`vllm serve` lines and vLLM's YAML. Source: vLLM of 2026 (config/cache.py, config/scheduler.py), vllm-project/recipes."""
+"""`vllm serve` lines and vLLM's YAML.
+
+Source: vLLM of 2026 (config/cache.py, config/scheduler.py), vllm-project/recipes.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,12 @@ KEYS = table(
 HARMLESS = harmless(
     "config served_model_name trust_remote_code host port api_key tokenizer tokenizer_mode revision seed load_format "
     "download_dir chat_template tool_call_parser enable_auto_tool_choice reasoning_parser enable_reasoning ssl_keyfile "
-    "ssl_certfile disable_log_requests no_enable_log_requests disable_log_stats swap_space distributed_executor_backend "
+    "ssl_certfile disable_log_requests no_enable_log_requests disable_log_stats swap_space "
+    "distributed_executor_backend "
     "enable_prefix_caching no_enable_prefix_caching enable_chunked_prefill no_enable_chunked_prefill async_scheduling "
     "no_async_scheduling limit_mm_per_prompt mm_processor_kwargs uvicorn_log_level root_path generation_config "
-    "override_generation_config max_loras max_lora_rank lora_modules max_cpu_loras worker_use_ray ray_workers_use_nsight "
+    "override_generation_config max_loras max_lora_rank lora_modules max_cpu_loras worker_use_ray "
+    "ray_workers_use_nsight "
     "guided_decoding_backend task runner convert skip_tokenizer_init mm_encoder_tp_mode mm_processor_cache_gb "
     "disable_mm_preprocessor_cache compilation_config kv_transfer_config additional_config cudagraph_capture_sizes "
     "enable_eplb eplb_config all2all_backend disable_custom_all_reduce max_parallel_loading_workers scheduling_policy "
