@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import deepspeed
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, names, table, text, whole
@@ -78,7 +78,7 @@ def is_accelerate(values: dict[str, Any]) -> bool:
 def read(values: dict[str, Any], where: str, out: Mapping) -> tuple[Sharding, str]:
     """What an Accelerate file says: sharding, and the mixed precision of the script (empty: none).
 
-    Raises UsageError.
+    Raises ConfigError.
     """
     keys = Keys(KEYS, values, where, out, HARMLESS)
     kind = keys.get("distributed_type")
@@ -95,7 +95,7 @@ def read(values: dict[str, Any], where: str, out: Mapping) -> tuple[Sharding, st
     elif name.startswith("MULTI_") and name not in ("MULTI_CPU",):
         found.kind = "ddp"
     elif name not in ("NO", "MULTI_CPU", "XLA", "TPU", "NO_DISTRIBUTED"):
-        raise UsageError(
+        raise ConfigError(
             f"distributed_type {name[:40]!r} in {where} is none of Accelerate's: NO, MULTI_GPU, FSDP, DEEPSPEED or "
             f"MEGATRON_LM."
         )
@@ -124,7 +124,7 @@ def fsdp(values: dict[str, Any], where: str, out: Mapping, found: Sharding, defa
     version = keys.get("fsdp_version")
     found.version = default_version if version.default else version.value
     if found.version not in (1, 2):
-        raise UsageError(f"fsdp_version in {where} is {found.version}: FSDP has versions 1 and 2.")
+        raise ConfigError(f"fsdp_version in {where} is {found.version}: FSDP has versions 1 and 2.")
     strategy = str(keys.value("fsdp_sharding_strategy")).upper()
     strategy = _STRATEGIES.get(strategy, strategy)
     reshard = keys.value("fsdp_reshard_after_forward")
@@ -170,7 +170,7 @@ def _deepspeed(values: dict[str, Any], where: str, out: Mapping, found: Sharding
         return
     found.stage = keys.value("zero_stage")
     if found.stage not in (0, 1, 2, 3):
-        raise UsageError(f"zero_stage in {where} is {found.stage}: DeepSpeed has stages 0 to 3.")
+        raise ConfigError(f"zero_stage in {where} is {found.stage}: DeepSpeed has stages 0 to 3.")
     found.precision = precision or "auto"
     offloaded = []
     for name, what in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
@@ -203,7 +203,7 @@ def _mesh(values: dict[str, Any], found: Sharding, where: str) -> None:
             try:
                 sizes[name.removesuffix("_size")] = whole(value)
             except ValueError:
-                raise UsageError(f"{key} in {where} needs a whole number: correct it.") from None
+                raise ConfigError(f"{key} in {where} needs a whole number: correct it.") from None
     for name, option in (("tp", our.TENSOR_PARALLEL), ("cp", our.CONTEXT_PARALLEL), ("sp", our.CONTEXT_PARALLEL)):
         if sizes.get(name, 1) > 1:
             found.sizes[option] = sizes[name]
@@ -215,7 +215,7 @@ def _mesh(values: dict[str, Any], found: Sharding, where: str) -> None:
     for size in sizes.values():
         product *= max(size, 1)
     if sizes and found.world is not None and product > 1 and product != found.world:
-        raise UsageError(
+        raise ConfigError(
             f"the sizes of parallelism_config in {where} multiply to {product}, but num_processes is {found.world}: "
             "make them agree."
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import axolotl_ways, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.axolotl_keys import HARMLESS, KEYS
@@ -55,7 +55,7 @@ def is_axolotl(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """An axolotl run. Raises UsageError."""
+    """An axolotl run. Raises ConfigError."""
     out = context.out
     keys = Keys(KEYS, context.values, context.where, out, HARMLESS)
     out.model = keys.value("base_model")
@@ -89,7 +89,9 @@ def read(context: Context) -> None:
     ):
         if keys.value(unmodelled):
             out.lack(f"{unmodelled} is not modelled")
-    out.take(our.TRAINER, "hf" if objective in ("sft", "reward") else "trl", Given("trainer", "axolotl", "hf", True))
+    out.take(
+        our.TRAINER, "hf" if objective in ("sft", "reward") else "trl", Given("the trainer", "axolotl", "hf", True)
+    )
     keys.finish(
         {} if lora else {key: "adapter is not set" for key in context.values if key.startswith(("lora_", "peft_"))}
     )
@@ -101,7 +103,7 @@ def _objective(keys: Keys) -> str:
     if rl.value not in (None, ""):
         objective = _RL.get(str(rl.value).lower())
         if objective is None:
-            raise UsageError(f"rl: {rl.shown} is none of axolotl's: use dpo, ipo, orpo, kto, simpo or grpo.")
+            raise ConfigError(f"rl: {rl.shown} is none of axolotl's: use dpo, ipo, orpo, kto, simpo or grpo.")
         return objective
     if keys.value("reward_model") or keys.value("process_reward_model"):
         keys.out.take(our.TASK, "sequence-classification", keys.get("reward_model"))
@@ -119,7 +121,7 @@ def _batch_size(keys: Keys) -> Given:
     if total.default:
         return rows
     if not accumulation.default:
-        raise UsageError(f"{keys.where} gives batch_size and gradient_accumulation_steps: axolotl takes one of them.")
+        raise ConfigError(f"{keys.where} gives batch_size and gradient_accumulation_steps: axolotl takes one of them.")
     accumulated = max(1, total.value // rows.value)
     keys.values["gradient_accumulation_steps"] = accumulated
     keys.out.note(total, f"the legacy product per GPU: accumulation {accumulated}")
@@ -150,9 +152,9 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
 def _quantization(keys: Keys, adapter: Given) -> bool:
     four, eight, gptq = keys.get("load_in_4bit"), keys.get("load_in_8bit"), keys.get("gptq")
     if four.value and eight.value:
-        raise UsageError(f"{keys.where} sets both load_in_4bit and load_in_8bit: axolotl takes one of them.")
+        raise ConfigError(f"{keys.where} sets both load_in_4bit and load_in_8bit: axolotl takes one of them.")
     if adapter.value == "qlora" and not (four.value or gptq.value):
-        raise UsageError(f"adapter: qlora needs load_in_4bit: true in {keys.where}; axolotl stops there, too.")
+        raise ConfigError(f"adapter: qlora needs load_in_4bit: true in {keys.where}; axolotl stops there, too.")
     if adapter.value in (None, "") and (four.value or eight.value):
         keys.out.drop(four if four.value else eight, "adapter is not set, and 4- or 8-bit weights are not trained")
         return False
@@ -205,7 +207,7 @@ def _lora(keys: Keys, adapter: Given) -> None:
         return
     rank = keys.get("lora_r")
     if rank.value is None:
-        raise UsageError(f"adapter: {adapter.shown} in {keys.where} has no lora_r: axolotl stops there, too.")
+        raise ConfigError(f"adapter: {adapter.shown} in {keys.where} has no lora_r: axolotl stops there, too.")
     targets, linear = keys.get("lora_target_modules"), keys.get("lora_target_linear")
     named = targets.value
     if linear.value:
@@ -214,7 +216,7 @@ def _lora(keys: Keys, adapter: Given) -> None:
         if extra:
             keys.out.lack(f"lora_target_modules adds {', '.join(extra)} to all linear layers: those are left out")
     elif named is None:
-        raise UsageError(
+        raise ConfigError(
             f"{keys.where} names no LoRA targets: give lora_target_linear or lora_target_modules, as axolotl asks."
         )
     training.lora(

@@ -10,7 +10,7 @@ import os
 import re
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, number, table, text, whole
 from memcalc.run_configs.mapping import Given, Mapping
@@ -123,18 +123,18 @@ def is_deepspeed(values: dict[str, Any]) -> bool:
 
 
 def read(values: dict[str, Any], where: str, out: Mapping, given: Given | None = None) -> Sharding:
-    """What a DeepSpeed file says. Raises UsageError."""
+    """What a DeepSpeed file says. Raises ConfigError."""
     keys = Keys(KEYS, values, where, out, HARMLESS)
     found = Sharding("zero", where=where, given=given)
     zero_values = keys.value("zero_optimization")
     if isinstance(zero_values, bool):  # the spelling of the first releases
         zero_values = {"stage": int(zero_values)}
     if not isinstance(zero_values, dict):
-        raise UsageError(f"zero_optimization in {where} needs a mapping with a stage: correct it.")
+        raise ConfigError(f"zero_optimization in {where} needs a mapping with a stage: correct it.")
     zero = Keys(ZERO, zero_values, f"zero_optimization of {where}", out, ZERO_HARMLESS)
     found.stage = zero.value("stage")
     if found.stage not in (0, 1, 2, 3):
-        raise UsageError(f"DeepSpeed has no ZeRO stage {found.stage} ({where}): use 0, 1, 2 or 3.")
+        raise ConfigError(f"DeepSpeed has no ZeRO stage {found.stage} ({where}): use 0, 1, 2 or 3.")
     found.given = given or Given("zero_optimization.stage", found.stage, found.stage, not zero.has("stage"))
     for name, option in (("train_micro_batch_size_per_gpu", "batch"), ("gradient_accumulation_steps", "grad_accum")):
         value = keys.value(name)
@@ -167,7 +167,7 @@ def _precision(keys: Keys, where: str) -> str:
             "auto" if enabled == "auto" else flag(enabled) if isinstance(enabled, (bool, str, int)) else False
         )
     if states["bf16"] is True and states["fp16"] is True:
-        raise UsageError(f"{where} enables both bf16 and fp16: DeepSpeed takes one of them.")
+        raise ConfigError(f"{where} enables both bf16 and fp16: DeepSpeed takes one of them.")
     for name, state in states.items():
         if state is True:
             return name
@@ -229,12 +229,12 @@ def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding 
         return read(reference, f"deepspeed of {where}", out)
     name = text(reference)
     base = os.path.basename(name.replace("\\", "/"))
-    for owner in (framework, *PRESETS):
-        for known in (base, base.removesuffix(".json")):
-            preset = PRESETS.get(owner, {}).get(known)
-            if preset is not None:
-                out.assume(f"deepspeed: {base} is not among the files; took {owner}'s preset of that name")
-                return read(preset, f"{owner}'s {base}", Mapping(), Given("deepspeed", name, base))
+    owner = "llamafactory" if base.startswith("ds_z") else framework
+    for known in (base, base.removesuffix(".json")):
+        preset = PRESETS.get(owner, {}).get(known)
+        if preset is not None:
+            out.assume(f"deepspeed: {base} is not among the files; took {owner}'s preset of that name")
+            return read(preset, f"{owner}'s {base}", Mapping(), Given("deepspeed", name, base))
     match = re.search(r"(?:zero|z|stage|ds)[_-]?(?:stage)?[_-]?([0-3])(?!\d)", base.lower())
     stage = None if match is None else int(match[1])
     if stage is None:
@@ -243,4 +243,9 @@ def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding 
     out.assume(
         f"deepspeed: {base} is not among the files; its name says ZeRO stage {stage}, the rest is DeepSpeed's default"
     )
-    return Sharding("zero", stage=stage, precision="auto", where=base, given=Given("deepspeed", name, base))
+    offload: tuple[str, ...] = ()
+    if "offload" in base.lower() and stage:
+        offload = ("optimizer", "parameters") if stage == 3 else ("optimizer",)
+        out.assume(f"its name says offloading: took {' and '.join(offload)} on the host")
+    given = Given("deepspeed", name, base)
+    return Sharding("zero", stage=stage, precision="auto", where=base, given=given, offload=offload)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import (
     accelerate,
     axolotl,
@@ -72,7 +72,7 @@ _TELLS = (
 
 @dataclass
 class Document:
-    """A file: its name for messages, its kind, and its values (or its text, for shell and Python)."""
+    """A file: its name for messages, its kind, its values (none of shell and Python), and its text."""
 
     where: str
     kind: str
@@ -81,7 +81,7 @@ class Document:
 
 
 def read(path: str, framework: str = "") -> Document:
-    """A file by path, `-` for standard input. Raises UsageError where it cannot be read or is none of the kinds."""
+    """A file by path, `-` for standard input. Raises ConfigError where it cannot be read or is none of the kinds."""
     where = "standard input" if path == STDIN else os.path.basename(path) or path
     return parse(_text(path, where), where, framework)
 
@@ -93,30 +93,30 @@ def _text(path: str, where: str) -> str:
         else:
             kind = os.stat(path)
             if stat.S_ISDIR(kind.st_mode):
-                raise UsageError(f"{quoted(path)} is a folder: give the run file in it.")
+                raise ConfigError(f"{quoted(path)} is a folder: give the run file in it.")
             if not (stat.S_ISREG(kind.st_mode) or stat.S_ISFIFO(kind.st_mode)):
-                raise UsageError(f"{quoted(path)} is no ordinary file: give a run file.")
+                raise ConfigError(f"{quoted(path)} is no ordinary file: give a run file.")
             if kind.st_size > LARGEST:
-                raise UsageError(f"{where} is larger than 1 MiB, so it is no run file: give the training file itself.")
+                raise ConfigError(f"{where} is larger than 1 MiB, so it is no run file: give the training file itself.")
             with open(path, "rb") as file:
                 raw = file.read(LARGEST + 1)
     except OSError as problem:
-        raise UsageError(f"{quoted(path)} cannot be read ({problem.strerror}): check the path.") from None
+        raise ConfigError(f"{quoted(path)} cannot be read ({problem.strerror}): check the path.") from None
     except ValueError:
-        raise UsageError(f"{quoted(path)} is no path: check it.") from None
+        raise ConfigError(f"{quoted(path)} is no path: check it.") from None
     if len(raw) > LARGEST:
-        raise UsageError(f"{where} is larger than 1 MiB, so it is no run file: give the training file itself.")
+        raise ConfigError(f"{where} is larger than 1 MiB, so it is no run file: give the training file itself.")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError(f"{where} is no UTF-8 text: give a YAML, JSON, TOML, shell or Python file.") from None
+        raise ConfigError(f"{where} is no UTF-8 text: give a YAML, JSON, TOML, shell or Python file.") from None
 
 
 def parse(text: str, where: str, framework: str = "") -> Document:
-    """A text as a document, by the ending of its name, else by what it looks like. Raises UsageError."""
+    """A text as a document, by the ending of its name, else by what it looks like. Raises ConfigError."""
     ending = os.path.splitext(where)[1].lower()
     if not text.strip():
-        raise UsageError(f"{where} is empty: give a run file.")
+        raise ConfigError(f"{where} is empty: give a run file.")
     if ending in (".sh", ".bash", ".txt", ".md", ".slurm", ".sbatch", ".zsh"):
         return Document(where, "shell", {}, _code_blocks(text) if ending == ".md" else text)
     if ending == ".py":
@@ -136,9 +136,11 @@ def parse(text: str, where: str, framework: str = "") -> Document:
     else:
         values = yaml_text.load(text, where)
     if not isinstance(values, dict) or not values:
-        raise UsageError(f"{where} holds no keys with values, so it is no run file: give a training or serving config.")
+        raise ConfigError(
+            f"{where} holds no keys with values, so it is no run file: give a training or serving config."
+        )
     values = {str(key): value for key, value in values.items()}
-    return Document(where, framework or kind_of(values, where), values)
+    return Document(where, framework or kind_of(values, where), values, text)
 
 
 def _code_blocks(text: str) -> str:
@@ -147,7 +149,7 @@ def _code_blocks(text: str) -> str:
 
 
 def kind_of(values: dict[str, Any], where: str) -> str:
-    """The framework of a mapping. Raises UsageError, which names the nearest ones."""
+    """The framework of a mapping. Raises ConfigError, which names the nearest ones."""
     for kind, tells in _TELLS:
         if tells(values):
             return kind
@@ -155,7 +157,7 @@ def kind_of(values: dict[str, Any], where: str) -> str:
         return "trl" if trl_keys.is_trl(values) else "hf"
     if "base_model" in values:
         return "axolotl"
-    raise UsageError(
+    raise ConfigError(
         f"{where} is none of the run files that memcalc reads{_nearest(values)} (axolotl, LLaMA-Factory, TRL, "
         "TrainingArguments, PEFT, Accelerate, DeepSpeed, torchtune, torchtitan, ms-swift, Unsloth, vLLM, llama.cpp): "
         "--framework NAME says which it is."

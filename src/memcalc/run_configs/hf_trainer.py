@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import accelerate, deepspeed, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
@@ -18,7 +18,7 @@ from memcalc.run_configs.sharding import Sharding
 
 
 def sharding(context: Context, keys: Keys, framework: str, default_version: int = 2) -> Sharding:
-    """What the trainer's own keys and the other files say about GPUs, put together. Raises UsageError."""
+    """What the trainer's own keys and the other files say about GPUs, put together. Raises ConfigError."""
     out, found = context.out, context.sharding or Sharding()
     fsdp, fsdp_config = keys.get("fsdp"), keys.get("fsdp_config")
     named = keys.get("deepspeed")
@@ -30,7 +30,7 @@ def sharding(context: Context, keys: Keys, framework: str, default_version: int 
     fsdp_on = fsdp.value not in (None, "", False, [], "false", "False")
     if fsdp_on or (fsdp_config.value and fsdp.default and framework == "axolotl"):
         if found.kind == "zero":
-            raise UsageError("fsdp and deepspeed exclude each other: keep one of them.")
+            raise ConfigError("fsdp and deepspeed exclude each other: keep one of them.")
         if found.kind != "fsdp":
             found = _with_world(_fsdp(fsdp, fsdp_config, keys, out, default_version), found)
     elif fsdp_config.value and not fsdp_config.default and fsdp.value in (None, "", []):
@@ -43,6 +43,11 @@ def sharding(context: Context, keys: Keys, framework: str, default_version: int 
     training.conflict(
         out, "gradient_accumulation_steps", _said(keys, "gradient_accumulation_steps"), found.grad_accum, found.where
     )
+    rows = _said(keys, "per_device_train_batch_size")
+    if found.total_batch and rows and found.world and _said(keys, "gradient_accumulation_steps") is None:
+        share = max(1, found.total_batch // (rows * found.world))
+        keys.values["gradient_accumulation_steps"] = share
+        out.assume(f"train_batch_size {found.total_batch} over {found.world} GPUs makes {share} accumulation steps")
     training.conflict(out, "the micro-batch", _said(keys, "per_device_train_batch_size"), found.batch, found.where)
     return found
 
@@ -87,10 +92,10 @@ def _fsdp(fsdp: Given, config: Given, keys: Keys, out: Mapping, default_version:
 
 
 def autocast(keys: Keys, framework: str = "the trainer") -> tuple[str, Given]:
-    """The dtype of autocast (empty: none), and the key that says it. Raises UsageError for both."""
+    """The dtype of autocast (empty: none), and the key that says it. Raises ConfigError for both."""
     bf16, fp16 = keys.get("bf16"), keys.get("fp16")
     if bf16.value and fp16.value and not (bf16.default or fp16.default):
-        raise UsageError(f"{keys.where} sets both bf16 and fp16: {framework} takes one of them.")
+        raise ConfigError(f"{keys.where} sets both bf16 and fp16: {framework} takes one of them.")
     if fp16.value and not fp16.default:
         return "fp16", fp16
     return ("bf16" if bf16.value else ""), bf16
@@ -173,11 +178,13 @@ def rest(keys: Keys) -> None:
 
 
 def read(context: Context) -> None:
-    """TrainingArguments with a script of which only its keys are known. Raises UsageError."""
+    """TrainingArguments with a script of which only its keys are known. Raises ConfigError."""
     out = context.out
     keys = Keys(context.rows or KEYS, context.values, context.where, out, HARMLESS)
     model = keys.get("model_name_or_path")
     out.model = model.value
+    if model.default:
+        out.ask("the model is in none of the files: give --model PATH, ID or COUNT")
     found = sharding(context, keys, "hf")
     dtype, given = autocast(keys)
     kwargs = keys.value("model_init_kwargs")
@@ -195,7 +202,8 @@ def read(context: Context) -> None:
     if keys.value("use_liger_kernel"):
         training.liger(out, keys.get("use_liger_kernel"))
     task(keys)
-    out.take(our.TRAINER, "hf", Given("trainer", "Trainer", "hf", True))
+    out.take(our.OBJECTIVE, "sft", Given("objective", None, "sft", True), "the model's own loss")
+    out.take(our.TRAINER, "hf", Given("the trainer", "Trainer", "hf", True))
     keys.finish()
     context.finish(found)
 

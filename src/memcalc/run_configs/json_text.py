@@ -7,45 +7,45 @@ import tomllib
 from typing import Any, NoReturn
 
 from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 
 DEEPEST = 64
 
 
 def load_json(text: str, where: str) -> Any:
-    """The value of a JSON text. Raises UsageError where it is none, names a key twice or is too deep."""
+    """The value of a JSON text. Raises ConfigError where it is none, names a key twice or is too deep."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made: dict[str, Any] = {}
         for key, value in pairs:
             if key in made:
-                raise UsageError(f"{where} gives {quoted(key)} twice: keep one of them.")
+                raise ConfigError(f"{where} gives {quoted(key)} twice: keep one of them.")
             made[key] = value
         return made
 
     def constant(name: str) -> NoReturn:
-        raise UsageError(f"{where} holds {name}, which is no number: correct it.")
+        raise ConfigError(f"{where} holds {name}, which is no number: correct it.")
 
     _bounded(text, where)
     try:
         return json.loads(without_comments(text), object_pairs_hook=unique, parse_constant=constant)
     except json.JSONDecodeError as problem:
-        raise UsageError(
+        raise ConfigError(
             f"{where} is no valid JSON at line {problem.lineno} ({problem.msg}): correct the file."
         ) from None
     except (RecursionError, ValueError):
-        raise UsageError(f"{where} holds a value that cannot be read: correct the file.") from None
+        raise ConfigError(f"{where} holds a value that cannot be read: correct the file.") from None
 
 
 def load_toml(text: str, where: str) -> dict[str, Any]:
-    """The tables of a TOML text. Raises UsageError."""
+    """The tables of a TOML text. Raises ConfigError."""
     _bounded(text, where)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
-        raise UsageError(f"{where} is no valid TOML ({quoted(str(problem))[1:-1]}): correct the file.") from None
+        raise ConfigError(f"{where} is no valid TOML ({quoted(str(problem))[1:-1]}): correct the file.") from None
     except (RecursionError, ValueError):
-        raise UsageError(f"{where} holds a value that cannot be read: correct the file.") from None
+        raise ConfigError(f"{where} holds a value that cannot be read: correct the file.") from None
 
 
 def _bounded(text: str, where: str) -> None:
@@ -62,7 +62,7 @@ def _bounded(text: str, where: str) -> None:
         elif c in "]}":
             depth -= 1
     if deepest > DEEPEST:
-        raise UsageError(f"{where} is nested more than {DEEPEST} levels deep: flatten it.")
+        raise ConfigError(f"{where} is nested more than {DEEPEST} levels deep: flatten it.")
 
 
 def without_comments(text: str) -> str:

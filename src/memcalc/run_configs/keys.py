@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.mapping import Mapping as RunMapping
 
@@ -29,7 +29,10 @@ class WrongTypeError(ValueError):
 
 def whole(raw: Any) -> int:
     """A whole number, digits in a string too."""
-    value = number(raw)
+    try:
+        value = number(raw)
+    except WrongTypeError:
+        raise WrongTypeError("a whole number") from None
     if value != int(value) or not -LARGEST < value < LARGEST:
         raise WrongTypeError("a whole number")
     return int(value)
@@ -137,7 +140,7 @@ class Keys:
     seen: set[str] = field(default_factory=set)
 
     def get(self, name: str) -> Given:
-        """The value of a key, or its default. Raises UsageError where it has the wrong type."""
+        """The value of a key, or its default. Raises ConfigError where it has the wrong type."""
         row = self.rows[name]
         for spelled in (name, *row.other):
             self.seen.add(spelled)
@@ -179,7 +182,7 @@ class Keys:
             value = row.kind(raw)
         except WrongTypeError as problem:
             shown = "a value that is not shown" if _SECRET.search(spelled) else quoted(raw)
-            raise UsageError(f"{spelled} in {self.where} needs {problem}, not {shown}: correct it.") from None
+            raise ConfigError(f"{spelled} in {self.where} needs {problem}, not {shown}: correct it.") from None
         return Given(spelled, raw, value, False, row.meaning, row.option)
 
     def finish(self, dead: Mapping[str, str] | None = None) -> None:

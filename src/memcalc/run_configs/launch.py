@@ -188,6 +188,8 @@ def _python(script: str, words: list[str]) -> Launch:
     if script.startswith("swift") or "/swift/cli" in script or (name in ("sft.py", "rlhf.py") and "swift" in script):
         return with_file("msswift", "rlhf" if "rlhf" in name else "sft", words)
     values, others = shell.options(words)
+    for key in [key for key, value in values.items() if key.startswith("no_") and value is True and key != "no_cuda"]:
+        values[key.removeprefix("no_")] = values.pop(key) is not True
     files = [word for word in others if word.endswith((".yaml", ".yml", ".json"))]
     config = values.pop("config", None)
     if isinstance(config, str):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
@@ -27,14 +27,14 @@ def is_llama_factory(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """A LLaMA-Factory run. Raises UsageError."""
+    """A LLaMA-Factory run. Raises ConfigError."""
     out = context.out
     keys = Keys(KEYS, context.values, context.where, out, HARMLESS)
     out.model = keys.value("model_name_or_path")
     kind = str(keys.value("finetuning_type")).lower()
     lora = kind == "lora"
     if kind not in ("lora", "full", "freeze", "oft"):
-        raise UsageError(f"finetuning_type: {kind[:40]} is none of LLaMA-Factory's: use lora, full, freeze or oft.")
+        raise ConfigError(f"finetuning_type: {kind[:40]} is none of LLaMA-Factory's: use lora, full, freeze or oft.")
     objective = _objective(keys)
     found = hf_trainer.sharding(context, keys, "llamafactory", default_version=1)
     quantized = _quantization(keys, lora)
@@ -54,7 +54,7 @@ def read(context: Context) -> None:
     training.reference(out, objective, lora=lora and keys.value("ref_model") is None)
     _unmodelled(keys)
     hf_trainer.rest(keys)
-    out.take(our.TRAINER, "hf", Given("trainer", "LLaMA-Factory", "hf", True))
+    out.take(our.TRAINER, "hf", Given("the trainer", "LLaMA-Factory", "hf", True))
     dead = {} if lora else {name: f"finetuning_type is {kind}" for name in context.values if name.startswith("lora")}
     dead["gradient_checkpointing"] = "LLaMA-Factory turns it on by itself; disable_gradient_checkpointing turns it off"
     keys.finish(dead)
@@ -65,7 +65,7 @@ def _objective(keys: Keys) -> str:
     stage = keys.get("stage")
     objective = _STAGES.get(str(stage.value).lower())
     if objective is None:
-        raise UsageError(f"stage: {stage.shown} is none of LLaMA-Factory's: use pt, sft, rm, ppo, dpo or kto.")
+        raise ConfigError(f"stage: {stage.shown} is none of LLaMA-Factory's: use pt, sft, rm, ppo, dpo or kto.")
     preference = keys.get("pref_loss")
     if objective == "dpo":
         objective = _PREFERENCES.get(str(preference.value).lower(), "dpo")
@@ -83,14 +83,14 @@ def _quantization(keys: Keys, lora: bool) -> bool:
     if bits.value is None:
         return False
     if not lora:
-        raise UsageError(
+        raise ConfigError(
             f"quantization_bit in {keys.where} needs finetuning_type: lora; LLaMA-Factory stops there, too."
         )
     name = str(method.value).lower()
     if name in ("bnb", "bitsandbytes"):
         kind = {8: "int8", 4: str(keys.value("quantization_type"))}.get(bits.value)
         if kind is None:
-            raise UsageError(f"quantization_bit: {bits.shown} in {keys.where}: bitsandbytes has 4 and 8.")
+            raise ConfigError(f"quantization_bit: {bits.shown} in {keys.where}: bitsandbytes has 4 and 8.")
         if kind == "nf4" and keys.value("double_quantization"):
             kind = "nf4-double"
         training.quantization(keys.out, bits, kind, "PEFT's preparation is not called")
@@ -166,10 +166,10 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
     galore, layerwise = keys.get("use_galore"), keys.get("galore_layerwise")
     own = [name for name in ("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon") if keys.value(name)]
     if len(own) > 1:
-        raise UsageError(f"{keys.where} sets {' and '.join(own)}: LLaMA-Factory takes one of them.")
+        raise ConfigError(f"{keys.where} sets {' and '.join(own)}: LLaMA-Factory takes one of them.")
     if galore.value:
         if layerwise.value and accumulation > 1:
-            raise UsageError(
+            raise ConfigError(
                 "galore_layerwise steps in backward, so gradients cannot be accumulated: set "
                 "gradient_accumulation_steps to 1."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
@@ -50,7 +50,7 @@ def is_v1(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """A LLaMA-Factory v1 run. Raises UsageError."""
+    """A LLaMA-Factory v1 run. Raises ConfigError."""
     out = context.out
     keys = Keys(KEYS, context.values, context.where, out, HARMLESS)
     out.model = keys.value("model")
@@ -99,7 +99,7 @@ def read(context: Context) -> None:
     if "liger" in str(kernels.get("name", "")).lower():
         training.liger(out, keys.get("kernel_config"))
     training.reference(out, objective, lora=lora)
-    out.take(our.TRAINER, "plain", Given("trainer", "LLaMA-Factory v1", "plain", True))
+    out.take(our.TRAINER, "plain", Given("the trainer", "LLaMA-Factory v1", "plain", True))
     keys.finish()
     context.finish(found)
 
@@ -116,7 +116,7 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
         context.out.ask("dist_config names a DeepSpeed file: give it too")
         found.kind, found.stage, found.precision, found.given = "zero", 3, "auto", given
     elif name and name != "ddp":
-        raise UsageError(f"dist_config.name in {keys.where} is none of fsdp2, deepspeed and ddp: correct it.")
+        raise ConfigError(f"dist_config.name in {keys.where} is none of fsdp2, deepspeed and ddp: correct it.")
     if keys.value("cp_size") > 1:
         found.sizes[our.CONTEXT_PARALLEL] = keys.value("cp_size")
     launched(context, found)

@@ -24,7 +24,7 @@ def is_swift(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """An ms-swift run. Raises UsageError."""
+    """An ms-swift run. Raises ConfigError."""
     out = context.out
     for block in ("ENV", "env"):
         if isinstance(context.values.get(block), dict):
@@ -65,7 +65,7 @@ def read(context: Context) -> None:
     hf_trainer.rest(keys)
     if keys.value("lisa_activated_layers"):
         out.lack("LISA is not modelled: the estimate is of all layers trained")
-    out.take(our.TRAINER, "hf", Given("trainer", "ms-swift", "hf", True))
+    out.take(our.TRAINER, "hf", Given("the trainer", "ms-swift", "hf", True))
     keys.finish(
         {}
         if lora

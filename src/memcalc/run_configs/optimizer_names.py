@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.errors import UsageError, close_matches
+from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.tables.optimizers import optimizer
 
 
@@ -113,10 +113,10 @@ NAMES: dict[str, Spelled] = {
 
 
 def spelled(name: str) -> Spelled:
-    """The optimizer of this spelling. Raises UsageError, which names the close matches."""
+    """The optimizer of this spelling. Raises ConfigError, which names the close matches."""
     found = NAMES.get(name.strip().lower().replace("-", "_"))
     if found is None:
-        raise UsageError(
+        raise ConfigError(
             f"No optimizer is called {name[:40]!r} in Transformers, axolotl, torchtune or DeepSpeed"
             f"{close_matches(name, NAMES) or '.'}"
         )

@@ -102,7 +102,7 @@ def script_of(command: str, values: dict[str, Any]) -> Script | None:
 
 
 def read(context: Context, script: Script) -> None:
-    """A run of one of these scripts. Raises UsageError."""
+    """A run of one of these scripts. Raises ConfigError."""
     out = context.out
     rows = dict(KEYS)
     for name, default in script.lora.items():
@@ -135,7 +135,7 @@ def read(context: Context, script: Script) -> None:
         out.lack("the vision tower is put together by the script: the estimate is of the language model")
     keys.get("freeze_backbone"), keys.get("tune_mm_mlp_adapter"), keys.get("lora_alpha")
     out.take(our.OBJECTIVE, "sft", Given("trainer", None, "sft", True))
-    out.take(our.TRAINER, "hf", Given("trainer", "Trainer", "hf", True))
+    out.take(our.TRAINER, "hf", Given("the trainer", "Trainer", "hf", True))
     keys.finish(
         {} if lora else {name: "adapters are not switched on" for name in context.values if name.startswith("lora_")}
     )

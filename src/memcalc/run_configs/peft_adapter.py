@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
@@ -45,12 +45,12 @@ def is_adapter(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """An adapter's config: the adapter alone. Raises UsageError."""
+    """An adapter's config: the adapter alone. Raises ConfigError."""
     out = context.out
     keys = Keys(KEYS, context.values, context.where, out, HARMLESS)
     kind = keys.get("peft_type")
     if str(kind.value).upper() != "LORA":
-        raise UsageError(
+        raise ConfigError(
             f"peft_type: {kind.shown} in {context.where}: adapters of this kind are not known; only LORA is counted."
         )
     out.model = keys.value("base_model_name_or_path")

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 
 
 @dataclass
@@ -26,7 +26,7 @@ def calls(text: str, where: str) -> list[Call]:
     """All calls of a Python text, in order, with the keywords that are literals or names of literals in the file.
 
     Raises:
-        UsageError: the text is no Python.
+        ConfigError: the text is no Python.
     """
     tree = _parsed(text, where)
     assigned: dict[str, Any] = {}
@@ -57,8 +57,8 @@ def _parsed(text: str, where: str) -> ast.Module:
         except SyntaxError as problem:
             line = line or problem.lineno
         except (RecursionError, MemoryError, ValueError):
-            raise UsageError(f"{where} is nested too deeply to be parsed as Python: give the calls alone.") from None
-    raise UsageError(f"{where} is no valid Python at line {line}: correct the file.")
+            raise ConfigError(f"{where} is nested too deeply to be parsed as Python: give the calls alone.") from None
+    raise ConfigError(f"{where} is no valid Python at line {line}: correct the file.")
 
 
 def _call(node: ast.Call, known: dict[str, Any]) -> Call:

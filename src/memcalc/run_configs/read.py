@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError, UsageError
 from memcalc.run_configs import (
     accelerate,
     axolotl,
@@ -61,7 +61,7 @@ def read(
     framework: str = "",
     release: tuple[int, ...] | None = None,
 ) -> Mapping:
-    """What the files at `paths` and a launch line say. Raises UsageError."""
+    """What the files at `paths` and a launch line say. Raises ConfigError."""
     found = [documents.read(path, framework) for path in paths]
     return put_together(found, command_line, release)
 
@@ -69,14 +69,14 @@ def read(
 def put_together(
     found: Sequence[Document], command_line: Sequence[str] = (), release: tuple[int, ...] | None = None
 ) -> Mapping:
-    """The same of documents that are read already. Raises UsageError."""
+    """The same of documents that are read already. Raises ConfigError."""
     out = Mapping()
     lines: list[Launch] = []
     for document in found:
         if document.kind == "shell":
             started = launches(shell.commands(document.text, document.where))
             if not started:
-                raise UsageError(
+                raise ConfigError(
                     f"{document.where} has no launch line that memcalc knows: give the line after --, or a config file."
                 )
             if len(started) > 1:
@@ -91,6 +91,10 @@ def put_together(
         context.command, context.environment = line.command, dict(line.environment)
         context.world, context.world_from = line.world, line.world_from
     context.values.update(overrides)
+    if training is not None and training.kind == "torchtune" and not context.command:
+        context.command, needed = torchtune.commented(training.text, out)
+        if needed is not None and context.world is None:
+            context.world, context.world_from = needed, "a comment of the file"
     kind = training.kind if training is not None else line.kind if line is not None else ""
     _auxiliary(found, line, context)
     _read(kind, context, training, found)
@@ -125,7 +129,7 @@ def _only(found: Sequence[Document], out: Mapping) -> Document | None:
     main = [document for document in found if document.kind in (*_TRAINING, *_SERVING, "python")]
     if len(main) > 1:
         names = " and ".join(document.where for document in main[:3])
-        raise UsageError(
+        raise ConfigError(
             f"{names} each describe a run of their own: give one, with its Accelerate, DeepSpeed or adapter file."
         )
     return main[0] if main else None
@@ -140,7 +144,7 @@ def _source(
     if line is None:
         return values, where
     if training is not None and line.kind not in (training.kind, "hf", "script", "trl") and training.kind != "python":
-        raise UsageError(
+        raise ConfigError(
             f"{training.where} is a file of {training.kind}, but the launch line starts {line.kind}: make them agree."
         )
     if training is None and line.files:
@@ -163,7 +167,7 @@ def _auxiliary(found: Sequence[Document], line: Launch | None, context: Context)
     kinds = {document.kind: document for document in found}
     given = [document for document in found if document.kind in ("accelerate", "deepspeed")]
     if len(given) != len({document.kind for document in given}):
-        raise UsageError("two files of the same kind (Accelerate or DeepSpeed) are given: keep one of them.")
+        raise ConfigError("two files of the same kind (Accelerate or DeepSpeed) are given: keep one of them.")
     values = dict(kinds["accelerate"].values) if "accelerate" in kinds else {}
     where = kinds["accelerate"].where if "accelerate" in kinds else "accelerate launch"
     if line is not None and line.accelerate_file and not values:

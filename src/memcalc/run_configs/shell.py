@@ -11,7 +11,7 @@ from memcalc.errors import UsageError
 _ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|declare\s+)?([A-Za-z_][A-Za-z_0-9]*)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{([A-Za-z_]\w*)(?::?-([^}$`]*))?\}|\$([A-Za-z_]\w*)")
 _EXPR = re.compile(r"\$\(\s*expr\s+(\d{1,9})\s*([-+*/]|\\\*)\s*(\d{1,9})\s*\)")
-_ARITHMETIC = re.compile(r"\$\(\(\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*\)\)")
+_ARITHMETIC = re.compile(r"\$\(\(\s*(\w{1,40})\s*([-+*/])\s*(\w{1,40})\s*\)\)")
 _UNRESOLVED = re.compile(r"\$|`")
 LONGEST = 100_000
 """Characters of one command."""
@@ -83,9 +83,10 @@ def _expand(line: str, known: dict[str, str | None]) -> str:
         return match[0]
 
     def calculated(match: re.Match[str]) -> str:
-        left, operator, right = int(match[1]), match[2][-1], int(match[3])
-        if operator == "/" and right == 0:
+        operands = [known.get(word) or word for word in (match[1], match[3])]
+        if not all(str(word).isdecimal() for word in operands) or (match[2] == "/" and int(operands[1]) == 0):
             return match[0]
+        left, operator, right = int(operands[0]), match[2][-1], int(operands[1])
         return str({"+": left + right, "-": left - right, "*": left * right}.get(operator, left // max(right, 1)))
 
     pieces = re.split(r"('[^']*')", line)

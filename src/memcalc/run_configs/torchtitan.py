@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
@@ -79,7 +79,7 @@ def is_torchtitan(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """A torchtitan job. Raises UsageError."""
+    """A torchtitan job. Raises ConfigError."""
     out = context.out
     keys = Keys(KEYS, dict(_flat(context.values)), context.where, out, HARMLESS)
     out.model = f"{keys.value('model.name')} {keys.value('model.flavor')}"
@@ -136,7 +136,7 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
     }
     for option, size in sizes.items():
         if size < 1:
-            raise UsageError(f"a size of {option.replace('_', ' ')} in {keys.where} is {size}: it needs at least 1.")
+            raise ConfigError(f"a size of {option.replace('_', ' ')} in {keys.where} is {size}: it needs at least 1.")
         if size > 1:
             found.sizes[option] = size
     if sizes[our.TENSOR_PARALLEL] > 1:
@@ -198,7 +198,7 @@ def _optimizer(keys: Keys) -> None:
     given, implementation = keys.get("optimizer.name"), keys.get("optimizer.implementation")
     word = str(implementation.value)
     if word not in ("fused", "foreach", "for-loop"):
-        raise UsageError(
+        raise ConfigError(
             f"optimizer.implementation in {keys.where} is none of fused, foreach and for-loop: correct it."
         )
     training.optimizer(keys.out, given, implementation=word)
@@ -221,7 +221,7 @@ def _checkpointing(keys: Keys) -> None:
         try:
             every = int(str(option.value))
         except ValueError:
-            raise UsageError(f"selective_ac_option in {keys.where} needs op or a number: correct it.") from None
+            raise ConfigError(f"selective_ac_option in {keys.where} needs op or a number: correct it.") from None
         training.checkpointing(keys.out, option, every > 0, plain, every=max(1, every))
     elif kind in ("none", "full"):
         training.checkpointing(keys.out, mode, kind == "full", plain)
@@ -229,7 +229,7 @@ def _checkpointing(keys: Keys) -> None:
         keys.out.lack("activation_checkpoint.mode memory_budget is not modelled: taken as none, an upper bound")
         training.checkpointing(keys.out, mode, False)
     else:
-        raise UsageError(
+        raise ConfigError(
             f"activation_checkpoint.mode in {keys.where} is none of none, selective, full and memory_budget: "
             f"correct it."
         )

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.hf_trainer import launched
 from memcalc.run_configs.keys import Key, Keys, count, table
-from memcalc.run_configs.mapping import Given
+from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import spelled
 from memcalc.run_configs.sharding import Sharding
 from memcalc.run_configs.torchtune_keys import HARMLESS, KEYS, MODEL, MODEL_HARMLESS
+from memcalc.run_configs.torchtune_shipped import shipped
 
 _LINEAR = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj", "o_proj": "o_proj"}
 _MLP = ("gate_proj", "up_proj", "down_proj")
@@ -27,11 +28,8 @@ def is_torchtune(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """A torchtune recipe. Raises UsageError."""
-    out, values = context.out, dict(context.values)
-    for name in ("optimizer", "loss"):
-        if isinstance(values.get(name), str):
-            values[name] = {"_component_": values[name]}
+    """A torchtune recipe. Raises ConfigError."""
+    out, values = context.out, _values(context)
     keys = Keys(KEYS, values, context.where, out, HARMLESS)
     adapter, _, size = _model(keys, context)
     found = _sharding(context, keys)
@@ -69,6 +67,16 @@ def read(context: Context) -> None:
     context.finish(found)
 
 
+def commented(text: str, out: Mapping) -> tuple[str, int | None]:
+    """The recipe that the comments of a shipped config name, and the number of GPUs that they say it needs."""
+    recipe = re.search(r"^#.*\btune run\b.*?\b([a-z_]+_(?:distributed|single_device))\b", text, re.MULTILINE)
+    needs = re.search(r"^#.*\bneeds (\d{1,4}) GPUs", text, re.MULTILINE)
+    if recipe is None:
+        return "", None
+    out.assume(f"the recipe is {recipe[1]}, as a comment of the file says")
+    return recipe[1], int(needs[1]) if needs else None
+
+
 def _component(values: Any) -> str:
     return str(values.get("_component_", "")) if isinstance(values, dict) else str(values)
 
@@ -80,7 +88,7 @@ def _model(keys: Keys, context: Context) -> tuple[str, str, str]:
     if match is None and context.command:
         return _named_config(keys, context)
     if match is None:
-        raise UsageError(
+        raise ConfigError(
             f"model._component_ in {keys.where} names no model of torchtune: give --model PATH, ID or COUNT."
         )
     family, adapter, function = match[1], match[2] or "", match[3]
@@ -93,15 +101,40 @@ def _model(keys: Keys, context: Context) -> tuple[str, str, str]:
     return adapter, family, function
 
 
+def _values(context: Context) -> dict[str, Any]:
+    """The values, those of a shipped recipe below them where the line names one that is not given."""
+    values = dict(context.values)
+    named = shipped(context.environment.get("config", "").removesuffix(".yaml"))
+    if named is not None:
+        context.out.assume(f"took torchtune's shipped config {context.environment['config']}")
+    for name, value in (named or {}).items():
+        own = values.get(name)
+        if isinstance(own, str) and isinstance(value, dict):
+            values[name] = {**value, "_component_": own} if own == value.get("_component_") else {"_component_": own}
+        elif isinstance(own, dict) and isinstance(value, dict):
+            values[name] = {**value, **own}
+        else:
+            values.setdefault(name, value)
+    for name in ("optimizer", "loss"):
+        if isinstance(values.get(name), str):
+            values[name] = {"_component_": values[name]}
+    if "model" not in values and "policy_model" in values:
+        values["model"] = values["policy_model"]
+    if "model" in values and not {"optimizer", "loss"} & values.keys() and not context.command:
+        raise ConfigError(f"{context.where} is a recipe that trains nothing (generation, evaluation or quantization).")
+    return values
+
+
 def _named_config(keys: Keys, context: Context) -> tuple[str, str, str]:
     """`tune run RECIPE --config llama3_2/3B_qlora_single_device`: the file is named, not given."""
     name = context.environment.get("config", "")
     family, _, rest = name.partition("/")
     size = rest.split("_")[0]
     keys.out.model = f"{family} {size}".strip() if rest else None
-    keys.out.ask(
-        f"the config {name or 'of the recipe'} is named, not given: give its file too for what the line does not say"
-    )
+    if shipped(name) is None:
+        keys.out.ask(
+            f"the config {name or 'of the recipe'} is named, not given: give its file for what the line leaves out"
+        )
     adapter = "qlora" if "qlora" in rest else "lora" if "lora" in rest else ""
     return adapter, family, f"{family}_{size}".lower()
 
@@ -118,7 +151,6 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
         or keys.has("tensor_parallel_dim")
         or keys.has("fsdp_reshard_after_forward")
         or "distributed" in context.command
-        or keys.value("quantizer") is not None
         or (found.world or 1) > 1
     )
     if spread and found.world != 1:
@@ -149,7 +181,7 @@ def _precision(keys: Keys, found: Sharding, lora: bool) -> None:
     given = keys.get("dtype")
     dtype = training.dtype(given)
     if dtype == "fp16":
-        raise UsageError(f"dtype: fp16 in {keys.where}: torchtune trains in bf16 or fp32 alone.")
+        raise ConfigError(f"dtype: fp16 in {keys.where}: torchtune trains in bf16 or fp32 alone.")
     training.precision(
         keys.out, given, weights=dtype, autocast="", sharding=found, adapters=dtype if lora else "", pure=True
     )
@@ -180,7 +212,7 @@ def _lengths(keys: Keys, objective: str) -> None:
         cap = Given("tokenizer.max_seq_len", cap.raw, cap.value, False, cap.meaning)
     packed = isinstance(dataset, dict) and str(dataset.get("packed", False)).lower() == "true"
     if packed and cap is None:
-        raise UsageError(f"dataset.packed in {keys.where} needs tokenizer.max_seq_len; torchtune stops there, too.")
+        raise ConfigError(f"dataset.packed in {keys.where} needs tokenizer.max_seq_len; torchtune stops there, too.")
     training.batch(keys.out, keys.get("batch_size"), cap, packing="rows" if packed else "", objective=objective)
     if packed:
         keys.out.take(
@@ -202,7 +234,7 @@ def _optimizer(keys: Keys, accumulation: int, lora: bool, found: Sharding) -> No
     training.optimizer(keys.out, given, implementation=implementation)
     backward = keys.get("optimizer_in_bwd")
     if backward.value and accumulation > 1:
-        raise UsageError(
+        raise ConfigError(
             f"optimizer_in_bwd and gradient_accumulation_steps exclude each other in {keys.where}; torchtune stops "
             f"there, too."
         )
@@ -222,7 +254,7 @@ def _checkpointing(keys: Keys) -> None:
     else:
         training.checkpointing(keys.out, on, bool(on.value), Given("use_reentrant", False, False, True))
     if offload.value and not on.value:
-        raise UsageError(
+        raise ConfigError(
             f"enable_activation_offloading needs enable_activation_checkpointing in {keys.where}; torchtune stops "
             f"there, too."
         )

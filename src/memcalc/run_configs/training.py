@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import is_known, spelled
@@ -30,10 +30,10 @@ NO_REFERENCE = ("sft", "reward", "orpo", "cpo", "simpo", "rm", "pretraining")
 
 
 def dtype(given: Given) -> str:
-    """fp32, bf16, fp16 or auto. Raises UsageError."""
+    """fp32, bf16, fp16 or auto. Raises ConfigError."""
     name = _DTYPES.get(str(given.value).lower().removeprefix("torch."))
     if name is None:
-        raise UsageError(f"{given.key}: {given.shown} is no dtype of training: use float32, bfloat16 or float16.")
+        raise ConfigError(f"{given.key}: {given.shown} is no dtype of training: use float32, bfloat16 or float16.")
     return name
 
 
@@ -109,7 +109,7 @@ def precision(
 
 
 def optimizer(out: Mapping, given: Given, *, implementation: str = "", accumulation: int = 1) -> None:
-    """The optimizer that a key spells. Raises UsageError where nobody knows it."""
+    """The optimizer that a key spells. Raises ConfigError where nobody knows it."""
     row = spelled(str(given.value))
     name = "adamw" if row.name == "adamw-cpu" else row.name
     if not is_known(name):
@@ -131,7 +131,7 @@ def optimizer(out: Mapping, given: Given, *, implementation: str = "", accumulat
         out.take(our.OPTIMIZER_IMPL, impl, given, f"{impl} implementation")
     if row.in_backward:
         if accumulation > 1:
-            raise UsageError(
+            raise ConfigError(
                 f"{given.key}: {given.shown} steps each weight in backward, so gradients cannot be accumulated: "
                 "set gradient_accumulation_steps to 1."
             )
@@ -158,12 +158,12 @@ def use_reentrant(kwargs: Given, default: bool, why: str = "") -> Given:
         return Given("use_reentrant", default, default, True, why)
     text = str(said).strip().lower()
     if text not in ("true", "false", "1", "0"):
-        raise UsageError(f"use_reentrant needs true or false, not {text[:20]!r}: correct it.")
+        raise ConfigError(f"use_reentrant needs true or false, not {text[:20]!r}: correct it.")
     return Given(f"{kwargs.key}.use_reentrant", said, text in ("true", "1"))
 
 
 def attention(out: Mapping, given: Given) -> str:
-    """The attention implementation; flex and xformers keep what flash keeps. Raises UsageError."""
+    """The attention implementation; flex and xformers keep what flash keeps. Raises ConfigError."""
     name = str(given.value or "sdpa").lower().removeprefix("paged|")
     if given.value is None or name in ("auto", "default"):
         out.take(
@@ -174,7 +174,7 @@ def attention(out: Mapping, given: Given) -> str:
     if ours is None and ("flash" in name or name.startswith("kernels-community/")):
         ours = "flash"
     if ours is None:
-        raise UsageError(
+        raise ConfigError(
             f"{given.key}: {given.shown} is no attention implementation that memcalc knows: use eager, sdpa or "
             f"flash_attention_2."
         )
@@ -278,9 +278,9 @@ def liger(out: Mapping, given: Given, *, loss: bool = True) -> None:
 
 
 def conflict(out: Mapping, name: str, here: Any, there: Any, where: str) -> None:
-    """Two files that disagree: DeepSpeed stops there, so memcalc does. Raises UsageError."""
+    """Two files that disagree: DeepSpeed stops there, so memcalc does. Raises ConfigError."""
     if here is not None and there is not None and here != there:
-        raise UsageError(
+        raise ConfigError(
             f"two files disagree: {name} {here} (training) and {there} ({where}); the run would stop there: make "
             f"them agree."
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
@@ -22,7 +22,7 @@ _OBJECTIVE = re.compile(r"(?<![a-z])(sft|dpo|grpo|kto|rloo|orpo|cpo|gkd|reward|p
 
 
 def read(context: Context) -> None:
-    """A TRL run. Raises UsageError."""
+    """A TRL run. Raises ConfigError."""
     out, values = context.out, context.values
     release = context.release or min([LAST_RELEASE[key] for key in LAST_RELEASE if key in values] or [NEWEST])
     objective, why = objective_of(context)
@@ -61,7 +61,7 @@ def read(context: Context) -> None:
     _reference(keys, objective, release, lora)
     if keys.value("activation_offloading"):
         keys.take("activation_offloading")
-    out.take(our.TRAINER, "trl", Given("trainer", "TRL", "trl", True))
+    out.take(our.TRAINER, "trl", Given("the trainer", "TRL", "trl", True))
     keys.finish({} if lora else {name: "use_peft is not set" for name in values if _of_lora(name)})
     context.finish(found)
 
@@ -100,7 +100,7 @@ def objective_of(context: Context) -> tuple[str, str]:
 def _quantization(keys: Keys, lora: bool) -> str:
     four, eight = keys.get("load_in_4bit"), keys.get("load_in_8bit")
     if four.value and eight.value:
-        raise UsageError(f"{keys.where} sets both load_in_4bit and load_in_8bit: keep one of them.")
+        raise ConfigError(f"{keys.where} sets both load_in_4bit and load_in_8bit: keep one of them.")
     if not (four.value or eight.value):
         return ""
     kind = "int8"
@@ -158,7 +158,7 @@ def _lengths(keys: Keys, objective: str, release: tuple[int, ...], uncapped: boo
     flat = packing.value and str(strategy.value).lower() != "wrapped" and release >= SINCE["bfd"]
     keys.out.setup.pop(our.PACKING, None)
     if packing.value and none:
-        raise UsageError(f"{keys.where} packs rows but has max_length null: TRL needs a length to pack to.")
+        raise ConfigError(f"{keys.where} packs rows but has max_length null: TRL needs a length to pack to.")
     if keys.value("padding_free") and not packing.value:
         cap = Given("padding_free", True, None)
         keys.out.ask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
@@ -107,7 +107,7 @@ def from_python(source: str, where: str) -> tuple[dict[str, Any], str, list[str]
             trainer = trainer if name not in _TRAINERS else name
             _add(values, call, variables)
     if not found:
-        raise UsageError(
+        raise ConfigError(
             f"{where} has no call that memcalc reads (FastLanguageModel.from_pretrained, get_peft_model, SFTConfig, "
             "TrainingArguments): give the launch line or a config file."
         )
@@ -123,7 +123,7 @@ def _add(values: dict[str, Any], call: Call, variables: list[str]) -> None:
 
 
 def read(context: Context, trainer: str = "", variables: list[str] | None = None) -> None:
-    """An unsloth run, from calls or a command line. Raises UsageError."""
+    """An unsloth run, from calls or a command line. Raises ConfigError."""
     out, values = context.out, context.values
     values["lora_dropout"] = values.get("lora_dropout", 0.0)
     lonely = values.pop("_no_adapters", False)
@@ -193,7 +193,7 @@ def read(context: Context, trainer: str = "", variables: list[str] | None = None
         )
     for name in ("load_in_16bit", "lora_alpha", "gpu_memory_utilization"):
         keys.get(name)
-    out.take(our.TRAINER, "hf", Given("trainer", "Unsloth", "hf", True))
+    out.take(our.TRAINER, "hf", Given("the trainer", "Unsloth", "hf", True))
     keys.finish()
     context.finish(found)
 

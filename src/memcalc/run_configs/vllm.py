@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
@@ -110,7 +110,7 @@ def is_vllm(values: dict[str, Any]) -> bool:
 
 
 def read(context: Context) -> None:
-    """What vLLM is asked to serve. Raises UsageError."""
+    """What vLLM is asked to serve. Raises ConfigError."""
     out = context.out
     out.mode = "inference"
     values = {str(key).replace("-", "_"): value for key, value in context.values.items()}
@@ -147,7 +147,7 @@ def _memory(keys: Keys) -> None:
     else:
         out.take(our.SEQ_LEN, length.value, length)
     if not 0 < share.value <= 1:
-        raise UsageError(f"gpu_memory_utilization in {keys.where} is {share.shown}: it is a share between 0 and 1.")
+        raise ConfigError(f"gpu_memory_utilization in {keys.where} is {share.shown}: it is a share between 0 and 1.")
     out.take(our.UTILIZATION, share.value, share)
     chunk = keys.get("max_num_batched_tokens")
     if chunk.value is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError
 
 DEEPEST = 64
 MOST_NODES = 20_000
@@ -21,7 +21,7 @@ def load(text: str, where: str) -> Any:
     """The one document of a YAML text, as plain values.
 
     Raises:
-        UsageError: it is no YAML, is too deep or too large when its aliases are expanded, has a tag that asks for
+        ConfigError: it is no YAML, is too deep or too large when its aliases are expanded, has a tag that asks for
             an object, names a key twice, or holds several documents.
     """
     import yaml
@@ -38,9 +38,9 @@ def load(text: str, where: str) -> Any:
         mark = getattr(problem, "problem_mark", None)
         place = f" at line {mark.line + 1}" if mark is not None else ""
         why = getattr(problem, "problem", None) or "it cannot be parsed"
-        raise UsageError(f"{where} is no valid YAML{place} ({_short(why)}): correct the file.") from None
+        raise ConfigError(f"{where} is no valid YAML{place} ({_short(why)}): correct the file.") from None
     except (RecursionError, ValueError, OverflowError) as problem:
-        raise UsageError(
+        raise ConfigError(
             f"{where} holds a value that is no plain YAML ({_short(problem)}): correct the file."
         ) from None
 
@@ -59,16 +59,16 @@ def _check(yaml: Any, text: str, where: str, loader: Any) -> None:
         if isinstance(event, yaml.DocumentStartEvent):
             documents += 1
             if documents > 1:
-                raise UsageError(f"{where} holds several YAML documents (line {line}): give one per file.")
+                raise ConfigError(f"{where} holds several YAML documents (line {line}): give one per file.")
         tag = getattr(event, "tag", None)
         if tag is not None and tag not in _PLAIN_TAGS:
-            raise UsageError(
+            raise ConfigError(
                 f"{where} asks for an object at line {line} (tag {quoted(tag)}): memcalc reads plain values only; "
                 "remove the tag."
             )
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise UsageError(f"{where} has an alias at line {line} that stands for nothing finished: remove it.")
+                raise ConfigError(f"{where} has an alias at line {line} that stands for nothing finished: remove it.")
             nodes += sizes[event.anchor]
         elif isinstance(event, yaml.NodeEvent):
             nodes += 1
@@ -81,9 +81,9 @@ def _check(yaml: Any, text: str, where: str, loader: Any) -> None:
             if anchor is not None:
                 sizes[anchor] = nodes - before + 1
         if len(open_nodes) > DEEPEST:
-            raise UsageError(f"{where} is nested more than {DEEPEST} levels deep at line {line}: flatten it.")
+            raise ConfigError(f"{where} is nested more than {DEEPEST} levels deep at line {line}: flatten it.")
         if nodes > MOST_NODES:
-            raise UsageError(
+            raise ConfigError(
                 f"{where} has more than {MOST_NODES:,} values (aliases expanded) at line {line}: "
                 "no run file is that large; give the training file itself."
             )
@@ -103,11 +103,11 @@ def _no_duplicates(yaml: Any, root: Any, where: str) -> None:
             for key, value in node.value:
                 waiting.append(value)
                 if not isinstance(key, yaml.ScalarNode):
-                    raise UsageError(
+                    raise ConfigError(
                         f"{where} has a key that is no word at line {key.start_mark.line + 1}: correct it."
                     )
                 if key.value in keys and key.value != "<<":
-                    raise UsageError(
+                    raise ConfigError(
                         f"{where} gives {quoted(key.value)} twice (again at line {key.start_mark.line + 1}): "
                         "keep one of them."
                     )
