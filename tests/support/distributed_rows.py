@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.common.sizes import rounded
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.setup import ParallelSetup, ZeroOptions
+from memcalc.parallel.zero3 import Zero3
 from memcalc.peak.sweep import Sweep
 from memcalc.training.step import trace
 from support.measured_rows import standing, training_setup
@@ -95,7 +97,14 @@ def answer(case: dict[str, Any]) -> dict[str, int]:
         step = trace(spec, setup, layout=layout(case), like_tracker=True)
     found, _ = Sweep(step.tape).peaks()
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}
-    if case.get("clip"):
+    if case.get("clip") and mode != "zero":
         peaks["clip"] = standing(step, "clip")
     peaks["step"] = standing(step, "step")
+    if mode in ("zero", "fsdp1"):  # these rows count the token ids
+        peaks = {phase: nbytes + step.input_bytes for phase, nbytes in peaks.items()}
+    if case.get("stage") == 3 and "param" in (case.get("offload") or ()):
+        # The tracker goes on counting shards that have moved to the host (no tensor on the device holds them).
+        assert isinstance(step.engine, Zero3)
+        moved = rounded(2 * sum(step.engine.chunks))
+        peaks = {phase: nbytes + moved for phase, nbytes in peaks.items()}
     return peaks

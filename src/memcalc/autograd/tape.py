@@ -135,6 +135,8 @@ class Tape:
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.kept_by_graph: list[object] = []
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
+        self.keeps_linear_inputs = False
+        """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
         self.sum_out_of_place = sum_out_of_place

@@ -21,6 +21,6 @@ def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     if not isinstance(setup, TrainingSetup) or step.steps_in_backward:
         return
     if step.engine is not None:
-        yield from step.engine.gradients(phase)
+        yield from step.engine.gradients(phase, step.optimizer_scratch[1])
     elif phase in ("clip", "step") or setup.grad_accum > 1:
         yield "gradients of trained weights", sum(parameter_bytes.gradients(p for _, p in step.parameters))

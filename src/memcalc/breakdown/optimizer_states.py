@@ -21,6 +21,8 @@ def optimizer_states(step: Step, phase: str) -> Iterator[tuple[str, int]]:
         for name, nbytes in step.optimizer.states(weight).items():
             sizes[name] = sizes.get(name, 0) + nbytes * weight.copies
     yield from sizes.items()
+    if step.engine is not None:
+        yield from step.engine.states()
     if step.trained and step.optimizer.once:
         yield "tables", step.optimizer.once
     if isinstance(step.setup, TrainingSetup) and step.implementation in step.optimizer.counter_on_device:

@@ -18,9 +18,6 @@ def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     if phase == "step" and step.outlasting:
         yield "outputs that the trainer holds", step.outlasting
     if step.engine is not None:
-        if phase == "clip":
-            yield "norms of the gradients", step.engine.clipping()
-        yield from step.engine.scratch(phase)
-    if phase == "step" and step.trained and step.optimizer is not None:
-        name = f"{step.setup.optimizer} step ({step.implementation})"
-        yield name, step.optimizer.step[step.implementation](step.update_order)
+        yield from step.engine.temporaries(phase, step.optimizer_scratch)
+    elif phase == "step":
+        yield step.optimizer_scratch

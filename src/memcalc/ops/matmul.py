@@ -43,6 +43,13 @@ def cached_cast(x: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T + bias, over the last dimension of x."""
+    out = _linear(x, weight, bias)
+    if x.tape.keeps_linear_inputs and out.node is not None:
+        out.node.save(x)
+    return out
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if x.tape.autocast is not None:
         bias = None if bias is None else cached_cast(bias)
         weight = cached_cast(weight)

@@ -59,12 +59,12 @@ class DistributedDataParallel(Engine):
                 nbytes = rounded(parameter.numel * parameter.dtype.itemsize)
                 tape.release(nbytes, GRADIENTS, "gradients of trained weights")
 
-    def gradients(self, phase: str) -> Iterator[Part]:
+    def gradients(self, phase: str, scratch: int = 0) -> Iterator[Part]:
         """As on one GPU, but with `gradient_as_bucket_view` they lie in the buckets once these are full."""
         in_buckets = self.layout.gradient_as_bucket_view
         if in_buckets and (phase in ("clip", "step") or self.layout.sync_every_micro_step):
             return
-        yield from super().gradients(phase)
+        yield from super().gradients(phase, scratch)
 
     def buffers(self, phase: str) -> Iterator[Part]:
         """The buckets, from construction to the end, and what tells which parameters took part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tape import Tape
@@ -42,11 +43,17 @@ class Engine:
     reduced or freed goes on the tape. What stands from one step to the next it gives by row of the box.
     """
 
+    learns = False
+    """Whether a step differs from the one before it because of what that one showed."""
+
     def __init__(self, job: Job) -> None:
         self.job = job
         self.layout = job.layout
         self.parameters = [value for _, value in job.tensors if not isinstance(value, Buffer)]
         self.buffers_of_model = [value for _, value in job.tensors if isinstance(value, Buffer)]
+
+    def learn(self, before: Engine | None) -> None:
+        """Take over what the engine of the step before has seen."""
 
     def attach(self, tape: Tape) -> None:
         """Put the hooks in place."""
@@ -72,8 +79,12 @@ class Engine:
         """Parts of the weights row, the same in every phase."""
         return parameter_bytes.by_label(value for _, value in self.job.tensors).items()
 
-    def gradients(self, phase: str) -> Iterator[Part]:
-        """Gradients that stand during a phase outside the tape."""
+    def states(self) -> Iterator[Part]:
+        """What stands beside the optimizer's states: master weights."""
+        yield from ()
+
+    def gradients(self, phase: str, scratch: int = 0) -> Iterator[Part]:
+        """Gradients that stand during a phase outside the tape; `scratch` is what the optimizer's step takes."""
         if phase in ("clip", "step") or self.job.accumulates:
             yield "gradients of trained weights", sum(parameter_bytes.gradients(self.parameters))
 
@@ -81,9 +92,12 @@ class Engine:
         """Communication buffers that stand during a phase outside the tape."""
         yield from ()
 
-    def scratch(self, phase: str) -> Iterator[Part]:
-        """What the engine itself has alive for a moment in the optimizer's step, beside the optimizer's scratch."""
-        yield from ()
+    def temporaries(self, phase: str, step: Part) -> Iterator[Part]:
+        """What is alive for a moment in `clip` and `step`; `step` is the scratch of the optimizer itself."""
+        if phase == "clip":
+            yield "norms of the gradients", self.clipping()
+        elif phase == "step":
+            yield step
 
     def clipping(self) -> int:
         """Bytes of the norms that clipping makes: of each gradient, stacked, and of all."""
@@ -144,3 +158,14 @@ def tensors_of(value: object) -> Iterator[Tensor]:
         yield from tensors_of(list(value.values()))
     elif isinstance(value, Outputs):
         yield from tensors_of((value.loss, value.returned))
+
+
+def replaced(value: Any, by_id: dict[int, Tensor]) -> Any:
+    """Arguments with some of the tensors in them replaced."""
+    if isinstance(value, Tensor):
+        return by_id.get(id(value), value)
+    if isinstance(value, (tuple, list)):
+        return type(value)(replaced(item, by_id) for item in value)
+    if isinstance(value, dict):
+        return {key: replaced(item, by_id) for key, item in value.items()}
+    return value

@@ -17,8 +17,8 @@ from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import SCALAR, Weight
-from memcalc.parallel.engine import Engine, Job, Part, tensors_of
-from memcalc.parallel.fsdp2_groups import SHARDED, FSDPParam, Group, replaced
+from memcalc.parallel.engine import Engine, Job, Part, replaced, tensors_of
+from memcalc.parallel.fsdp2_groups import SHARDED, FSDPParam, Group
 from memcalc.parallel.wrapping import units
 from memcalc.tables.dtypes import ALIASES, FP32, DType, short
 
@@ -104,7 +104,7 @@ class FSDP2(Engine):
             sizes[name] = sizes.get(name, 0) + nbytes
         yield from sizes.items()
 
-    def gradients(self, phase: str) -> Iterator[Part]:
+    def gradients(self, phase: str, scratch: int = 0) -> Iterator[Part]:
         """Sharded ones, a storage for each group; while micro-batches are not reduced, whole ones."""
         if phase in ("clip", "step") or self.accumulates_sharded:
             if not self.offloads:

@@ -14,7 +14,7 @@ from memcalc.autograd.tape import BEFORE, GRADIENTS, OVERHEAD, WEIGHTS, Allocati
 from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.common.sizes import rounded
 from memcalc.nn.module import Parameter
-from memcalc.parallel.engine import leaf, tensors_of
+from memcalc.parallel.engine import leaf, replaced, tensors_of
 from memcalc.parallel.wrapping import Unit
 from memcalc.tables.dtypes import DType
 
@@ -267,14 +267,3 @@ class Group:
         if last is not None and engine.accumulates_whole:
             engine.release(last[0], 1)
         del last, output
-
-
-def replaced(value: Any, by_id: dict[int, Tensor]) -> Any:
-    """Arguments with some of the tensors in them replaced."""
-    if isinstance(value, Tensor):
-        return by_id.get(id(value), value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(replaced(item, by_id) for item in value)
-    if isinstance(value, dict):
-        return {key: replaced(item, by_id) for key, item in value.items()}
-    return value

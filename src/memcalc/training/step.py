@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
 
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
-from memcalc.common.sizes import rounded
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Batch, Network
-from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
@@ -26,98 +23,13 @@ from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
-from memcalc.tables.optimizers import Optimizer, optimizer
+from memcalc.tables.optimizers import optimizer
 from memcalc.tables.precisions import PrecisionRecipe
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
-
-
-@frozen
-class Aims:
-    """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
-
-    beside: Mapping[str, int] = field(default_factory=dict)
-    outlasting: int = 0
-    used: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@frozen
-class Step:
-    """A traced step of training, or of generation."""
-
-    tape: Tape
-    network: Network
-    tensors: tuple[tuple[str, Parameter], ...]
-    """Parameters and buffers with their names, in torch's order; a stack's block stands for all of its kind."""
-    setup: TrainingSetup | InferenceSetup
-    optimizer: Optimizer | None
-    """None in generation."""
-    forward_end: int
-    """The tick at which forward had finished and its outputs were still held."""
-    seq_len: int
-    target_len: int | None = None
-    """Tokens of the target that an encoder-decoder is trained on."""
-    trained: tuple[Weight, ...] = ()
-    """The trained weights as the optimizer sees them: those that the loss reaches."""
-    update_order: tuple[Weight, ...] = ()
-    """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
-    phases: tuple[str, ...] = ("forward", "backward", "step")
-    cache_bytes: int = 0
-    """Bytes of keys, values and states after prefill."""
-    standing_cache: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
-    weights: Mapping[str, int] | None = None
-    """Bytes of the weights by what they are; None: those of the network."""
-    beside: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of further weights, by name."""
-    outlasting: int = 0
-    """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
-    used: Mapping[str, Any] = field(default_factory=dict)
-    """Options that were chosen for the user, by name."""
-    notes: tuple[str, ...] = ()
-    """What was taken for granted when the model was adapted, for the Assumptions."""
-    engine: Engine | None = None
-    """What this rank does as one of several; None on a single GPU."""
-
-    @property
-    def training(self) -> bool:
-        """Whether this is a step of training."""
-        return isinstance(self.setup, TrainingSetup)
-
-    def resolved(self) -> dict[str, Any]:
-        """Every option with the value that was used."""
-        length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
-        used = {
-            "seq_len": length,
-            "target_len": self.target_len,
-            "attention": run_context(self.tape).attention,
-            **self.used,
-        }
-        if self.training:
-            used["optimizer_impl"] = self.implementation
-        return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
-
-    @property
-    def implementation(self) -> str:
-        """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
-        assert isinstance(self.setup, TrainingSetup)
-        return _implementation(self.setup)
-
-    @property
-    def steps_in_backward(self) -> bool:
-        """Whether weights are stepped during backward, so that gradients never stand all at once."""
-        return isinstance(self.setup, TrainingSetup) and _steps_in_backward(self.setup)
-
-    @property
-    def input_bytes(self) -> int:
-        """Bytes of the batch that PyTorch's trackers do not see."""
-        return sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if not allocation.aliased)
-
-    @property
-    def parameters(self) -> list[tuple[str, Parameter]]:
-        """Parameters without buffers."""
-        return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
+from memcalc.training.traced_step import Aims as Aims
+from memcalc.training.traced_step import Step as Step
+from memcalc.training.traced_step import implementation_of, steps_in_backward
 
 
 def build(spec: ModelSpec) -> Network:
@@ -133,20 +45,11 @@ def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
     return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank)
 
 
-def _steps_in_backward(setup: TrainingSetup) -> bool:
-    return setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
-
-
-def _implementation(setup: TrainingSetup) -> str:
-    default: str = next(iter(optimizer(setup.optimizer).step))
-    return setup.optimizer_impl or default
-
-
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival | None:
-    if not _steps_in_backward(setup):
+    if not steps_in_backward(setup):
         return None
     row = optimizer(setup.optimizer)
-    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[_implementation(setup)])
+    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[implementation_of(setup)])
     step_in_backward(network, updater)
     return updater
 
@@ -182,7 +85,7 @@ def trace(
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
-    shared = {} if _steps_in_backward(setup) else _UNTRACED
+    shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
@@ -202,6 +105,8 @@ def _trace(
     notes = adapt(network, spec, setup)
     walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
+    if step.engine is not None and step.engine.learns:
+        step = walk(before=step.engine)
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
         step = walk()
@@ -217,6 +122,7 @@ def _walk(
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
+    before: Engine | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
@@ -232,7 +138,8 @@ def _walk(
     tape.offloads_inputs = setup.activation_offload and setup.activation_checkpointing == "full"
     tape.offloading = setup.activation_offload and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
-    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=setup.grad_accum > 1)
+    accumulates = setup.grad_accum > 1
+    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=accumulates, before=before)
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN

@@ -1,0 +1,125 @@
+"""What a traced step holds: its tape, the model, and what stands around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Any
+
+from memcalc.autograd.tape import Tape
+from memcalc.common.records import frozen
+from memcalc.common.sizes import rounded
+from memcalc.nn.model import Network
+from memcalc.nn.module import Buffer, Parameter
+from memcalc.nn.run_context import run_context
+from memcalc.optim.weight import Weight
+from memcalc.parallel.engine import Engine
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.optimizers import Optimizer, optimizer
+
+
+@frozen
+class Aims:
+    """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
+
+    beside: Mapping[str, int] = field(default_factory=dict)
+    outlasting: int = 0
+    used: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@frozen
+class Step:
+    """A traced step of training, or of generation."""
+
+    tape: Tape
+    network: Network
+    tensors: tuple[tuple[str, Parameter], ...]
+    """Parameters and buffers with their names, in torch's order; a stack's block stands for all of its kind."""
+    setup: TrainingSetup | InferenceSetup
+    optimizer: Optimizer | None
+    """None in generation."""
+    forward_end: int
+    """The tick at which forward had finished and its outputs were still held."""
+    seq_len: int
+    target_len: int | None = None
+    """Tokens of the target that an encoder-decoder is trained on."""
+    trained: tuple[Weight, ...] = ()
+    """The trained weights as the optimizer sees them: those that the loss reaches."""
+    update_order: tuple[Weight, ...] = ()
+    """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
+    phases: tuple[str, ...] = ("forward", "backward", "step")
+    cache_bytes: int = 0
+    """Bytes of keys, values and states after prefill."""
+    standing_cache: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
+    weights: Mapping[str, int] | None = None
+    """Bytes of the weights by what they are; None: those of the network."""
+    beside: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of further weights, by name."""
+    outlasting: int = 0
+    """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
+    used: Mapping[str, Any] = field(default_factory=dict)
+    """Options that were chosen for the user, by name."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted when the model was adapted, for the Assumptions."""
+    engine: Engine | None = None
+    """What this rank does as one of several; None on a single GPU."""
+
+    @property
+    def training(self) -> bool:
+        """Whether this is a step of training."""
+        return isinstance(self.setup, TrainingSetup)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every option with the value that was used."""
+        length = self.seq_len if self.network.reads_text and self.network.source_is_text else None
+        used = {
+            "seq_len": length,
+            "target_len": self.target_len,
+            "attention": run_context(self.tape).attention,
+            **self.used,
+        }
+        if self.training:
+            used["optimizer_impl"] = self.implementation
+        return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
+
+    @property
+    def implementation(self) -> str:
+        """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
+        assert isinstance(self.setup, TrainingSetup)
+        return implementation_of(self.setup)
+
+    @property
+    def optimizer_scratch(self) -> tuple[str, int]:
+        """Name and bytes of the most that the optimizer's step has alive at once."""
+        if not self.trained or self.optimizer is None:
+            return "optimizer step", 0
+        nbytes = self.optimizer.step[self.implementation](self.update_order)
+        return f"{self.optimizer.name} step ({self.implementation})", nbytes
+
+    @property
+    def steps_in_backward(self) -> bool:
+        """Whether weights are stepped during backward, so that gradients never stand all at once."""
+        return isinstance(self.setup, TrainingSetup) and steps_in_backward(self.setup)
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of the batch that PyTorch's trackers do not see."""
+        return sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if not allocation.aliased)
+
+    @property
+    def parameters(self) -> list[tuple[str, Parameter]]:
+        """Parameters without buffers."""
+        return [(name, value) for name, value in self.tensors if not isinstance(value, Buffer)]
+
+
+def steps_in_backward(setup: TrainingSetup) -> bool:
+    """Whether the optimizer steps each weight during backward."""
+    return setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
+
+
+def implementation_of(setup: TrainingSetup) -> str:
+    """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
+    default: str = next(iter(optimizer(setup.optimizer).step))
+    return setup.optimizer_impl or default
