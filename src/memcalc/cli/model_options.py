@@ -84,9 +84,16 @@ def read_timeout(text: str | None) -> float:
 
 
 def answer(
-    job: Job, model: "LoadedModel", name: str, *, generic: bool, head: str | None, num_labels: str | None
+    job: Job,
+    model: "LoadedModel",
+    name: str,
+    *,
+    generic: bool,
+    head: str | None,
+    num_labels: str | None,
+    assumptions: tuple[str, ...] = (),
 ) -> None:
-    """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
+    """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
     labels = None if num_labels is None else read_count("--num-labels", num_labels)
     if model.components:
         if head is not None or labels is not None:
@@ -99,7 +106,7 @@ def answer(
 
     found = describe(model, name, job.setup, generic=generic)
     with (model.base or model).naming_its_file():
-        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
+        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), (*assumptions, *found.assumptions))
 
 
 def is_local(text: str) -> bool:
