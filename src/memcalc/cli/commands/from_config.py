@@ -10,6 +10,7 @@ from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.model_options import (
     GENERIC,
+    GENERIC_IGNORE,
     HEAD,
     LABELS,
     REVISION,
@@ -66,6 +67,7 @@ def command(
     timeout: Annotated[str | None, TIMEOUT] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     generic: Annotated[bool, GENERIC] = False,
+    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
     head: Annotated[str | None, HEAD] = None,
     num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
@@ -85,7 +87,12 @@ def command(
     _estimate(
         found,
         request,
-        {"generic": generic, "head": head or found.setup.get("task"), "num_labels": num_labels},
+        {
+            "generic": generic,
+            "generic_ignore": generic_ignore,
+            "head": head or found.setup.get("task"),
+            "num_labels": num_labels,
+        },
         {"revision": revision, "token": token, "timeout": read_timeout(timeout), "weights": weights},
     )
 
