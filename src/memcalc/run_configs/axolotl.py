@@ -33,7 +33,7 @@ _RL = {
     "ipo": "dpo",
     "orpo": "orpo",
     "kto": "kto",
-    "simpo": "simpo",
+    "simpo": "cpo",
     "grpo": "grpo",
     "gdpo": "grpo",
     "ebft": "ebft",
@@ -89,9 +89,7 @@ def read(context: Context) -> None:
     ):
         if keys.value(unmodelled):
             out.lack(f"{unmodelled} is not modelled")
-    out.take(
-        our.TRAINER, "hf" if objective in ("sft", "reward") else "trl", Given("the trainer", "axolotl", "hf", True)
-    )
+    training.loop(out, "hf", "axolotl")
     keys.finish(
         {} if lora else {key: "adapter is not set" for key in context.values if key.startswith(("lora_", "peft_"))}
     )

@@ -203,7 +203,7 @@ def read(context: Context) -> None:
         training.liger(out, keys.get("use_liger_kernel"))
     task(keys)
     out.take(our.OBJECTIVE, "sft", Given("objective", None, "sft", True), "the model's own loss")
-    out.take(our.TRAINER, "hf", Given("the trainer", "Trainer", "hf", True))
+    training.loop(out, "hf", "Trainer")
     keys.finish()
     context.finish(found)
 

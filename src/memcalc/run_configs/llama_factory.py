@@ -17,7 +17,7 @@ from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.sharding import Sharding
 
 _STAGES = {"sft": "sft", "pt": "sft", "rm": "reward", "ppo": "ppo", "dpo": "dpo", "kto": "kto"}
-_PREFERENCES = {"orpo": "orpo", "simpo": "simpo"}
+_PREFERENCES = {"orpo": "orpo", "simpo": "cpo"}
 
 
 def is_llama_factory(values: dict[str, Any]) -> bool:
@@ -54,7 +54,7 @@ def read(context: Context) -> None:
     training.reference(out, objective, lora=lora and keys.value("ref_model") is None)
     _unmodelled(keys)
     hf_trainer.rest(keys)
-    out.take(our.TRAINER, "hf", Given("the trainer", "LLaMA-Factory", "hf", True))
+    training.loop(out, "hf", "LLaMA-Factory")
     dead = {} if lora else {name: f"finetuning_type is {kind}" for name in context.values if name.startswith("lora")}
     dead["gradient_checkpointing"] = "LLaMA-Factory turns it on by itself; disable_gradient_checkpointing turns it off"
     keys.finish(dead)

@@ -59,7 +59,7 @@ def read(context: Context) -> None:
     quantized = keys.value("quant_config")
     lora = bool(peft) and str(peft.get("name", "lora")).lower() == "lora"
     preference = keys.get("pref_loss")
-    objective = "sft" if preference.value is None else {"orpo": "orpo", "simpo": "simpo"}.get(preference.value, "dpo")
+    objective = "sft" if preference.value is None else {"orpo": "orpo", "simpo": "cpo"}.get(preference.value, "dpo")
     out.take(our.OBJECTIVE, objective, preference)
     bf16 = keys.get("bf16")
     if lora and quantized:
@@ -99,7 +99,7 @@ def read(context: Context) -> None:
     if "liger" in str(kernels.get("name", "")).lower():
         training.liger(out, keys.get("kernel_config"))
     training.reference(out, objective, lora=lora)
-    out.take(our.TRAINER, "plain", Given("the trainer", "LLaMA-Factory v1", "plain", True))
+    training.loop(out, "plain", "LLaMA-Factory v1")
     keys.finish()
     context.finish(found)
 

@@ -51,6 +51,6 @@ REPOSITORIES = {
 """Repository by «family size», as `Mapping.model` says it for these two frameworks."""
 
 
-def repository(framework: str, name: str) -> str | None:
-    """Where the Hub has the model of torchtune or torchtitan that is called `name`; other names stand as they are."""
-    return REPOSITORIES.get(name) if framework in ("torchtune", "torchtitan") else name
+def repository(name: str) -> str | None:
+    """Where the Hub has a model of torchtune or torchtitan, None where it has not; other names stand as they are."""
+    return REPOSITORIES.get(name, None if " " in name else name)

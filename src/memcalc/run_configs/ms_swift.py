@@ -65,7 +65,7 @@ def read(context: Context) -> None:
     hf_trainer.rest(keys)
     if keys.value("lisa_activated_layers"):
         out.lack("LISA is not modelled: the estimate is of all layers trained")
-    out.take(our.TRAINER, "hf", Given("the trainer", "ms-swift", "hf", True))
+    training.loop(out, "hf", "ms-swift")
     keys.finish(
         {}
         if lora

@@ -60,7 +60,7 @@ def as_options(mapping: Mapping, known: Collection[str]) -> str:
 
 
 def _model(mapping: Mapping) -> list[str]:
-    name = None if mapping.model is None else repository(mapping.framework, mapping.model)
+    name = None if mapping.model is None else repository(mapping.model)
     if name is None:
         return ["from-hub", "MODEL"]
     if name.startswith((".", "/", "~")) or name.endswith((".gguf", ".json", ".safetensors")):

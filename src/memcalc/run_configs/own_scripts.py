@@ -135,7 +135,7 @@ def read(context: Context, script: Script) -> None:
         out.lack("the vision tower is put together by the script: the estimate is of the language model")
     keys.get("freeze_backbone"), keys.get("tune_mm_mlp_adapter"), keys.get("lora_alpha")
     out.take(our.OBJECTIVE, "sft", Given("trainer", None, "sft", True))
-    out.take(our.TRAINER, "hf", Given("the trainer", "Trainer", "hf", True))
+    training.loop(out, "hf", "Trainer")
     keys.finish(
         {} if lora else {name: "adapters are not switched on" for name in context.values if name.startswith("lora_")}
     )

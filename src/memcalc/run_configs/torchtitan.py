@@ -107,7 +107,7 @@ def read(context: Context) -> None:
         )
     for name in ("compile.components", "training.mixed_precision_reduce"):
         keys.get(name)
-    out.take(our.TRAINER, "plain", Given("loop", "torchtitan", "plain", True))
+    training.loop(out, "plain", "torchtitan")
     keys.finish()
     context.finish(found)
 

@@ -59,7 +59,7 @@ def read(context: Context) -> None:
             out.lack(f"{words} is not modelled: the estimate is without it")
     for name in ("clip_grad_norm", "checkpointer", "ref_checkpointer", "custom_sharded_layers"):
         keys.get(name)
-    out.take(our.TRAINER, "plain", Given("recipe", "torchtune", "plain", True))
+    training.loop(out, "plain", "torchtune")
     inner.finish(
         {} if lora else {name: "the model has no adapters" for name in model_values if name.startswith("lora_")}
     )

@@ -10,6 +10,7 @@ from memcalc.run_configs import option_names as our
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import is_known, spelled
 from memcalc.run_configs.sharding import Sharding
+from memcalc.setup.defaults import IN_PLAIN_LOOPS
 
 _DTYPES = {
     "float32": "fp32",
@@ -275,6 +276,25 @@ def liger(out: Mapping, given: Given, *, loss: bool = True) -> None:
     out.take(our.KERNELS, "liger", given, "norms, rotary embedding and SwiGLU fused")
     if loss:
         out.take(our.LOSS, our.LOSS_LIGER, given, "fused linear cross-entropy")
+
+
+def loop(out: Mapping, name: str, framework: str) -> None:
+    """The training loop: plain, hf or trl. Objectives other than sft are those of TRL's trainers, but in a plain loop.
+
+    A loss that was taken before is dropped where the objective has its own.
+    """
+    objective = out.setup.get(our.OBJECTIVE, "sft")
+    if name == "plain" and objective not in IN_PLAIN_LOOPS:
+        name = "trl"
+    if objective != "sft":
+        out.setup.pop(our.LOSS, None)
+        if name == "hf":
+            name = "trl"
+            out.assume(f"{objective} is computed as TRL 1.16 runs it")
+    elif name == "trl" and out.setup.get(our.LOSS) != our.LOSS_TILED:
+        name = "hf"
+    words = {"plain": "a loop of its own", "hf": "Trainer's loop", "trl": "TRL's loop"}[name]
+    out.take(our.TRAINER, name, Given("training loop", framework, name, True), words)
 
 
 def conflict(out: Mapping, name: str, here: Any, there: Any, where: str) -> None:

@@ -61,7 +61,7 @@ def read(context: Context) -> None:
     _reference(keys, objective, release, lora)
     if keys.value("activation_offloading"):
         keys.take("activation_offloading")
-    out.take(our.TRAINER, "trl", Given("the trainer", "TRL", "trl", True))
+    training.loop(out, "trl", "TRL")
     keys.finish({} if lora else {name: "use_peft is not set" for name in values if _of_lora(name)})
     context.finish(found)
 
@@ -219,7 +219,7 @@ def _loss(keys: Keys, objective: str, release: tuple[int, ...]) -> None:
         training.liger(out, liger, loss=not tiled and objective == "sft")
         if objective in ("dpo", "grpo"):
             out.lack(f"Liger's fused {objective} loss is not modelled: TRL's own is taken")
-    if tiled:
+    if tiled and objective == "sft":
         out.take(our.LOSS, our.LOSS_TILED, loss, "TRL's fused head: tiles of tokens and vocabulary")
     elif not loss.default:
         out.note(loss)

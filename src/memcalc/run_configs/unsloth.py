@@ -193,7 +193,7 @@ def read(context: Context, trainer: str = "", variables: list[str] | None = None
         )
     for name in ("load_in_16bit", "lora_alpha", "gpu_memory_utilization"):
         keys.get(name)
-    out.take(our.TRAINER, "hf", Given("the trainer", "Unsloth", "hf", True))
+    training.loop(out, "hf", "Unsloth")
     keys.finish()
     context.finish(found)
 

@@ -145,10 +145,11 @@ def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: di
     if found.model is None:
         raise UsageError("the run's model is in none of the files: give --model PATH, ID or COUNT.")
     _must_be_known(found, request)
-    name = repository(found.framework, found.model)
+    name = repository(found.model)
     if name is None:
         raise UsageError(f"{found.model} is a shape of {found.framework}'s own: give --model PATH, ID or COUNT.")
-    below = {key: value for key, value in found.setup.items() if key in declared()}
+    options = declared()
+    below = {key: value for key, value in found.setup.items() if key in options and found.mode in options[key].modes}
     lines = _lines(found, below)
     if how["num_labels"] is None and "num_labels" in found.setup:
         how["num_labels"] = str(found.setup["num_labels"])
@@ -168,10 +169,16 @@ def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: di
 
 def _must_be_known(found: "Mapping", request: Request) -> None:
     """What an estimate cannot do without. Raises UsageError."""
+    from memcalc.run_configs.optimizer_names import is_known
+
     given = {*found.setup, *(name for name, value in request.given.items() if value is not None)}
     if found.mode == "training" and "seq_len" not in given:
         sentence = next((text for text in found.asked if "--seq-len" in text), None)
         raise UsageError(f"{sentence or 'the sequence length is in none of the files: give --seq-len N'}.")
+    optimizer = found.setup.get("optimizer")
+    if optimizer is not None and request.given.get("optimizer") is None and not is_known(optimizer):
+        sentence = next((text for text in found.lacks if "--optimizer" in text), f"{optimizer} is not modelled")
+        raise UsageError(f"{sentence}.")
     if "parallel" in found.setup and "gpus" in declared() and "gpus" not in given:
         raise UsageError("the run is spread over GPUs whose number is in none of the files: give --gpus N.")
 
