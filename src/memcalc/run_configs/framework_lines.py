@@ -83,7 +83,7 @@ def tune_run(words: list[str]) -> Launch:
             made.files.append(rest[at + 1])
         elif "=" in word and not word.startswith("-"):
             key, _, value = word.partition("=")
-            _nest(made.values, key.lstrip("+"), value)
+            nest(made.values, key.lstrip("+"), value)
         elif word.startswith("~"):
             made.values[word[1:]] = None
     if processes is not None and processes.isdigit():
@@ -93,7 +93,8 @@ def tune_run(words: list[str]) -> Launch:
     return made
 
 
-def _nest(values: dict[str, Any], key: str, value: Any) -> None:
+def nest(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set `a.b.c` of nested mappings; a text in the way is a component by name."""
     first, dot, rest = key.partition(".")
     if not dot:
         values[key] = value
@@ -101,7 +102,7 @@ def _nest(values: dict[str, Any], key: str, value: Any) -> None:
     inner = values.setdefault(first, {})
     if not isinstance(inner, dict):
         inner = values[first] = {"_component_": inner}
-    _nest(inner, rest, value)
+    nest(inner, rest, value)
 
 
 def vllm_serve(words: list[str]) -> Launch:
@@ -118,7 +119,7 @@ def vllm_serve(words: list[str]) -> Launch:
         if key in _VLLM_FLAGS and isinstance(value, str) and value.lower() not in ("true", "false"):
             others.append(value)
             value = True
-        _nest(values, key, value)
+        nest(values, key, value)
     made = Launch("vllm", values, "serve")
     config = values.pop("config", None)
     if isinstance(config, str):

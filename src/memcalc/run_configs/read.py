@@ -30,7 +30,7 @@ from memcalc.run_configs import (
 )
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.documents import Document
-from memcalc.run_configs.framework_lines import Launch
+from memcalc.run_configs.framework_lines import Launch, nest
 from memcalc.run_configs.launch import launch, launches
 from memcalc.run_configs.mapping import Mapping
 
@@ -90,7 +90,7 @@ def put_together(
     if line is not None:
         context.command, context.environment = line.command, dict(line.environment)
         context.world, context.world_from = line.world, line.world_from
-    context.values.update(overrides)
+    merge(context.values, overrides)
     if training is not None and training.kind == "torchtune" and not context.command:
         context.command, needed = torchtune.commented(training.text, out)
         if needed is not None and context.world is None:
@@ -109,11 +109,11 @@ def _command_line(words: Sequence[str], lines: list[Launch]) -> dict[str, Any]:
     command = shell.split(list(words), "the command line")
     first = command.words[0] if command.words else ""
     if first.startswith("--") or re.fullmatch(r"[A-Za-z_][\w.]*=.*", first):
-        values, others = shell.options(command.words)
-        for word in others:
-            key, equals, value = word.partition("=")
-            if equals:
-                values[key] = value
+        options, others = shell.options(command.words)
+        options.update((key, value) for key, equals, value in (word.partition("=") for word in others) if equals)
+        values: dict[str, Any] = {}
+        for key, value in options.items():
+            nest(values, key, value)
         return values
     started = launch(command)
     if started is None:
@@ -153,12 +153,23 @@ def _source(
             line.environment["config"] = line.files[0]
         elif line.kind in ("axolotl", "llamafactory", "msswift", "trl", "vllm"):
             out.ask(f"the launch line names {named}, which is not among the files: give it too")
-    for key, value in line.values.items():
-        if isinstance(value, dict) and isinstance(values.get(key), dict):
-            values[key] = {**values[key], **value}
+    merge(values, line.values)
+    return values, where
+
+
+def merge(values: dict[str, Any], above: dict[str, Any]) -> None:
+    """Put `above` over `values`, key by key inside mappings too; a component that is named anew keeps no old keys."""
+    for key, value in above.items():
+        old = values.get(key)
+        if (
+            isinstance(value, dict)
+            and isinstance(old, dict)
+            and value.get("_component_") in (None, old.get("_component_"))
+        ):
+            values[key] = dict(old)
+            merge(values[key], value)
         else:
             values[key] = value
-    return values, where
 
 
 def _auxiliary(found: Sequence[Document], line: Launch | None, context: Context) -> None:
