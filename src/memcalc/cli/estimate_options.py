@@ -57,11 +57,22 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
-        self.show(estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher))
+        report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher)
+        below = "" if report.gpu is None or report.gpu.fits or self.shown.json else self._advice(spec, teacher)
+        self.show(report, below)
 
-    def show(self, report: Report) -> None:
-        """Print `report`, and exit with 3 when it was to be checked and does not fit."""
-        output.write(render(report, self.shown))
+    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> str:
+        """What would make a training job fit."""
+        if not isinstance(self.setup, TrainingSetup) or self.gpu is None:
+            return ""
+        from memcalc.decide.what_fits import advise
+        from memcalc.render import advice
+
+        return advice.render(advise(spec, self.setup, self.gpu, teacher=teacher), self.gpu, self.shown.unit)
+
+    def show(self, report: Report, below: str = "") -> None:
+        """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
+        output.write(render(report, self.shown) + below)
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)
 
@@ -78,6 +89,10 @@ class Request:
     def json(self) -> bool:
         """Whether --json was given."""
         return bool(self.chosen["json"])
+
+    def read(self) -> Job:
+        """The job of these options. Raises UsageError."""
+        return _job(read_value("--mode", Literal["training", "inference"], self.mode), self.given, **self.chosen)
 
     def job(self, mode: str, below: Mapping[str, Any]) -> Job:
         """The job of these options, and of those `below` (by field name) where none was given. Raises UsageError."""
@@ -123,7 +138,7 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
         if "request" in asked:
             function(request=Request(mode, given, chosen), **values)
         else:
-            function(job=_job(read_value("--mode", Literal["training", "inference"], mode), given, **chosen), **values)
+            function(job=Request(mode, given, chosen).read(), **values)
 
     parameters = [*own, *shared[:1], *setup_options, *shared[1:]]
     command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ COMMANDS = {
     "from-file": "Estimate the model of a config.json, or of a folder that holds one.",
     "from-hub": "Estimate a model of the Hugging Face Hub; no weights are downloaded.",
     "from-config": "Estimate the run of a training or serving framework's files or launch line.",
+    "fit": "Find the largest job that fits a GPU, and the smallest GPU for the job.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",
     "optimizers": "List the optimizers that --optimizer knows.",

@@ -2,34 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from memcalc.cli.errors import warn
-from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError
+from memcalc.cli.model_argument import read_model
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
 
 
 def read_teacher(text: str) -> "ModelSpec":
-    """The spec of the model that `text` names; its config is all that counts.
-
-    Raises MemcalcError where it is no model.
-    """
-    from memcalc.cli.model_options import is_local, short_name
-    from memcalc.models.llama_shape import canonical_spec
-    from memcalc.units import parse_parameters
-
-    local = is_local(text)
-    if not local and "/" not in text:
-        try:
-            return canonical_spec(parse_parameters(text))[0]
-        except UsageError:
-            raise UsageError(
-                f"--teacher cannot be {quoted(text)}: give a path, a model of the Hub such as ORG/NAME, or a parameter "
-                "count such as 8B."
-            ) from None
-    from memcalc.sources import load
-    from memcalc.sources.model_spec import spec_of
-
-    model = load(text, kind="file" if local else "hub", progress=warn)
-    return spec_of(model, short_name(text) if local else model.name, generic=False)[0]
+    """The spec of the model that `text` names. Raises MemcalcError where it is no model."""
+    return read_model(text, "--teacher")[0]

@@ -1,0 +1,112 @@
+"""`memcalc fit`: the largest job that fits a GPU, and the smallest GPU for the job."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from memcalc.cli import output
+from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.model_argument import read_model
+from memcalc.errors import UsageError, option_name
+from memcalc.setup.setup import TrainingSetup
+from memcalc.units import format_bytes
+
+
+@with_job
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A path, a model of the Hub (ORG/NAME), or a count such as 8B.", show_default=False
+        ),
+    ],
+    *,
+    request: Request,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", metavar="SIZE", show_default=False, rich_help_panel="GPU", help="Memory, in place of --gpu."
+        ),
+    ] = None,
+) -> None:
+    """Find the largest micro-batch, the longest sequence and the largest LoRA rank that fit, all else as given.
+
+    --gpu may be several, with commas. Every number is found by estimating: one more does not fit.
+    """
+    chosen = dict(request.chosen)
+    if chosen["markdown"] or chosen["check"]:
+        raise UsageError("fit answers with a table or with --json; leave out --markdown and --check.")
+    if (chosen["gpu"] is None) == (budget is None):
+        raise UsageError("fit needs a GPU or a budget: give --gpu, such as --gpu RTX-4090,A100-80GB, or --budget 20GB.")
+    names = [name.strip() for name in (budget or chosen["gpu"]).split(",")]
+    jobs = [Request(request.mode, request.given, chosen | {"gpu": name}).read() for name in names]
+    spec, _ = read_model(model)
+    answers = [_answer(spec, job, job.gpu) for job in jobs]
+    if jobs[0].shown.json:
+        output.write(json.dumps({"model": spec.name, "gpus": answers}, indent=2) + "\n")
+        return
+    _print(model, jobs[0], answers)
+
+
+def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
+    """What fits one GPU, as plain values."""
+    from memcalc import estimate
+    from memcalc.decide.largest import largest, smallest_gpu
+    from memcalc.decide.what_fits import advise
+
+    setup = job.setup
+    report = estimate(spec, setup, gpu)
+    assert report.gpu is not None
+    found = {
+        "gpu": gpu.name,
+        "usable_bytes": gpu.usable_bytes,
+        "process_bytes": report.peak.process_bytes,
+        "fits": report.gpu.fits,
+    }
+    fields = ["batch", "seq_len"] + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])
+    for field in fields:
+        most = largest(spec, setup, gpu, field)
+        found[f"largest_{field}"] = most.value
+        found[f"process_bytes_at_largest_{field}"] = most.process_bytes
+    smallest = smallest_gpu(spec, setup)
+    found["smallest_gpu"] = None if smallest is None else smallest.name
+    if isinstance(setup, TrainingSetup) and not report.gpu.fits:
+        advice = advise(spec, setup, gpu)
+        found["remedies"] = [
+            {
+                "name": offer.remedy.name,
+                "cost": offer.remedy.cost,
+                "options": offer.remedy.as_options(),
+                "saved_bytes": offer.saved_bytes,
+                "fits": offer.fits,
+            }
+            for offer in advice.offers
+        ]
+        found["fits_with"] = advice.as_options() if advice.stack else None
+        found["process_bytes_with"] = advice.process_bytes if advice.stack else None
+    return found
+
+
+_TITLES = {"batch": "largest micro-batch", "seq_len": "longest sequence", "lora_rank": "largest LoRA rank"}
+
+
+def _print(name: str, job: Job, answers: list[dict[str, Any]]) -> None:
+    unit = job.shown.unit
+    given = {key: getattr(job.setup, key) for key in ("batch", "seq_len", "lora_rank") if hasattr(job.setup, key)}
+    rows = []
+    for found in answers:
+        fits = "fits" if found["fits"] else "does not fit"
+        rows.append((found["gpu"], "as given", fits, format_bytes(found["process_bytes"], unit)))
+        for field, title in _TITLES.items():
+            if f"largest_{field}" in found:
+                value = found[f"largest_{field}"]
+                size = format_bytes(found[f"process_bytes_at_largest_{field}"], unit) if value else ""
+                rows.append(("", f"{title} ({option_name(field)})", f"{value:,}" if value else "none fits", size))
+        rows.append(("", "smallest GPU as given", found["smallest_gpu"] or "none of `memcalc gpus`", ""))
+        if found.get("fits_with"):
+            size = format_bytes(found["process_bytes_with"], unit)
+            rows.append(("", "fits with", found["fits_with"], size))
+    said = ", ".join(f"{option_name(key)} {value}" for key, value in given.items() if value is not None)
+    output.write(f"{name}, {'training' if isinstance(job.setup, TrainingSetup) else 'inference'}: {said}\n")
+    output.print_table(("GPU", "what", "answer", "process"), rows, right=(3,))

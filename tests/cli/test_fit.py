@@ -1,0 +1,41 @@
+"""`memcalc fit`, and what stands below a report that does not fit."""
+
+import json
+
+from support.cli_runs import run
+
+JOB = ("--seq-len", "1024", "--precision", "bf16", "--lora-rank", "8", "--lora-targets", "all-linear")
+
+
+def test_a_table_for_several_gpus() -> None:
+    text = run("fit", "3B", "--gpu", "RTX-3060,RTX-4090", *JOB).stdout
+    assert "largest micro-batch (--batch)" in text
+    assert "longest sequence (--seq-len)" in text
+    assert "largest LoRA rank (--lora-rank)" in text
+    assert text.count("smallest GPU") == 2
+
+
+def test_json_has_whole_numbers_and_remedies() -> None:
+    found = json.loads(run("fit", "8B", "--budget", "20GB", *JOB, "--json").stdout)
+    (answer,) = found["gpus"]
+    assert answer["gpu"] == "20GB"
+    assert isinstance(answer["largest_batch"], int)
+    assert {"name", "cost", "options", "saved_bytes", "fits"} == set(answer["remedies"][0])
+
+
+def test_what_fit_needs() -> None:
+    assert "--budget" in run("fit", "8B", code=2).stderr
+    assert "--budget" in run("fit", "8B", "--gpu", "24GB", "--budget", "24GB", code=2).stderr
+    assert "nothing-here" in run("fit", "nothing-here", "--gpu", "24GB", code=2).stderr
+    assert "--check" in run("fit", "8B", "--gpu", "24GB", "--check", code=2).stderr
+
+
+def test_remedies_stand_below_what_does_not_fit() -> None:
+    job = ("estimate", "--params", "8B", "--gpu", "RTX-4090", "--batch", "4")
+    result = run(*job, "--check", code=3)
+    assert "It fits with" in result.stdout
+    assert "--lora-rank 16" in result.stdout
+    options = result.stdout.rstrip().splitlines()[-1].split()
+    run(*job, *options, "--check")
+    assert "What makes it smaller" not in run("estimate", "--params", "1B", "--gpu", "H100").stdout
+    json.loads(run(*job, "--json").stdout)
