@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 NARROWEST, WIDEST = 60, 1000
 """Bounds of --width, columns."""
 
+_SHOWN = ("json", "markdown", "unit", "ascii", "width", "color")
+"""The options that say how the answer is shown."""
+
 DOES_NOT_FIT = 3
 """Exit code of --check."""
 
@@ -89,6 +92,10 @@ class Request:
     def json(self) -> bool:
         """Whether --json was given."""
         return bool(self.chosen["json"])
+
+    def read_unit(self) -> Unit:
+        """The unit of sizes. Raises UsageError."""
+        return _shown(**{name: self.chosen[name] for name in _SHOWN}).unit
 
     def read(self) -> Job:
         """The job of these options. Raises UsageError."""

@@ -1,9 +1,12 @@
 """Writing the answer: what the stream can show, and streams that close or fail."""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
+
+import typer
 
 from memcalc.errors import MemcalcError
 from memcalc.render.terminal_text import cells, visible
@@ -54,6 +57,20 @@ def terminal_width() -> int:
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
+
+
+JSON = typer.Option("--json", help="Print a JSON list with an object for each row.")
+"""The option of commands that print a table."""
+
+
+def print_json_or_table(
+    as_json: bool, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], values: Sequence[Any]
+) -> None:
+    """Write a table for people, or `values`, an object for each of its rows, for programs."""
+    if as_json:
+        write(json.dumps(list(values), indent=2) + "\n")
+    else:
+        print_table(heads, rows, right)
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

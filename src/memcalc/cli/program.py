@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command as build
 
-from memcalc.cli.errors import plainly, unknown_command
+from memcalc.cli.errors import plainly, unknown_command, warn
 from memcalc.cli.parser import PlainCommand, without_coercion
 
 COMMANDS = {
@@ -16,6 +16,8 @@ COMMANDS = {
     "from-hub": "Estimate a model of the Hugging Face Hub; no weights are downloaded.",
     "from-config": "Estimate the run of a training or serving framework's files or launch line.",
     "fit": "Find the largest job that fits a GPU, and the smallest GPU for the job.",
+    "compare": "Estimate several models, or ways to train one, side by side.",
+    "sweep": "Estimate one model under many setups.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",
     "optimizers": "List the optimizers that --optimizer knows.",
@@ -51,9 +53,18 @@ class Program(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that `args` begins with; an unknown one is a usage error that names the close matches."""
+        """The command that `args` begins with, or that a model in its place stands for.
+
+        Anything else is a usage error that names the close matches.
+        """
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise unknown_command(args[0], COMMANDS)
+            from memcalc.cli.bare_model import meant_by
+
+            words = meant_by(args[0])
+            if words is None:
+                raise unknown_command(args[0], COMMANDS)
+            warn(f"memcalc {' '.join(words)}")
+            args = [*words, *args[1:]]
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:

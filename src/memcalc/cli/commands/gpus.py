@@ -1,11 +1,13 @@
 """`memcalc gpus`: the table of GPUs."""
 
-from memcalc.cli.output import print_table
+from typing import Annotated
+
+from memcalc.cli.output import JSON, print_json_or_table
 from memcalc.tables.gpus import GPUS
 from memcalc.units import format_bytes
 
 
-def command() -> None:
+def command(*, as_json: Annotated[bool, JSON] = False) -> None:
     """List the GPUs that --gpu knows: memory as the driver reports it, and what CUDA reports, which a process gets."""
     rows = [
         (
@@ -17,4 +19,15 @@ def command() -> None:
         )
         for gpu in GPUS
     ]
-    print_table(("name", "board", "usable", "usable in GB", "architecture"), rows, right=(1, 2, 3))
+    values = [
+        {
+            "name": gpu.name,
+            "total_bytes": gpu.total_bytes,
+            "usable_bytes": gpu.usable_bytes,
+            "architecture": gpu.architecture,
+            "source": gpu.source,
+        }
+        for gpu in GPUS
+    ]
+    heads = ("name", "board", "usable", "usable in GB", "architecture")
+    print_json_or_table(as_json, heads, rows, (1, 2, 3), values)

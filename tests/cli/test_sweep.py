@@ -1,0 +1,67 @@
+"""`memcalc sweep`: every combination, as people and as programs read it."""
+
+import csv
+import io
+import json
+
+import pytest
+from support.cli_runs import run
+
+from memcalc.decide.axes import combinations, read_axis
+from memcalc.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("1..4", ("1", "2", "3", "4")),
+        ("1..16*2", ("1", "2", "4", "8", "16")),
+        ("256..1024+256", ("256", "512", "768", "1024")),
+        ("1024,2048", ("1024", "2048")),
+        ("1,1..3,8", ("1", "2", "3", "8")),
+        ("bf16,fp32", ("bf16", "fp32")),
+    ],
+)
+def test_values(text: str, values: tuple[str, ...]) -> None:
+    assert read_axis("batch", "--batch", text).values == values
+
+
+@pytest.mark.parametrize("text", ["4..1", "1..4*1", "0..4*2", "1..4+0", "1,,2", "1..999999999"])
+def test_no_values(text: str) -> None:
+    with pytest.raises(UsageError, match="--batch"):
+        read_axis("batch", "--batch", text)
+
+
+def test_too_many() -> None:
+    axes = [read_axis(name, f"--{name}", "1..1000") for name in ("batch", "seq_len")]
+    with pytest.raises(UsageError, match="1,000,000"):
+        next(combinations(axes))
+
+
+def test_a_grid_of_two_options() -> None:
+    lines = run("sweep", "1B", "--batch", "1..4*2", "--seq-len", "512,1024", "--gpu", "24GB").stdout.splitlines()
+    assert lines[0].split() == ["--batch", "\\", "--seq-len", "512", "1024"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "4"]
+
+
+def test_csv_and_json_say_the_same_as_estimate() -> None:
+    job = ("sweep", "1B", "--batch", "1,2", "--precision", "bf16,fp32", "--seq-len", "256", "--gpu", "24GB")
+    rows = [json.loads(line) for line in run(*job, "--json").stdout.splitlines()]
+    table = list(csv.DictReader(io.StringIO(run(*job, "--csv").stdout)))
+    assert [str(row["process_bytes"]) for row in rows] == [row["process_bytes"] for row in table]
+    last = run("estimate", "--params", "1B", "--batch", "2", "--precision", "fp32", "--seq-len", "256", "--json")
+    assert rows[-1]["allocated_bytes"] == pytest.approx(json.loads(last.stdout)["peak"]["allocated_bytes"], rel=0.01)
+    assert len(rows) == 4
+
+
+def test_a_setup_that_cannot_be_is_a_row_with_its_error() -> None:
+    lines = run("sweep", "1B", "--lora-rank", "8,99999", "--lora-targets", "all-linear", "--json").stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[0]["error"] is None
+    assert "--lora-rank 99999" in rows[1]["error"]
+
+
+def test_what_sweep_needs() -> None:
+    assert "several values" in run("sweep", "1B", code=2).stderr
+    assert "--csv" in run("sweep", "1B", "--batch", "1,2", "--csv", "--json", code=2).stderr
+    assert "--batch" in run("sweep", "1B", "--batch", "1,two", code=2).stderr
