@@ -160,7 +160,9 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
-    """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32."""
+    """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32. Runs in fp32 under autocast."""
+    x = fp32_under_autocast(x)
+    weight = None if weight is None else fp32_under_autocast(weight)
     tape = x.tape
     out = tape.empty(x.shape, x.dtype)
     rstd = tape.empty((*x.shape[:-1], 1), FP32)

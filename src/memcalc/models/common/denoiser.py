@@ -1,0 +1,65 @@
+"""What every denoiser of a diffusion pipeline is: a prediction from noisy latents, a time step and a text.
+
+Names are those of diffusers 0.42: a class of its models, `in_channels`, `joint_attention_dim`, `pooled_projection_dim`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.autograd.tensor import Tensor
+from memcalc.common.sizes import Shape
+from memcalc.nn.module import Module
+from memcalc.nn.run_context import run_context
+from memcalc.tables.dtypes import DType
+
+LATENT_SCALE = 8
+"""Pixels of a side for one latent of most autoencoders."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is denoised: `batch` pictures or videos of `height` x `width` pixels and `frames`, for a text of `text` tokens."""
+
+    batch: int
+    height: int
+    width: int
+    frames: int = 1
+    text: int = 77
+
+    @property
+    def latent_height(self) -> int:
+        """Latents of the height."""
+        return self.height // LATENT_SCALE
+
+    @property
+    def latent_width(self) -> int:
+        """Latents of the width."""
+        return self.width // LATENT_SCALE
+
+    @property
+    def latent_frames(self) -> int:
+        """Latents of the frames, of which autoencoders for video make one of four but for the first."""
+        return (self.frames - 1) // 4 + 1
+
+
+class Denoiser(Module):
+    """A denoiser. `predict` is its forward."""
+
+    def latent_shape(self, picture: Picture) -> Shape:
+        """The shape of the noisy latents, as the pipeline packs them."""
+        raise NotImplementedError
+
+    def predict(self, latents: Tensor, picture: Picture) -> Tensor:
+        """The prediction of the noise, of the shape of the latents."""
+        raise NotImplementedError
+
+    def learnt_part(self, prediction: Tensor) -> Tensor:
+        """The part of the prediction that is compared with the noise: all of it, unless a variance is predicted too."""
+        return prediction
+
+
+def given(tape: Tape, *shape: int, dtype: DType | None = None, name: str = "conditions") -> Tensor:
+    """An input of the denoiser, in the weights' dtype where none is named."""
+    return tape.external_tensor(shape, dtype or run_context(tape).weights_dtype, OVERHEAD, name)
