@@ -12,7 +12,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module, Parameter
-from memcalc.tables.dtypes import FP32, FP64
+from memcalc.tables.dtypes import BF16, FP16, FP32, FP64
 
 
 def timestep_embedding(timesteps: Tensor, width: int) -> Tensor:
@@ -189,3 +189,58 @@ def native_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     query, key, value = (ops.transpose(x, 1, 2) for x in (query, key, value))
     out = ops.scaled_dot_product_attention(query, key, value, mask)
     return ops.transpose(out, 1, 2)
+
+
+class EagerRMSNorm(Module):
+    """diffusers' own RMSNorm: an fp32 copy for the mean of squares, the input itself divided."""
+
+    scope = "norms"
+
+    def __init__(self, width: int) -> None:
+        self.weight = Parameter(width, group="norms")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., width] to [..., width]."""
+        variance = ops.mean(ops.pow(ops.to(hidden, FP32)))
+        hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
+        if self.weight.dtype in (FP16, BF16):
+            hidden = ops.to(hidden, self.weight.dtype)
+        return ops.mul(hidden, self.weight)
+
+
+class Convolution(Module):
+    """torch.nn.Conv2d or Conv3d."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *kernel: int, stride: int | tuple[int, ...] = 1, padding: int = 0
+    ) -> None:
+        self.weight = Parameter(outputs, inputs, *kernel)
+        self.bias = Parameter(outputs)
+        self.stride, self.padding = stride, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[b, inputs, ...] to [b, outputs, ...]."""
+        return ops.convolution(x, self.weight, self.bias, stride=self.stride, padding=self.padding)
+
+
+class PatchProjection(Module):
+    """Squares of latents projected to tokens (the convolution of PatchEmbed)."""
+
+    scope = "embedding"
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        self.patch = patch
+        self.proj = Convolution(channels, width, patch, patch, stride=patch)
+
+    def patches(self, latent: Tensor) -> Tensor:
+        """[b, c, h, w] to [b, patches, width], a view."""
+        latent = self.proj(latent)
+        return ops.transpose(ops.view(latent, *latent.shape[:2], -1), 1, 2)
+
+
+def unpatchified(hidden: Tensor, height: int, width: int, patch: int, channels: int) -> Tensor:
+    """Tokens [b, patches, patch² · c] to [b, c, height, width]: a copy in the order of pixels."""
+    rows, columns = height // patch, width // patch
+    hidden = ops.reshape(hidden, hidden.shape[0], rows, columns, patch, patch, channels)
+    hidden = ops.permute(hidden, 0, 5, 1, 3, 2, 4)
+    return ops.reshape(hidden, hidden.shape[0], channels, height, width)
