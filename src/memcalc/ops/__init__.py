@@ -18,7 +18,7 @@ from memcalc.ops.clamp import (
     minimum,
 )
 from memcalc.ops.complex import mul_complex, polar, view_as_complex, view_as_real
-from memcalc.ops.convolution import avg_pool2d, conv1d, convolution, interpolate, max_pool2d, unfold
+from memcalc.ops.convolution import avg_pool2d, conv1d, convolution, interpolate, max_pool2d, unfold, upsample_nearest
 from memcalc.ops.custom_function import autograd_function, routed_multiplier
 from memcalc.ops.einsum import einsum
 from memcalc.ops.elementwise import (
@@ -231,6 +231,7 @@ __all__ = [
     "unbind",
     "unfold",
     "unsqueeze",
+    "upsample_nearest",
     "vector_norm",
     "view",
     "view_as_complex",

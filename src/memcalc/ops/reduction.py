@@ -226,9 +226,15 @@ def nll_loss(log_probs: Tensor, target: Tensor) -> Tensor:
 
 
 def mse_loss(x: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error: keeps both."""
+    """Mean squared error: keeps both.
+
+    The scalar is written into the memory of the squares, as large as x, and keeps it (ATen resizes its output; on
+    shape-only tensors it is new).
+    """
     x = fp32_under_autocast(x)
-    loss = x.tape.empty((), x.dtype)
+    tape = x.tape
+    count = 1 if tape.sum_out_of_place else x.numel
+    loss = Tensor((), (), x.dtype, tape.allocate(count * x.dtype.itemsize))
     node = record(x.tape, loss, _full_size, (x,), x.shape)
     if node is not None:
         node.save(x)
