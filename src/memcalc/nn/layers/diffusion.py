@@ -30,9 +30,9 @@ def timestep_embedding(timesteps: Tensor, width: int) -> Tensor:
 class TimestepEmbedding(Module):
     """Two linear layers around SiLU."""
 
-    def __init__(self, inputs: int, width: int) -> None:
-        self.linear_1 = Linear(inputs, width, bias=True)
-        self.linear_2 = Linear(width, width, bias=True)
+    def __init__(self, inputs: int, width: int, *, bias: bool = True) -> None:
+        self.linear_1 = Linear(inputs, width, bias=bias)
+        self.linear_2 = Linear(width, width, bias=bias)
 
     def forward(self, sample: Tensor) -> Tensor:
         """[b, inputs] to [b, width]."""
@@ -90,8 +90,8 @@ class AdaLayerNormContinuous(Module):
 
     scope = "norms"
 
-    def __init__(self, width: int, conditioning: int) -> None:
-        self.linear = Linear(conditioning, 2 * width, bias=True)
+    def __init__(self, width: int, conditioning: int, *, bias: bool = True) -> None:
+        self.linear = Linear(conditioning, 2 * width, bias=bias)
         self.norm = LayerNorm(width, affine=False)
 
     def forward(self, x: Tensor, emb: Tensor) -> Tensor:

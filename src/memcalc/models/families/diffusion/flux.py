@@ -83,8 +83,8 @@ class FluxAttention(Module):
             value = ops.cat([encoder_value, value], 1)
         query = apply_rotary_emb(query, tables)
         key = apply_rotary_emb(key, tables)
-        out = native_attention(query, key, value, mask)
-        hidden = ops.reshape(out, *out.shape[:2], -1)
+        hidden = native_attention(query, key, value, mask)
+        hidden = ops.reshape(hidden, *hidden.shape[:2], -1)
         hidden = ops.to(hidden, query.dtype)
         if encoder is None:
             return hidden
