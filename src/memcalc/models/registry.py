@@ -34,6 +34,7 @@ class Family:
     verified: str = ""
     supports: str = "training, inference, LoRA"
     kinds: str = ""
+    denoises: bool = False
 
     def runs(self, attention: str) -> str:
         """The implementation that is used where `attention` is asked for: that, or the first that the family has."""
@@ -174,6 +175,12 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "wav2vec2_bert": ("wav2vec2-bert",),
         "wavlm": ("wavlm",),
         "audio_spectrogram_transformer": ("audio-spectrogram-transformer",),
+    },
+    "diffusion": {
+        "flux": ("FluxTransformer2DModel",),
+        "flux2": ("Flux2Transformer2DModel",),
+        "sd3": ("SD3Transformer2DModel",),
+        "unet": ("UNet2DConditionModel",),
     },
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""

@@ -14,6 +14,7 @@ Panel = Literal[
     "LoRA",
     "Loss",
     "Objective",
+    "Diffusion",
     "Serving",
     "Parallel",
     "GPU",

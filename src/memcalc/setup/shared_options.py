@@ -35,6 +35,15 @@ class SharedOptions(Options):
     image_size: PositiveInt | None = option(
         "Batch", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
     )
+    resolution: PositiveInt | None = option(
+        "Diffusion", None, "Height and width of a picture in pixels.", unset="the pipeline's own"
+    )
+    height: PositiveInt | None = option("Diffusion", None, "Height of a picture in pixels.", unset="--resolution")
+    width: PositiveInt | None = option("Diffusion", None, "Width of a picture in pixels.", unset="--resolution")
+    num_frames: PositiveInt | None = option("Diffusion", None, "Frames of a video.", unset="the pipeline's own")
+    max_sequence_length: PositiveInt | None = option(
+        "Diffusion", None, "Tokens of text that the denoiser reads.", unset="the pipeline's own"
+    )
     padding_mask: bool = option(
         "Batch",
         False,

@@ -16,12 +16,12 @@ Objective = Literal["sft", "dpo", "kto", "reward", "grpo", "rloo", "ppo", "disti
 class TrainingOptions(SharedOptions):
     """The options of `--mode training`."""
 
-    trainer: Literal["plain", "hf", "trl"] | None = option(
+    trainer: Literal["plain", "hf", "trl", "diffusers"] | None = option(
         "Batch",
         None,
-        "Training loop: plain PyTorch, Hugging Face Trainer (hf), or TRL's trainers (trl), with what each keeps and "
-        "its defaults.",
-        unset="plain for sft, trl for other objectives",
+        "Training loop: plain PyTorch, Hugging Face Trainer (hf), TRL's trainers (trl), or diffusers' scripts, with "
+        "what each keeps and its defaults.",
+        unset="plain for sft, trl for other objectives, diffusers for denoisers",
     )
 
     precision: Precision = option(

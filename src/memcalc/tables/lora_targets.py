@@ -6,6 +6,9 @@ Source: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING in peft/utils/constan
 from memcalc.errors import UsageError
 
 _QUERY_VALUE = ("q_proj", "v_proj")
+_ATTENTION = ("attn.to_k", "attn.to_q", "attn.to_v", "attn.to_out.0")
+_ADDED = ("attn.add_k_proj", "attn.add_q_proj", "attn.add_v_proj", "attn.to_add_out")
+_DIFFUSION = ("to_k", "to_q", "to_v", "to_out.0")
 
 LORA_TARGETS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -38,6 +41,18 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "mpt": ("Wqkv",),
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "phi": (*_QUERY_VALUE, "fc1", "fc2"),
+    # Denoisers: the default of diffusers' train_dreambooth_lora_*.py (0.42)
+    "FluxTransformer2DModel": (
+        *_ATTENTION,
+        *_ADDED,
+        "ff.net.0.proj",
+        "ff.net.2",
+        "ff_context.net.0.proj",
+        "ff_context.net.2",
+    ),
+    "Flux2Transformer2DModel": (*_DIFFUSION, "to_qkv_mlp_proj", "attn.to_out"),
+    "SD3Transformer2DModel": (*_ATTENTION, *_ADDED),
+    "UNet2DConditionModel": _DIFFUSION,
     "rwkv": ("key", "value", "receptance", "output"),
 }
 

@@ -11,6 +11,7 @@ from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
+from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network
@@ -25,6 +26,7 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
+from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -84,6 +86,8 @@ def trace(
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     asked, setup = setup, setup.with_trainer_defaults()
+    if family(spec.model_type).denoises:
+        setup = as_scripts_train(setup)
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
@@ -101,8 +105,11 @@ def _trace(
 
         spec = run.pursuer(spec, setup)
     network = build(spec)
+    check_sizes(network, setup)
     engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
+    if isinstance(network, Denoiser):
+        notes += denoising_notes(network, picture(network, setup), setup)
     walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
     if step.engine is not None and step.engine.learns:
@@ -148,7 +155,9 @@ def _walk(
         length = setup.target_len or length
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
-    if setup.objective == "sft":
+    if isinstance(network, Denoiser):
+        loss, held, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe))
+    elif setup.objective == "sft":
         (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), Aims()
     else:
         loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
-from memcalc.nn.module import Module
+from memcalc.errors import UsageError
+from memcalc.nn.model import Network
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import DType
 
@@ -44,8 +45,35 @@ class Picture:
         return (self.frames - 1) // 4 + 1
 
 
-class Denoiser(Module):
+class Denoiser(Network):
     """A denoiser. `predict` is its forward."""
+
+    reads_text = False
+    input_kind = "latents"
+    default_side = 1024
+    """Pixels of a side where nobody names a size."""
+    default_frames = 1
+    default_text = 77
+    """Tokens of text that the pipeline gives it."""
+    pixels_per_token = 2 * LATENT_SCALE
+    """What height and width are multiples of."""
+    makes_videos = False
+
+    def picture(
+        self, batch: int, height: int | None, width: int | None, frames: int | None, text: int | None
+    ) -> Picture:
+        """What is denoised: the sizes that were asked for, else the pipeline's own.
+
+        Raises UsageError for sizes that the denoiser cannot be given.
+        """
+        step = self.pixels_per_token
+        sides = [("height", height or self.default_side), ("width", width or self.default_side)]
+        for name, side in sides:
+            if side % step:
+                raise UsageError(f"--{name} {side} is no multiple of {step}, as this model's pictures are; change it.")
+        if frames is not None and not self.makes_videos and frames != 1:
+            raise UsageError("--num-frames counts frames of a video, but this model makes pictures; leave it out.")
+        return Picture(batch, sides[0][1], sides[1][1], frames or self.default_frames, text or self.default_text)
 
     def latent_shape(self, picture: Picture) -> Shape:
         """The shape of the noisy latents, as the pipeline packs them."""
@@ -62,4 +90,6 @@ class Denoiser(Module):
 
 def given(tape: Tape, *shape: int, dtype: DType | None = None, name: str = "conditions") -> Tensor:
     """An input of the denoiser, in the weights' dtype where none is named."""
-    return tape.external_tensor(shape, dtype or run_context(tape).weights_dtype, OVERHEAD, name)
+    tensor = tape.external_tensor(shape, dtype or run_context(tape).weights_dtype, OVERHEAD, name)
+    tensor.storage.allocation.aliased = True
+    return tensor

@@ -10,6 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.registry import Family
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     AdaLayerNormZero,
@@ -72,7 +73,7 @@ class FluxAttention(Module):
         value = self._heads(value)
         query = self.norm_q(query)
         key = self.norm_k(key)
-        if encoder_query is not None:
+        if encoder_query is not None and encoder_key is not None and encoder_value is not None:
             encoder_query = self._heads(encoder_query)
             encoder_key = self._heads(encoder_key)
             encoder_value = self._heads(encoder_value)
@@ -169,6 +170,8 @@ class FluxSingleTransformerBlock(Module):
 class FluxTransformer2DModel(Denoiser):
     """The denoiser of FLUX.1."""
 
+    default_text = 512
+
     def __init__(self, c: Config) -> None:
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
         self.width = width = heads * dim
@@ -227,4 +230,17 @@ DEFAULTS = {
     "pooled_projection_dim": 768,
     "guidance_embeds": False,
     "axes_dims_rope": [16, 56, 56],
+}
+
+FAMILIES = {
+    "FluxTransformer2DModel": Family(
+        "FluxTransformer2DModel",
+        lambda c, _: FluxTransformer2DModel(c),
+        DEFAULTS,
+        blocks="encoder",
+        attention="sdpa",
+        denoises=True,
+        supports="training, LoRA",
+        verified="runs of diffusers on PyTorch's allocator",
+    )
 }

@@ -10,6 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.registry import Family
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     NoDropout,
@@ -239,13 +240,15 @@ class Modulation(Module):
 
     def forward(self, temb: Tensor) -> Tensor:
         """[b, h] to [b, 3 · sets · h]."""
-        mod = ops.silu(temb)
+        mod: Tensor = ops.silu(temb)
         mod = self.linear(mod)
         return mod
 
 
 class Flux2Transformer2DModel(Denoiser):
     """The denoiser of FLUX.2."""
+
+    default_text = 512
 
     def __init__(self, c: Config) -> None:
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
@@ -321,4 +324,17 @@ DEFAULTS = {
     "mlp_ratio": 3.0,
     "axes_dims_rope": [32, 32, 32, 32],
     "guidance_embeds": True,
+}
+
+FAMILIES = {
+    "Flux2Transformer2DModel": Family(
+        "Flux2Transformer2DModel",
+        lambda c, _: Flux2Transformer2DModel(c),
+        DEFAULTS,
+        blocks="encoder",
+        attention="sdpa",
+        denoises=True,
+        supports="training, LoRA",
+        verified="runs of diffusers on PyTorch's allocator",
+    )
 }

@@ -10,7 +10,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
-from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
+from memcalc.models.registry import Family
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     AdaLayerNormZero,
@@ -73,11 +74,7 @@ class JointAttention(Module):
                 self.add_k_proj(encoder),
                 self.add_v_proj(encoder),
             )
-            text_query, text_key, text_value = (
-                self._heads(text_query),
-                self._heads(text_key),
-                self._heads(text_value),
-            )
+            text_query, text_key, text_value = (self._heads(text_query), self._heads(text_key), self._heads(text_value))
             if self.qk_norm:
                 text_query = self.norm_added_q(text_query)
                 text_key = self.norm_added_k(text_key)
@@ -196,7 +193,10 @@ class CroppedPatchEmbed(PatchProjection):
 class SD3Transformer2DModel(Denoiser):
     """The denoiser of Stable Diffusion 3 and 3.5."""
 
+    default_text = 333
+
     def __init__(self, c: Config) -> None:
+        self.default_side = LATENT_SCALE * c.integer("sample_size")
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
         self.width = width = heads * dim
         self.channels, self.patch = c.integer("in_channels"), c.integer("patch_size")
@@ -223,12 +223,14 @@ class SD3Transformer2DModel(Denoiser):
         """[b, channels, h, w] to the same."""
         tape, batch = latents.tape, picture.batch
         timestep = given(tape, batch, dtype=INT64)
-        encoder: Tensor | None = given(tape, batch, picture.text, self.text_width)
+        text = given(tape, batch, picture.text, self.text_width)
         pooled = given(tape, batch, self.pooled)
         hidden = self.pos_embed(latents)
         hidden = ops.contiguous(hidden)
         temb = self.time_text_embed(timestep, None, pooled)
-        encoder = self.context_embedder(encoder)
+        text = self.context_embedder(text)
+        encoder: Tensor | None = text
+        del text
         for block in self.transformer_blocks:
             encoder, hidden = block(hidden, encoder, temb)
         hidden = self.norm_out(hidden, temb)
@@ -250,4 +252,17 @@ DEFAULTS = {
     "pos_embed_max_size": 96,
     "dual_attention_layers": [],
     "qk_norm": None,
+}
+
+FAMILIES = {
+    "SD3Transformer2DModel": Family(
+        "SD3Transformer2DModel",
+        lambda c, _: SD3Transformer2DModel(c),
+        DEFAULTS,
+        blocks="encoder",
+        attention="sdpa",
+        denoises=True,
+        supports="training, LoRA",
+        verified="runs of diffusers on PyTorch's allocator",
+    )
 }

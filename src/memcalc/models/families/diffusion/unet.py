@@ -12,15 +12,10 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
+from memcalc.models.registry import Family
 from memcalc.nn.layers.diffusion import Convolution, TimestepEmbedding, timestep_embedding
-from memcalc.nn.layers.diffusion_blocks import (
-    GroupNorm,
-    Resample,
-    ResnetBlock2D,
-    SpatialTransformer,
-    run_checkpointed,
-)
+from memcalc.nn.layers.diffusion_blocks import GroupNorm, Resample, ResnetBlock2D, SpatialTransformer, run_checkpointed
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.module import Module
 from memcalc.tables.dtypes import INT64
@@ -102,6 +97,7 @@ class UNet2DConditionModel(Denoiser):
     """The denoiser of Stable Diffusion before 3."""
 
     def __init__(self, c: Config) -> None:
+        self.default_side = LATENT_SCALE * (c.optional("sample_size") or 64)
         channels = c.integers("block_out_channels")
         depth = len(channels)
         self.channels, self.out_channels = c.integer("in_channels"), c.integer("out_channels")
@@ -223,6 +219,7 @@ def _added_width(c: Config) -> int:
 
 
 DEFAULTS = {
+    "sample_size": None,
     "in_channels": 4,
     "out_channels": 4,
     "block_out_channels": [320, 640, 1280, 1280],
@@ -239,4 +236,17 @@ DEFAULTS = {
     "encoder_hid_dim_type": None,
     "down_block_types": ["CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
     "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
+}
+
+FAMILIES = {
+    "UNet2DConditionModel": Family(
+        "UNet2DConditionModel",
+        lambda c, _: UNet2DConditionModel(c),
+        DEFAULTS,
+        blocks="encoder",
+        attention="sdpa",
+        denoises=True,
+        supports="training, LoRA",
+        verified="runs of diffusers on PyTorch's allocator",
+    )
 }
