@@ -34,7 +34,6 @@ class Family:
     verified: str = ""
     supports: str = "training, inference, LoRA"
     kinds: str = ""
-    denoises: bool = False
 
     def runs(self, attention: str) -> str:
         """The implementation that is used where `attention` is asked for: that, or the first that the family has."""
@@ -200,6 +199,11 @@ _UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
 def known() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
+
+
+def denoisers() -> tuple[str, ...]:
+    """The classes of diffusers that denoise and that memcalc can answer for."""
+    return tuple(name for names in _FILES["diffusion"].values() for name in names)
 
 
 def family(model_type: str) -> Family:

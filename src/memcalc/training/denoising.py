@@ -15,7 +15,6 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import FP32, DType
 from memcalc.training.traced_step import Aims
 
-
 _SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
 """Options that say what a denoiser is given."""
 

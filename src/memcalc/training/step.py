@@ -12,7 +12,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.common.denoiser import Denoiser
-from memcalc.models.registry import family
+from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
@@ -86,7 +86,7 @@ def trace(
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     asked, setup = setup, setup.with_trainer_defaults()
-    if family(spec.model_type).denoises:
+    if spec.model_type in denoisers():
         setup = as_scripts_train(setup)
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})

@@ -21,7 +21,7 @@ LATENT_SCALE = 8
 
 @dataclass(frozen=True)
 class Picture:
-    """What is denoised: `batch` pictures or videos of `height` x `width` pixels and `frames`, for a text of `text` tokens."""
+    """What is denoised: `batch` pictures of `height` x `width` pixels or videos of `frames`, for `text` tokens."""
 
     batch: int
     height: int

@@ -24,8 +24,7 @@ def run_checkpointed(module: Module, hidden: Tensor, *args: Any) -> Tensor:
     if run_context(hidden).checkpointing and hidden.tape.grad_enabled:
         out: Tensor = checkpointed(hidden.tape, module, hidden, *args)
         return out
-    out = module(hidden, *args)
-    return out
+    return module(hidden, *args)
 
 
 class GroupNorm(Module):
@@ -215,8 +214,7 @@ class SpatialTransformer(Module):
             hidden = self.proj_in(hidden)
             return ops.reshape(ops.permute(hidden, 0, 2, 3, 1), batch, -1, channels)
         hidden = ops.reshape(ops.permute(hidden, 0, 2, 3, 1), batch, -1, channels)
-        hidden = self.proj_in(hidden)
-        return hidden
+        return self.proj_in(hidden)
 
     def _pixels(self, hidden: Tensor, residual: Tensor, shape: tuple[int, ...]) -> Tensor:
         if not self.linear:

@@ -239,7 +239,6 @@ FAMILIES = {
         DEFAULTS,
         blocks="encoder",
         attention="sdpa",
-        denoises=True,
         supports="training, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )

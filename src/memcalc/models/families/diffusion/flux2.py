@@ -49,8 +49,7 @@ class Flux2FeedForward(Module):
         """[..., width] to [..., width]."""
         x = self.linear_in(x)
         x = _swiglu(x)
-        x = self.linear_out(x)
-        return x
+        return self.linear_out(x)
 
 
 class Flux2Attention(Module):
@@ -134,8 +133,7 @@ class Flux2ParallelSelfAttention(Module):
         hidden = ops.to(hidden, query.dtype)
         mlp_hidden = _swiglu(mlp_hidden)
         hidden = ops.cat([hidden, mlp_hidden], -1)
-        hidden = self.to_out(hidden)
-        return hidden
+        return self.to_out(hidden)
 
 
 def _shifted(norm_hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -241,8 +239,7 @@ class Modulation(Module):
     def forward(self, temb: Tensor) -> Tensor:
         """[b, h] to [b, 3 · sets · h]."""
         mod: Tensor = ops.silu(temb)
-        mod = self.linear(mod)
-        return mod
+        return self.linear(mod)
 
 
 class Flux2Transformer2DModel(Denoiser):
@@ -333,7 +330,6 @@ FAMILIES = {
         DEFAULTS,
         blocks="encoder",
         attention="sdpa",
-        denoises=True,
         supports="training, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
