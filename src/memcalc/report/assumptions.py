@@ -61,7 +61,8 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
             f"--attention {setup.attention} is not used: Transformers has {family(spec.model_type).attention} for "
             f"{spec.model_type}, so {used['attention']} is counted"
         )
-    yield from _padding(setup, step)
+    if step.network.input_kind != "latents":
+        yield from _padding(setup, step)
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
         yield from dict.fromkeys(module.assumption for module in step.network.all_modules if module.assumption)
     if step.training and any(allocation.name == "KV cache" for allocation in step.tape.allocations):

@@ -68,7 +68,7 @@ class CombinedTimestepTextEmbedding(Module):
 
 
 class AdaLayerNormZero(Module):
-    """LayerNorm scaled and shifted by the conditioning, which also gives gates: `parts` chunks (6; 3 for one stream)."""
+    """LayerNorm scaled and shifted by the conditioning, which gives gates too: `parts` chunks (6; 3 for one stream)."""
 
     scope = "norms"
 

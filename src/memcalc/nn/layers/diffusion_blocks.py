@@ -24,7 +24,8 @@ def run_checkpointed(module: Module, hidden: Tensor, *args: Any) -> Tensor:
     if run_context(hidden).checkpointing and hidden.tape.grad_enabled:
         out: Tensor = checkpointed(hidden.tape, module, hidden, *args)
         return out
-    return module(hidden, *args)
+    result: Tensor = module(hidden, *args)
+    return result
 
 
 class GroupNorm(Module):
@@ -214,7 +215,8 @@ class SpatialTransformer(Module):
             hidden = self.proj_in(hidden)
             return ops.reshape(ops.permute(hidden, 0, 2, 3, 1), batch, -1, channels)
         hidden = ops.reshape(ops.permute(hidden, 0, 2, 3, 1), batch, -1, channels)
-        return self.proj_in(hidden)
+        out: Tensor = self.proj_in(hidden)
+        return out
 
     def _pixels(self, hidden: Tensor, residual: Tensor, shape: tuple[int, ...]) -> Tensor:
         if not self.linear:

@@ -49,7 +49,8 @@ class Flux2FeedForward(Module):
         """[..., width] to [..., width]."""
         x = self.linear_in(x)
         x = _swiglu(x)
-        return self.linear_out(x)
+        out: Tensor = self.linear_out(x)
+        return out
 
 
 class Flux2Attention(Module):
@@ -133,7 +134,8 @@ class Flux2ParallelSelfAttention(Module):
         hidden = ops.to(hidden, query.dtype)
         mlp_hidden = _swiglu(mlp_hidden)
         hidden = ops.cat([hidden, mlp_hidden], -1)
-        return self.to_out(hidden)
+        out: Tensor = self.to_out(hidden)
+        return out
 
 
 def _shifted(norm_hidden: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -239,7 +241,8 @@ class Modulation(Module):
     def forward(self, temb: Tensor) -> Tensor:
         """[b, h] to [b, 3 · sets · h]."""
         mod: Tensor = ops.silu(temb)
-        return self.linear(mod)
+        out: Tensor = self.linear(mod)
+        return out
 
 
 class Flux2Transformer2DModel(Denoiser):
