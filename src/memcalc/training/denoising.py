@@ -13,7 +13,7 @@ from memcalc.models.common.denoiser import Denoiser, Picture, given
 from memcalc.nn.model import Network
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import FP32, DType
-from memcalc.training.traced_step import Aims
+from memcalc.training.traced_step import ObjectiveExtras
 
 _SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
 """Options that say what a denoiser is given."""
@@ -94,7 +94,7 @@ def denoising_notes(model: Denoiser, asked: Picture, setup: TrainingSetup) -> li
 
 def denoise(
     tape: Tape, model: Denoiser, asked: Picture, autocast: DType | None
-) -> tuple[Tensor, tuple[Tensor, ...], Aims]:
+) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
     """The loss of a micro-batch, what the script's loop holds through backward, and what of that outlasts it."""
     shape = model.latent_shape(asked)
     model_input = given(tape, *shape, name="latents")
@@ -110,4 +110,4 @@ def denoise(
     loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
     held = (noise, noisy, pred, target, sigmas, loss)
     distinct = {id(tensor.storage): tensor.storage.allocation.nbytes for tensor in held}
-    return loss, held, Aims(outlasting=sum(distinct.values()))
+    return loss, held, ObjectiveExtras(held_until_step_bytes=sum(distinct.values()))

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, given
-from memcalc.models.registry import Family
+from memcalc.models.family import Family
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     NoDropout,

@@ -11,7 +11,7 @@ from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
-from memcalc.models.registry import Family
+from memcalc.models.family import Family
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     AdaLayerNormZero,

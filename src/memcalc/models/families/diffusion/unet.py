@@ -13,7 +13,7 @@ from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
-from memcalc.models.registry import Family
+from memcalc.models.family import Family
 from memcalc.nn.layers.diffusion import Convolution, TimestepEmbedding, timestep_embedding
 from memcalc.nn.layers.diffusion_blocks import GroupNorm, Resample, ResnetBlock2D, SpatialTransformer, run_checkpointed
 from memcalc.nn.layers.linear import Linear
