@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, given
-from memcalc.models.family import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     AdaLayerNormZero,
@@ -232,8 +232,8 @@ DEFAULTS = {
     "axes_dims_rope": [16, 56, 56],
 }
 
-FAMILIES = {
-    "FluxTransformer2DModel": Family(
+FAMILIES = table(
+    Family(
         "FluxTransformer2DModel",
         lambda c, _: FluxTransformer2DModel(c),
         DEFAULTS,
@@ -242,4 +242,4 @@ FAMILIES = {
         supports="training, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
-}
+)

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, given
-from memcalc.models.family import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     NoDropout,
@@ -326,8 +326,8 @@ DEFAULTS = {
     "guidance_embeds": True,
 }
 
-FAMILIES = {
-    "Flux2Transformer2DModel": Family(
+FAMILIES = table(
+    Family(
         "Flux2Transformer2DModel",
         lambda c, _: Flux2Transformer2DModel(c),
         DEFAULTS,
@@ -336,4 +336,4 @@ FAMILIES = {
         supports="training, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
-}
+)

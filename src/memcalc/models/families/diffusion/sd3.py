@@ -11,7 +11,7 @@ from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
-from memcalc.models.family import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     AdaLayerNormZero,
@@ -254,8 +254,8 @@ DEFAULTS = {
     "qk_norm": None,
 }
 
-FAMILIES = {
-    "SD3Transformer2DModel": Family(
+FAMILIES = table(
+    Family(
         "SD3Transformer2DModel",
         lambda c, _: SD3Transformer2DModel(c),
         DEFAULTS,
@@ -264,4 +264,4 @@ FAMILIES = {
         supports="training, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
-}
+)

@@ -13,7 +13,7 @@ from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
-from memcalc.models.family import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import Convolution, TimestepEmbedding, timestep_embedding
 from memcalc.nn.layers.diffusion_blocks import GroupNorm, Resample, ResnetBlock2D, SpatialTransformer, run_checkpointed
 from memcalc.nn.layers.linear import Linear
@@ -238,8 +238,8 @@ DEFAULTS = {
     "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"],
 }
 
-FAMILIES = {
-    "UNet2DConditionModel": Family(
+FAMILIES = table(
+    Family(
         "UNet2DConditionModel",
         lambda c, _: UNet2DConditionModel(c),
         DEFAULTS,
@@ -248,4 +248,4 @@ FAMILIES = {
         supports="training, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
-}
+)
