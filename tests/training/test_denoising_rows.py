@@ -6,7 +6,6 @@ import pytest
 from support.diffusion_rows import differences, rows
 
 ROWS = dict(rows())
-SUMS = "partial sums of bias gradients, which take memory where a GPU is named"
 GROUPS = "statistics of group norms, not explained"
 FLASH = "flash attention in place of cuDNN's, as on cards that have no cuDNN attention"
 
@@ -14,47 +13,16 @@ NOT_OFFERED = {"sd15 full bf16 sdpa math", "sd3 full bf16 sdpa math", "flux full
 """Attention by PyTorch's math kernel alone, which no option asks for."""
 
 KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
-    "sd15 full bf16": ((0, 8979968, 0), SUMS),
-    "sd15 full mixed": ((0, 8979968, 0), SUMS),
-    "sd15 full mixed ckpt": ((0, 8390144, 0), SUMS),
-    "sd15 full fp32": ((0, 1182208, 0), SUMS),
-    "sd15 full bf16 fused": ((0, 8979968, 0), SUMS),
-    "sd15 full bf16 for-loop": ((0, 8979968, 0), SUMS),
-    "sd15 full script adamw8bit": ((0, 8979968, 0), SUMS),
-    "sd15 full bf16 no clip": ((0, 8979968, 0), SUMS),
-    "sd15 full bf16 batch 2 larger": ((0, 40175104, 0), SUMS),
     "sdxl full bf16": ((512, 0, 0), GROUPS),
     "sdxl full mixed": ((512, 0, 0), GROUPS),
-    "sdxl full mixed ckpt": ((1536, 16779776, 0), SUMS),
+    "sdxl full mixed ckpt": ((1536, 0, 0), GROUPS),
     "sdxl lora script": ((512, 0, 0), GROUPS),
     "sdxl lora script ckpt": ((2560, 0, 0), GROUPS),
     "sdxl lora script batch 4": ((2048, 0, 0), GROUPS),
-    "sd3 full bf16": ((0, 15302656, 0), SUMS),
-    "sd3 full mixed": ((0, 22591488, 0), SUMS),
-    "sd3 full mixed ckpt": ((0, 14518272, 0), SUMS),
-    "sd3 full fp32": ((0, 8389120, 0), SUMS),
-    "sd3 full bf16 fused": ((0, 15302656, 0), SUMS),
-    "sd3 full bf16 for-loop": ((0, 15302656, 0), SUMS),
-    "sd3 full script adamw8bit": ((0, 25174528, 0), SUMS),
-    "sd3 full bf16 no clip": ((0, 15302656, 0), SUMS),
-    "sd3 full bf16 batch 2 larger": ((0, 71311872, 0), SUMS),
-    "flux full bf16": ((0, 17693184, 0), SUMS),
-    "flux full mixed ckpt": ((0, 14692864, 0), SUMS),
-    "flux full fp32": ((0, 12583424, 0), SUMS),
-    "flux full bf16 fused": ((0, 17693184, 0), SUMS),
-    "flux full bf16 for-loop": ((0, 17693184, 0), SUMS),
-    "flux full script adamw8bit": ((0, 512, 0), "not traced"),
-    "flux full bf16 no clip": ((0, 17693184, 0), SUMS),
-    "flux full bf16 batch 2 larger": ((0, 46137856, 0), SUMS),
-    "sd15 real full mixed 512": ((0, 28846592, 0), SUMS),
+    "sd3 full fp32": ((0, 8136704, 0), "backward of a block in fp32, not explained"),
     "sdxl real lora 1024": ((2560, 0, 0), GROUPS),
-    "sdxl real full mixed 1024 ckpt": ((7680, 55060992, 0), SUMS),
-    "sd3 real full mixed 1024 ckpt": ((0, 25184768, 0), SUMS),
-    "flux real dev full bf16 512 ckpt adamw8bit": ((0, 25166336, 0), SUMS),
-    "sd15 full bf16 a100": ((0, 8979968, 0), SUMS),
+    "sdxl real full mixed 1024 ckpt": ((7680, 0, 0), GROUPS),
     "sdxl full bf16 a100": ((512, 0, 0), GROUPS),
-    "sd3 full bf16 a100": ((0, 15302656, 0), SUMS),
-    "flux full bf16 a100": ((0, 17693184, 0), SUMS),
     "flux real dev lora 512x768 r4 ckpt adamw8bit text 77": ((-917504, -917504, -918016), FLASH),
     "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": (
         (517120, 517120, 516608),
@@ -74,4 +42,4 @@ def test_what_differs_is_small_and_has_a_row() -> None:
     assert KNOWN.keys() <= ROWS.keys()
     for name, (found, _) in KNOWN.items():
         peak: dict[str, Any] = ROWS[name]["measured"]["phase_rounded"]
-        assert max(map(abs, found)) <= 0.05 * max(peak.values())
+        assert max(map(abs, found)) <= 0.005 * max(peak.values())
