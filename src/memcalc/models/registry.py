@@ -22,7 +22,8 @@ class Family:
     `build` gets the config and the head's class name (None: the family's usual one). `verified` says what stands
     behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts; `supports`
     what it is computed for. `blocks` decides how the model is run; `kinds` says, for people, what its blocks are where
-    they are not all attention and an MLP.
+    they are not all attention and an MLP. `attention_assumed`: its code is its repository's own, and is taken to
+    attend as Transformers' family does.
     """
 
     model_type: str
@@ -34,6 +35,7 @@ class Family:
     verified: str = ""
     supports: str = "training, inference, LoRA"
     kinds: str = ""
+    attention_assumed: bool = False
 
     def runs(self, attention: str) -> str:
         """The implementation that is used where `attention` is asked for: that, or the first that the family has."""

@@ -17,6 +17,7 @@ from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell
 from memcalc.nn.stack import Stack
 from memcalc.peft.freezing import freeze, train_only
 from memcalc.peft.injection import Lora, add_lora
+from memcalc.peft.selection import tell_layers_apart
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
 from memcalc.tables.frozen_bases import frozen_base
@@ -31,6 +32,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     stated = find_quantization(spec.config)
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
+    if setup.lora_rank is not None:
+        tell_layers_apart(network, _lora(setup).selection)
     if setup.checkpoint_every_n_blocks > 1:
         _checkpoint_every(network, setup.checkpoint_every_n_blocks)
     reads_ids = network.reads_text and network.main_input == "input_ids"
@@ -165,4 +168,8 @@ def _lora(setup: TrainingSetup) -> Lora:
         setup.lora_bias,
         setup.dora,
         setup.modules_to_save,
+        setup.lora_exclude_modules,
+        setup.lora_layers_to_transform,
+        setup.lora_rank_pattern,
+        setup.lora_target_parameters,
     )

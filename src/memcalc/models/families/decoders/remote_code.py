@@ -20,19 +20,31 @@ def minicpm(c: Config, architecture: str | None) -> Network:
     return dense_decoder(c, architecture, mlp=gated_mlp(c), block=partial(DecoderBlock, scaled=True), scaled=True)
 
 
+def baichuan(c: Config, architecture: str | None) -> Network:
+    """Baichuan: Llama with one projection for query, key and value."""
+    return dense_decoder(c, architecture, attention={"fused": True})
+
+
 def qwen(c: Config, architecture: str | None) -> Network:
     """Qwen 1: `intermediate_size` counts gate and up together."""
     width = c.integer("intermediate_size")
     if width % 2:
         raise ConfigError(f"{c.where} gives 'intermediate_size' as {width}, which gate and up cannot halve.")
     head_dim, heads = c.integer("kv_channels", c.head_dim()), c.integer("num_attention_heads")
-    return qwen2(c.replaced(intermediate_size=width // 2, num_key_value_heads=heads, head_dim=head_dim), architecture)
+    whole = c.replaced(intermediate_size=width // 2, num_key_value_heads=heads, head_dim=head_dim)
+    return dense_decoder(whole, architecture, attention={"bias": True, "fused": True})
 
 
 def internlm(c: Config, architecture: str | None) -> Network:
     """InternLM 1 to 3: Llama, where one switch is for the biases of attention."""
     bias = c.flag("bias")
     return llama(c.replaced(attention_bias=bias or c.flag("qkv_bias"), mlp_bias=False), architecture)
+
+
+def internlm2(c: Config, architecture: str | None) -> Network:
+    """InternLM 2: Llama with one projection for query, key and value."""
+    bias = c.flag("bias")
+    return dense_decoder(c, architecture, attention={"bias": bias, "out_bias": bias, "fused": True})
 
 
 _LLAMA = {
@@ -49,18 +61,31 @@ _ROWS = "measured rows, exact counts"
 _AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
 _AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
 FAMILIES = {
-    "baichuan": Family("baichuan", llama, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
-    "xverse": Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
-    "internlm": Family("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    "internlm2": Family("internlm2", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    "minicpm": Family("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
-    "mimo": Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
+    "baichuan": Family(
+        "baichuan", baichuan, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA, attention_assumed=True
+    ),
+    "xverse": Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA, attention_assumed=True),
+    "internlm": Family(
+        "internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA, attention_assumed=True
+    ),
+    "internlm2": Family(
+        "internlm2",
+        internlm2,
+        {**_LLAMA, "vocab_size": 103168, "bias": True},
+        verified=_AS_LLAMA,
+        attention_assumed=True,
+    ),
+    "minicpm": Family(
+        "minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA, attention_assumed=True
+    ),
+    "mimo": Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2, attention_assumed=True),
     "qwen": Family(
         "qwen",
         qwen,
         {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
         {"seq_length": "max_position_embeddings"},
         verified=_AS_QWEN2,
+        attention_assumed=True,
     ),
     "exaone": Family(
         "exaone",
