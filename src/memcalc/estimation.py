@@ -9,6 +9,7 @@ from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS,
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import Outside
 from memcalc.errors import TooLongError, UsageError
+from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import idle_parameters
 from memcalc.peak.sweep import Moment, Sweep
@@ -30,6 +31,7 @@ from memcalc.report.schema import (
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
 from memcalc.training.step import Step, trace
+from memcalc.units import format_bytes
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -77,6 +79,7 @@ def estimate(
             *assumptions,
             *assumed(spec, setup, step),
             *_raised(spec, setup, outside.allocated, teacher),
+            *_attended(spec, setup, step, teacher),
             *outside.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
@@ -115,6 +118,22 @@ def _raised(
         yield (
             f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
             f"{', and --no-prepare-kbit-training leaves out copies in fp32' if setup.prepare_kbit_training else ''}"
+        )
+
+
+def _attended(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
+) -> Iterator[str]:
+    """How a model attends whose code is its repository's own, and what the other way would take."""
+    if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
+        return
+    used = step.resolved()["attention"]
+    eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
+    if used != "eager" and eager.setup["attention"] == "eager":
+        yield (
+            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend as "
+            f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be allocated "
+            "(--attention)"
         )
 
 

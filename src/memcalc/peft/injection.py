@@ -66,12 +66,17 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
         _adapt_mixture(site, wrapped, lora)
     if lora.bias in ("all", "lora-only"):
         _train_biases(network, only_adapted=lora.bias == "lora-only")
+    unsaved: list[str] = []
     if lora.modules_to_save is not None:
-        save_modules(network, lora.modules_to_save)
-    if lora.targets is not None and is_pattern(lora.targets):
-        return []
-    idle = sorted(name for name in split_names(lora.targets or "") & names if not _matching(found, name))
-    return [f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle]
+        saved = save_modules(network, lora.modules_to_save)
+        wanted = split_names(lora.modules_to_save)
+        unsaved = sorted(name for name in wanted if not any(site.name.endswith(name) for site in saved))
+    listed = frozenset[str]() if is_pattern(lora.targets or "") else split_names(lora.targets or "")
+    idle = sorted(name for name in listed & names if not _matching(found, name))
+    return [
+        *(f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle),
+        *(f"no module is called {name[:40]}: it is not trained (--modules-to-save)" for name in unsaved),
+    ]
 
 
 def _here(targets: str | None, model_type: str) -> str | None:

@@ -57,35 +57,23 @@ _LLAMA = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
+_own = partial(Family, attention_assumed=True)
 _ROWS = "measured rows, exact counts"
 _AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
 _AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
 FAMILIES = {
-    "baichuan": Family(
-        "baichuan", baichuan, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA, attention_assumed=True
-    ),
-    "xverse": Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA, attention_assumed=True),
-    "internlm": Family(
-        "internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA, attention_assumed=True
-    ),
-    "internlm2": Family(
-        "internlm2",
-        internlm2,
-        {**_LLAMA, "vocab_size": 103168, "bias": True},
-        verified=_AS_LLAMA,
-        attention_assumed=True,
-    ),
-    "minicpm": Family(
-        "minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA, attention_assumed=True
-    ),
-    "mimo": Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2, attention_assumed=True),
-    "qwen": Family(
+    "baichuan": _own("baichuan", baichuan, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
+    "xverse": _own("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
+    "internlm": _own("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    "internlm2": _own("internlm2", internlm2, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    "minicpm": _own("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
+    "mimo": _own("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
+    "qwen": _own(
         "qwen",
         qwen,
         {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
         {"seq_length": "max_position_embeddings"},
         verified=_AS_QWEN2,
-        attention_assumed=True,
     ),
     "exaone": Family(
         "exaone",
