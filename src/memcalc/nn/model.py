@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -106,7 +107,8 @@ class Outputs:
     def logits_as_fp32(self) -> Tensor:
         """The logits, converted to fp32 where autocast computed them in 16 bits (accelerate does so)."""
         (logits, *rest), self.returned = self.returned, ()
-        logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
+        with logits.tape.scoped("logits in fp32"):
+            logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
         self.returned = (logits, *rest)
         return logits
 
@@ -116,7 +118,9 @@ class Outputs:
         The narrow tensors stay alive until all are converted.
         """
         returned = self.returned
-        self.returned = _in_fp32(returned)
+        tape = next((x.tape for x in returned if isinstance(x, Tensor)), None)
+        with nullcontext() if tape is None else tape.scoped("logits in fp32"):
+            self.returned = _in_fp32(returned)
 
 
 def _in_fp32(returned: Any) -> Any:
@@ -128,6 +132,7 @@ def _in_fp32(returned: Any) -> Any:
 class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
+    scope = "inputs and outputs"
     reads_text: bool = True
     """The model takes token ids; one that takes images only has no sequence length."""
     source_is_text: bool = True
