@@ -96,6 +96,8 @@ def _adapters(setup: TrainingOptions) -> Iterator[str]:
             "--train-only chooses weights of the model itself, but with --lora-rank only adapters are trained; "
             "leave one of them out, or name whole modules with --modules-to-save."
         )
+    if setup.quantize_moe_experts != "none" and setup.quantization == "none":
+        yield "--quantize-moe-experts goes with --quantization, such as nf4; add it, or leave it out."
     if setup.quantization != "none" and not lora:
         yield (
             f"a model quantized to {setup.quantization} cannot be trained itself, as its weights have no gradients; "

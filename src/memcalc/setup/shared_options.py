@@ -47,6 +47,12 @@ class SharedOptions(Options):
         "none",
         "Quantize the weights of linear layers when loading (embeddings, norms and head stay wide).",
     )
+    quantize_moe_experts: Literal["none", "one-by-one", "stacked"] = option(
+        "Precision",
+        "none",
+        "Quantize experts too, which bitsandbytes leaves wide in Transformers 5: one-by-one (Transformers 4, Unsloth) "
+        "or stacked (a layer's experts at once: axolotl's quantize_moe_experts).",
+    )
     cuda_context: str | None = option(
         "GPU", None, "Size of the CUDA context outside the allocator, such as 500MiB.", unset="by GPU"
     )

@@ -23,7 +23,7 @@ from memcalc.tables.dtypes import ALIASES, FP32
 from memcalc.tables.frozen_bases import frozen_base
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.stated_formats import module_formats, stated_format, unknown_layout
-from memcalc.tables.weight_formats import FORMATS, WeightFormat
+from memcalc.tables.weight_formats import WeightFormat, asked_format
 from memcalc.training.liger import use_liger
 
 
@@ -88,7 +88,7 @@ def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | 
             "or use nf4, which bitsandbytes trains on."
         )
     if setup.quantization != "none":
-        return FORMATS[setup.quantization], []
+        return asked_format(setup.quantization, setup.quantize_moe_experts), []
     if stated is None:
         return None, []
     form = stated_format(stated)
@@ -136,7 +136,12 @@ def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) 
     elif form.kernel == "dequantize":
         yield f"{form.name} weights are dequantized in forward and again in backward, as no training kernel is known"
     if any(isinstance(module, Experts) and not isinstance(module, QuantizedExperts) for _, module in network.modules()):
-        yield f"experts stay wide: Transformers' {form.name} quantizes linear layers only"
+        yield (
+            f"experts stay wide: in Transformers 5.24 {form.name} quantizes linear layers only; Transformers 4, "
+            "Unsloth and axolotl quantize experts (--quantize-moe-experts)"
+        )
+    elif form.experts_apart:
+        yield "experts are quantized one by one, as Transformers 4 and Unsloth have them (--quantize-moe-experts)"
 
 
 def _checkpoint_every(network: Network, step: int) -> None:
