@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
@@ -12,6 +13,7 @@ from memcalc.errors import TooLongError, UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import idle_parameters
+from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.peak.sweep import Moment, Sweep
 from memcalc.report.assumptions import assumed
 from memcalc.report.schema import (
@@ -80,6 +82,7 @@ def estimate(
             *assumed(spec, setup, step),
             *_raised(spec, setup, outside.allocated, teacher),
             *_attended(spec, setup, step, teacher),
+            *_without_kernels(spec, setup, step, teacher),
             *outside.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
@@ -134,6 +137,20 @@ def _attended(
             f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend as "
             f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be allocated "
             "(--attention)"
+        )
+
+
+def _without_kernels(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
+) -> Iterator[str]:
+    """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
+    if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
+        return
+    with suppress(UsageError):  # weights that the kernels cannot take
+        fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
+        yield (
+            f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
+            "(--state-space-kernels mamba-ssm)"
         )
 
 

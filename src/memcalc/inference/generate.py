@@ -18,6 +18,7 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.run_context import RunContext, run_context
+from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
@@ -37,6 +38,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     engine = ENGINES[setup.engine]
     whole = build(spec)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
+    if setup.state_space_kernels == "mamba-ssm":
+        notes = [*notes, use_mamba_ssm(network)]
     weights = loaded(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:

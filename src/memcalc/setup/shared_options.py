@@ -42,6 +42,12 @@ class SharedOptions(Options):
         "real mask reaches attention.",
     )
     attention: Attention = option("Precision", "sdpa", "Attention implementation.")
+    state_space_kernels: Literal["torch", "mamba-ssm"] = option(
+        "Precision",
+        "torch",
+        "Scans of Mamba layers: plain PyTorch, as Transformers runs them alone, or the kernels of mamba-ssm, which it "
+        "takes where they are installed.",
+    )
     quantization: Quantization = option(
         "Precision",
         "none",

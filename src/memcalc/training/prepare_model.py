@@ -15,6 +15,7 @@ from memcalc.nn.module import Buffer
 from memcalc.nn.module_paths import input_embeddings, sites
 from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell_apart
 from memcalc.nn.stack import Stack
+from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.peft.freezing import freeze, train_only
 from memcalc.peft.injection import Lora, add_lora
 from memcalc.peft.selection import tell_layers_apart
@@ -56,6 +57,8 @@ def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     if setup.kernels == "liger":
         use_liger(network, spec.model_type)
     form, notes = _base_format(spec, setup)
+    if setup.state_space_kernels == "mamba-ssm":
+        notes.append(use_mamba_ssm(network))
     if form is not None:
         _quantize(network, form, spec, setup)
         notes += _training_notes(network, form, setup)
