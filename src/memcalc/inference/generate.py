@@ -48,7 +48,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention

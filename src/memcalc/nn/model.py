@@ -11,6 +11,7 @@ from typing import Any
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSides, ImageSize
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
@@ -30,7 +31,7 @@ class Batch:
     target_len: int | None = None
     images: int = 1
     """Images per sequence, if the model takes images."""
-    image_size: int | None = None
+    image_size: ImageSize = None
     """Their height and width in pixels; None: those of the config."""
     logits_to_keep: int | None = None
     """How many of the last tokens a language model computes logits of (without labels); None: all."""
@@ -50,7 +51,9 @@ class Batch:
         They come in fp32, or in the weights' dtype where that is narrower.
         """
         tape = self.ids.tape
-        if resizable_input and self.image_size is not None:
+        if resizable_input and isinstance(self.image_size, ImageSides):
+            sides = (self.image_size.height, self.image_size.width)
+        elif resizable_input and self.image_size is not None:
             sides = (self.image_size, self.image_size)
         if sides is None:
             sides = c.sides("image_size")
@@ -141,6 +144,8 @@ class Network(Module):
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
     input_kind: str = "images"
     """What the model takes if it takes no text, for messages."""
+    any_sides = False
+    """Images may have any height and width; the model's processor does not make them square."""
     resizable_input = False
     """Images may have any size, whatever the config says."""
     length_unit: str = ""
@@ -155,11 +160,11 @@ class Network(Module):
         """This module and all below it, walked once: only valid after the last module was replaced."""
         return tuple(module for _, module in self.modules())
 
-    def image_side(self, size: int | None) -> int | None:
+    def image_side(self, size: ImageSize) -> int | None:
         """Height and width in pixels of an image of the requested `size`; None if the model takes no images."""
         return None
 
-    def image_tokens(self, images: int, size: int | None) -> int:
+    def image_tokens(self, images: int, size: ImageSize) -> int:
         """How many tokens of a sequence `images` of `size` pixels take (0 if the model takes no images)."""
         return 0
 

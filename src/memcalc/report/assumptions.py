@@ -106,13 +106,13 @@ def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]
 
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """What stands for images among the tokens, where the user did not say all of it."""
-    side = step.network.image_side(setup.image_size)
+    side = step.network.image_side(setup.image)
     if side is None or not setup.images_per_sequence or {"images_per_sequence", "image_size"} <= setup.model_fields_set:
         return
     if not step.network.reads_text:
         yield f"images of {side} x {side} pixels (--image-size)"
         return
-    tokens = step.network.image_tokens(setup.images_per_sequence, setup.image_size)
+    tokens = step.network.image_tokens(setup.images_per_sequence, setup.image)
     several = "an image" if setup.images_per_sequence == 1 else f"{setup.images_per_sequence} images"
     took = f"{tokens} token{'' if tokens == 1 else 's'}"
     yield f"{several} of {side} x {side} pixels in each sequence: {took} (--images-per-sequence, --image-size)"

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.common.image_sides import ImageSides, ImageSize
+from memcalc.errors import UsageError
+from memcalc.setup.defaults import DEFAULT_IMAGE_SIDE, DEFAULT_SEQ_LEN
 from memcalc.setup.options import Options, option
 
 Attention = Literal["eager", "sdpa", "flash"]
@@ -34,6 +36,18 @@ class SharedOptions(Options):
     images_per_sequence: int = option("Batch", 1, "Images per sequence, where the model reads images.", ge=0, le=2**20)
     image_size: PositiveInt | None = option(
         "Batch", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
+    )
+    image_width: PositiveInt | None = option(
+        "Batch",
+        None,
+        "Width of an image in pixels, with --image-height, where the model takes images that are no squares.",
+    )
+    image_height: PositiveInt | None = option("Batch", None, "Height of an image in pixels, with --image-width.")
+    image_min_pixels: PositiveInt | None = option(
+        "Batch", None, "Least area of an image in pixels, to which Qwen-VL's processors enlarge it (min_pixels)."
+    )
+    image_max_pixels: PositiveInt | None = option(
+        "Batch", None, "Largest area of an image in pixels, to which Qwen-VL's processors shrink it (max_pixels)."
     )
     padding_mask: bool = option(
         "Batch",
@@ -68,3 +82,17 @@ class SharedOptions(Options):
     allocator_reserve: float | None = option(
         "GPU", None, "Reserved but unallocated memory, as a fraction of what is allocated.", unset="0.02", ge=0, le=4
     )
+
+    @property
+    def image(self) -> ImageSize:
+        """How large images are: one side, or both with limits. Raises UsageError for one of two sides alone."""
+        if (self.image_width is None) != (self.image_height is None):
+            raise UsageError("--image-width and --image-height go together; give both, or --image-size for a square.")
+        if self.image_width is not None and self.image_size is not None:
+            raise UsageError("--image-size makes a square of what --image-width and --image-height say; leave one out.")
+        limits = (self.image_min_pixels, self.image_max_pixels)
+        side = self.image_size or (DEFAULT_IMAGE_SIDE if limits != (None, None) else None)
+        height, width = self.image_height or side, self.image_width or side
+        if height is None or width is None or (self.image_width is None and limits == (None, None)):
+            return self.image_size
+        return ImageSides(height, width, *limits)

@@ -143,7 +143,7 @@ def _walk(
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image)
     if not network.source_is_text:
         length = setup.target_len or length
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, check_size, language_model
@@ -52,7 +53,7 @@ class PooledEye(Eye):
         self.vision_tower = tower_of(v)
         self.multi_modal_projector = PoolingProjector(v.integer("hidden_size"), width, rows, kernel)
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """The square of the side."""
         check_size(self.config, size)
         return self.side**2
@@ -84,7 +85,7 @@ class LinearEye(Eye):
         self.vision_tower = tower_of(v)
         self.multi_modal_projector = LinearProjector(v.integer("hidden_size"), width)
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """As many as there are patches."""
         check_size(self.config, size)
         return self.count
