@@ -35,3 +35,8 @@ class ImageSides:
 
 ImageSize = int | ImageSides | None
 """One side of a square image, or both; None for the model's own."""
+
+
+def side_or(size: ImageSize, own: int) -> int:
+    """The side of a square image of `size`, or the model's own."""
+    return size if isinstance(size, int) else own

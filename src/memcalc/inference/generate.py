@@ -15,7 +15,7 @@ from memcalc.inference.weights import loaded
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.model import IMAGES, Network
+from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.state_space_kernels import use_mamba_ssm
@@ -48,7 +48,9 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image)
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention

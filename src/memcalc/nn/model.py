@@ -13,6 +13,7 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.image_sides import ImageSides, ImageSize
 from memcalc.config.reader import Config
+from memcalc.errors import UsageError
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, INT64, DType
@@ -53,7 +54,7 @@ class Batch:
         tape = self.ids.tape
         if resizable_input and isinstance(self.image_size, ImageSides):
             sides = (self.image_size.height, self.image_size.width)
-        elif resizable_input and self.image_size is not None:
+        elif resizable_input and isinstance(self.image_size, int):
             sides = (self.image_size, self.image_size)
         if sides is None:
             sides = c.sides("image_size")
@@ -185,3 +186,13 @@ def positions(tape: Tape, length: int) -> Tensor:
     """Position ids [1, s]: a range, plus the number of tokens seen before."""
     counted = tape.empty((length,), INT64)  # the range; the sum with the tokens seen before is another tensor
     return ops.unsqueeze(ops.add_scalar(counted), 0)
+
+
+def checked_sides(network: Network, size: ImageSize) -> ImageSize:
+    """`size`; UsageError where a model makes all images squares of its own and both sides are given."""
+    if isinstance(size, ImageSides) and not (network.any_sides or network.resizable_input):
+        raise UsageError(
+            "--image-width, --image-height and limits of pixels are for models that take images of any height and "
+            "width (Qwen-VL, Pixtral); this one has its own size, or takes squares of --image-size."
+        )
+    return size

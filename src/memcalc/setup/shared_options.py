@@ -38,9 +38,7 @@ class SharedOptions(Options):
         "Batch", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
     )
     image_width: PositiveInt | None = option(
-        "Batch",
-        None,
-        "Width of an image in pixels, with --image-height, where the model takes images that are no squares.",
+        "Batch", None, "Width of an image in pixels, with --image-height, where images need not be squares."
     )
     image_height: PositiveInt | None = option("Batch", None, "Height of an image in pixels, with --image-width.")
     image_min_pixels: PositiveInt | None = option(

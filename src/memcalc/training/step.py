@@ -13,9 +13,9 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
-from memcalc.nn.model import Network
+from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Module, Parameter
-from memcalc.nn.retained_graphs import record_retained, retaining_modules
+from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
@@ -143,10 +143,12 @@ def _walk(
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image)
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
     if not network.source_is_text:
         length = setup.target_len or length
-    inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
+    restore_retained(network, tape)
     loss: Tensor | None
     if setup.objective == "sft":
         (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), Aims()
@@ -164,7 +166,7 @@ def _walk(
         updater.finish()
     left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
-    del loss, held, inherited
+    del loss, held
     tape.finish()
     in_order = trained.parameters_in_update_order(set())
     return Step(

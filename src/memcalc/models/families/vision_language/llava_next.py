@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.escaping import quoted
-from memcalc.common.image_sides import ImageSize
+from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import Sight, VisionLanguage, language_model, tied_anywhere
@@ -36,7 +36,7 @@ class AnyresEye(LlavaEye):
 
     def image_side(self, size: ImageSize) -> int:
         """Height and width of an image in pixels: the tower's, unless others are asked for."""
-        return size or self.config.integer("image_size")
+        return side_or(size, self.config.integer("image_size"))
 
     def tiles(self, size: ImageSize) -> tuple[int, int]:
         """Rows and columns of tiles."""
