@@ -33,19 +33,30 @@ class SharedOptions(Options):
     target_len: PositiveInt | None = option(
         "Batch", None, "Target length of an encoder-decoder in tokens.", unset="the source length"
     )
-    images_per_sequence: int = option("Batch", 1, "Images per sequence, where the model reads images.", ge=0, le=2**20)
+    images_per_sequence: int = option("Images", 1, "Images per sequence, where the model reads images.", ge=0, le=2**20)
     image_size: PositiveInt | None = option(
-        "Batch", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
+        "Images", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
     )
     image_width: PositiveInt | None = option(
-        "Batch", None, "Width of an image in pixels, with --image-height, where images need not be squares."
+        "Images",
+        None,
+        "Width of an image in pixels, with --image-height, where images need not be squares.",
+        unset="the size that --image-size or the config says",
     )
-    image_height: PositiveInt | None = option("Batch", None, "Height of an image in pixels, with --image-width.")
+    image_height: PositiveInt | None = option(
+        "Images", None, "Height of an image in pixels, with --image-width.", unset="as --image-width"
+    )
     image_min_pixels: PositiveInt | None = option(
-        "Batch", None, "Least area of an image in pixels, to which Qwen-VL's processors enlarge it (min_pixels)."
+        "Images",
+        None,
+        "Least area of an image in pixels, to which Qwen-VL's processors enlarge it (min_pixels).",
+        unset="no limit",
     )
     image_max_pixels: PositiveInt | None = option(
-        "Batch", None, "Largest area of an image in pixels, to which Qwen-VL's processors shrink it (max_pixels)."
+        "Images",
+        None,
+        "Largest area of an image in pixels, to which Qwen-VL's processors shrink it (max_pixels).",
+        unset="no limit",
     )
     padding_mask: bool = option(
         "Batch",

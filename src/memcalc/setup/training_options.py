@@ -106,7 +106,7 @@ class TrainingOptions(SharedOptions):
         "LoRA", None, "Modules trained in full beside LoRA as copies (embed_tokens,lm_head after adding tokens)."
     )
     prepare_kbit_training: bool = option(
-        "LoRA",
+        "Precision",
         True,
         "LoRA on a quantized model: cast norms, embeddings and head to fp32 first, as PEFT's "
         "prepare_model_for_kbit_training does.",
