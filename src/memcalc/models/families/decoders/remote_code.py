@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.families.decoders.llama import llama, qwen2
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.model import Network
 
@@ -17,7 +17,13 @@ def minicpm(c: Config, architecture: str | None) -> Network:
     """MiniCPM: Llama with numbers that multiply the embeddings and what is added to the residual stream."""
     if c.has("num_experts"):
         raise ConfigError(f"{c.where} has 'num_experts', and memcalc knows no experts of minicpm; take a dense one.")
-    return dense_decoder(c, architecture, mlp=gated_mlp(c), block=partial(DecoderBlock, scaled=True), scaled=True)
+    return dense_decoder(
+        c,
+        architecture,
+        mlp=gated_mlp(c),
+        block=partial(DecoderBlock, residual_multiplier=True),
+        embedding_multiplier=True,
+    )
 
 
 def baichuan(c: Config, architecture: str | None) -> Network:
@@ -47,42 +53,31 @@ def internlm2(c: Config, architecture: str | None) -> Network:
     return dense_decoder(c, architecture, attention={"bias": bias, "out_bias": bias, "fused": True})
 
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-_own = partial(Family, attention_assumed=True)
-_ROWS = "measured rows, exact counts"
+_LLAMA = llama_sizes((32000, 4096, 11008, 32, 32, 0, 4096))
 _AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
 _AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
-FAMILIES = {
-    "baichuan": _own("baichuan", baichuan, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
-    "xverse": _own("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
-    "internlm": _own("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    "internlm2": _own("internlm2", internlm2, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    "minicpm": _own("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
-    "mimo": _own("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
-    "qwen": _own(
+_own = partial(Family, attention_assumed=True)
+FAMILIES = table(
+    _own("baichuan", baichuan, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
+    _own("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
+    _own("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    _own("internlm2", internlm2, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    _own("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
+    _own("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
+    _own(
         "qwen",
         qwen,
         {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
         {"seq_length": "max_position_embeddings"},
         verified=_AS_QWEN2,
     ),
-    "exaone": Family(
+    Family(
         "exaone",
         llama,
         {**_LLAMA, "vocab_size": 102400, "intermediate_size": 14336, "num_key_value_heads": 8, "pad_token_id": 0},
         {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"},
-        verified=_ROWS,
     ),
-    "internlm3": Family(
+    Family(
         "internlm3",
         llama,
         {
@@ -96,6 +91,5 @@ FAMILIES = {
             "pad_token_id": 2,
         },
         {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
-        verified=_ROWS,
     ),
-}
+)
