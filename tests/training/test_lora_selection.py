@@ -78,6 +78,18 @@ def test_names_of_the_repositorys_own_code(tmp_path: Path, config: dict[str, Any
     assert trained(tmp_path, config, "--lora-rank", "8", "--lora-targets", targets) == count
 
 
+def test_projections_that_own_code_keeps_as_one_are_that_one(tmp_path: Path) -> None:
+    path = str(write_json(tmp_path / "config.json", BAICHUAN))
+    parts = answer("from-file", path, "--lora-rank", "8", "--lora-targets", "q_proj,k_proj,v_proj")
+    assert parts["model"]["parameters"]["trainable"] == trained(
+        tmp_path, BAICHUAN, "--lora-rank", "8", "--lora-targets", "W_pack"
+    )
+    assert assumes(parts, "k_proj, q_proj, v_proj", "one projection, W_pack")
+    gates = ("--lora-rank", "8", "--lora-targets", "gate_proj,up_proj")
+    assert trained(tmp_path, CHATGLM, *gates) == 3 * 8 * (64 + 384)
+    assert trained(tmp_path, BAICHUAN, *gates) == 3 * 8 * 2 * 256
+
+
 def test_attention_of_a_repositorys_own_code_is_assumed(tmp_path: Path) -> None:
     path = str(write_json(tmp_path / "config.json", BAICHUAN))
     eager = answer("from-file", path, "--attention", "eager", "--unit", "GiB")

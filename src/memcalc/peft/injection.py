@@ -18,7 +18,7 @@ from memcalc.peft.lora import LoraEmbedding, LoraLinear
 from memcalc.peft.modules_to_save import save_modules
 from memcalc.peft.selection import Selection, is_pattern
 from memcalc.tables.dtypes import FP32, DType
-from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, OWN_NAMES, REFUSED, default_targets
+from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, OWN_NAMES, PARTS, REFUSED, default_targets
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
     for _, parameter in network.tensors():
         parameter.trainable = False
     found = sites(network)
-    lora = replace(lora, targets=_here(lora.targets, model_type))
+    lora, notes = _by_names_here(lora, model_type)
     names, fused = _in_mixtures(_names(found, model_type, lora), model_type)
     targeted = _targeted(found, names, lora)
     mixtures = _mixtures(found, fused | _parameters(lora))
@@ -74,22 +74,38 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
     listed = frozenset[str]() if is_pattern(lora.targets or "") else split_names(lora.targets or "")
     idle = sorted(name for name in listed & names if not _matching(found, name))
     return [
+        *notes,
         *(f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle),
         *(f"no module is called {name[:40]}: it is not trained (--modules-to-save)" for name in unsaved),
     ]
 
 
-def _here(targets: str | None, model_type: str) -> str | None:
-    """Targets by the names that modules have here, where a repository's own code calls them otherwise."""
+def _by_names_here(lora: Lora, model_type: str) -> tuple[Lora, list[str]]:
+    """Targets by the names that modules have here, where a repository's own code calls them otherwise.
+
+    Names of projections that this code has as one mean that one, and a note says so.
+    """
     own = OWN_NAMES.get(model_type, {})
-    if targets is None or not own or is_pattern(targets):
-        return targets
-    names = []
-    for name in split_names(targets):
-        names.append(own.get(name, name))
+    if lora.targets is None or not own or is_pattern(lora.targets):
+        return lora, []
+    names: list[str] = []
+    parts: dict[str, list[str]] = {}
+    for name in sorted(split_names(lora.targets)):
+        whole = PARTS.get(name, name)
+        theirs = [theirs for theirs, here in own.items() if here == whole]
         if name == "c_proj" and model_type == "qwen":  # of attention and of the MLP
-            names[-1:] = ["o_proj", "down_proj"]
-    return ",".join(names)
+            names += ["o_proj", "down_proj"]
+        elif whole != name and theirs:
+            parts.setdefault(theirs[0], []).append(name)
+            names.append(whole)
+        else:
+            names.append(own.get(name, name))
+    notes = [
+        f"{', '.join(asked)}: {model_type}'s own code has one projection, {theirs}, and PEFT finds no other; its "
+        f"adapter is counted (--lora-targets {theirs})"
+        for theirs, asked in parts.items()
+    ]
+    return replace(lora, targets=",".join(dict.fromkeys(names))), notes
 
 
 def _matching(found: list[Site], name: str) -> bool:

@@ -93,6 +93,12 @@ OWN_NAMES: dict[str, dict[str, str]] = {
 }
 """Modules as the code of a repository calls them, by `model_type`, and what they are called here."""
 
+PARTS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+"""Projections that some code keeps as one, and what that one is called here."""
+
 MIXTURES = {
     **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), "mixtral"),
     **dict.fromkeys(
