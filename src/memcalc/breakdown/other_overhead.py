@@ -5,6 +5,7 @@ What lies outside PyTorch's tensors is added by the report.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
 def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """Inputs that PyTorch's trackers see, because a view of them was made; caches that stand before the first token."""
+    inputs: Counter[str] = Counter()
     for allocation in step.tape.inputs:
         if allocation.aliased:
-            yield allocation.name, allocation.nbytes
+            inputs[allocation.name] += allocation.nbytes
+    yield from inputs.items()
     yield from step.preallocated_cache.items()
     if isinstance(step.setup, TrainingSetup) and (scalars := scalar_bytes(step.setup, phase)):
         yield "scalars of the trainer", scalars

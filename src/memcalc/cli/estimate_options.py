@@ -1,7 +1,7 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -25,6 +25,9 @@ NARROWEST, WIDEST = 60, 1000
 _SHOWN = ("json", "markdown", "unit", "ascii", "width", "color")
 """The options that say how the answer is shown."""
 
+_BOTH = "width"
+"""The option that is the picture's width for a denoiser, and the box's for all other models."""
+
 DOES_NOT_FIT = 3
 """Exit code of --check."""
 
@@ -40,6 +43,11 @@ class Shown:
     width: int | None
     color: bool | None
 
+    def check_width(self) -> None:
+        """Raise UsageError for a box that is too narrow or too wide."""
+        if self.width is not None and not NARROWEST <= self.width <= WIDEST:
+            raise UsageError(f"--width must lie between {NARROWEST} and {WIDEST} columns, not {self.width}.")
+
 
 @dataclass(frozen=True)
 class Job:
@@ -54,7 +62,13 @@ class Job:
     def answer(self, spec: "ModelSpec", assumptions: Iterable[str] = ()) -> None:
         """Estimate and print the report."""
         from memcalc import estimate
+        from memcalc.models.registry import denoisers
 
+        if spec.model_type in denoisers() and self.shown.width is not None:
+            setup = type(self.setup)(**self.setup.model_dump(exclude_unset=True), width=self.shown.width)
+            replace(self, setup=setup, shown=replace(self.shown, width=None)).answer(spec, assumptions)
+            return
+        self.shown.check_width()
         teacher = None
         if self.teacher is not None:
             from memcalc.cli.teacher import read_teacher
@@ -75,6 +89,7 @@ class Job:
 
     def show(self, report: Report, below: str = "") -> None:
         """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
+        self.shown.check_width()
         output.write(render(report, self.shown) + below)
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)
@@ -135,7 +150,7 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
     """
     asked = signature(function).parameters
     own = [parameter for parameter in asked.values() if parameter.name not in ("job", "request")]
-    setup_options = [option.parameter() for option in declared().values()]
+    setup_options = [option.parameter() for option in declared().values() if option.name != _BOTH]
     shared = [*_job_options(), *_output_options()]
 
     def command(**values: Any) -> None:
@@ -164,8 +179,6 @@ def _shown(*, json: bool, markdown: bool, unit: str, ascii: bool, width: str | N
     if json and markdown:
         raise UsageError("--json and --markdown exclude each other: choose one.")
     columns = None if width is None else read_value("--width", int, width)
-    if columns is not None and not NARROWEST <= columns <= WIDEST:
-        raise UsageError(f"--width must lie between {NARROWEST} and {WIDEST} columns, not {columns}.")
     units: dict[str, Unit] = {"gib": "GiB", "gb": "GB"}
     if unit.lower() not in units:
         raise UsageError(f"--unit cannot be {quoted(unit)}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
@@ -215,7 +228,14 @@ def _output_options() -> list[Parameter]:
         _option("markdown", bool, False, "Print a Markdown table.", heading),
         _option("unit", str, "GiB", "Unit of sizes. [default: GiB]", heading, "GiB|GB", _complete_unit),
         _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
-        _option("width", str | None, None, "Width of the box in columns. [default: the terminal's]", heading, "N"),
+        _option(
+            "width",
+            str | None,
+            None,
+            "Width of the box in columns [default: the terminal's]; for a denoiser, of the picture in pixels.",
+            heading,
+            "N",
+        ),
         _option("color", bool | None, None, "Colours. [default: on a terminal without NO_COLOR]", heading),
     ]
 

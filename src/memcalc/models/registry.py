@@ -144,6 +144,12 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "wavlm": ("wavlm",),
         "audio_spectrogram_transformer": ("audio-spectrogram-transformer",),
     },
+    "diffusion": {
+        "flux": ("FluxTransformer2DModel",),
+        "flux2": ("Flux2Transformer2DModel",),
+        "sd3": ("SD3Transformer2DModel",),
+        "unet": ("UNet2DConditionModel",),
+    },
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
@@ -162,6 +168,11 @@ _UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
 def known() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
+
+
+def denoisers() -> tuple[str, ...]:
+    """The classes of diffusers that denoise and that memcalc can answer for."""
+    return tuple(name for names in _FILES["diffusion"].values() for name in names)
 
 
 def family(model_type: str) -> Family:

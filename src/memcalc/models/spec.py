@@ -72,8 +72,12 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
+        from memcalc.models.registry import known
+
         model_type = config.get("model_type")
         part = config.get("_class_name")
+        if model_type is None and isinstance(part, str) and part in known():
+            return cls(name=name, model_type=part, config=dict(config))
         if model_type is None and isinstance(part, str):
             raise ConfigError(
                 f"config.json describes {quoted(part)}, a part of a diffusion pipeline; give the pipeline's folder, "

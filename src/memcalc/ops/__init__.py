@@ -18,7 +18,7 @@ from memcalc.ops.clamp import (
     minimum,
 )
 from memcalc.ops.complex import mul_complex, polar, view_as_complex, view_as_real
-from memcalc.ops.convolution import avg_pool2d, conv1d, convolution, interpolate, max_pool2d, unfold
+from memcalc.ops.convolution import avg_pool2d, conv1d, convolution, interpolate, max_pool2d, unfold, upsample_nearest
 from memcalc.ops.custom_function import autograd_function, routed_multiplier
 from memcalc.ops.einsum import einsum
 from memcalc.ops.elementwise import (
@@ -58,6 +58,7 @@ from memcalc.ops.indexing import (
 )
 from memcalc.ops.inplace import copy_slice_, div_, mul_scalar_, mul_slice_
 from memcalc.ops.liger import liger_glu, liger_rms_norm, liger_rope
+from memcalc.ops.mamba_ssm import CombinedShape, InnerWeights, mamba_combined, mamba_inner
 from memcalc.ops.matmul import (
     addmm,
     baddbmm,
@@ -108,6 +109,8 @@ from memcalc.ops.views import (
 )
 
 __all__ = [
+    "CombinedShape",
+    "InnerWeights",
     "add",
     "add_",
     "add_scalar",
@@ -175,6 +178,8 @@ __all__ = [
     "log_sigmoid",
     "log_softmax",
     "logsumexp",
+    "mamba_combined",
+    "mamba_inner",
     "masked_fill",
     "masked_fill_",
     "masked_scatter",
@@ -231,6 +236,7 @@ __all__ = [
     "unbind",
     "unfold",
     "unsqueeze",
+    "upsample_nearest",
     "vector_norm",
     "view",
     "view_as_complex",

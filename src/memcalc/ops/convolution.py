@@ -110,3 +110,11 @@ def _interpolate_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> Tensor:
     """Convolution of x [b, c, s] with weight [out, c / groups, width] and step one: [b, out, s + 2·padding - w + 1]."""
     return convolution(x, weight, bias, padding=padding)
+
+
+def upsample_nearest(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """x [b, c, *sizes before] with its nearest neighbours at these sizes: keeps nothing, in x's own dtype."""
+    shape = (*x.shape[:2], *sizes)
+    out = x.tape.empty(shape, x.dtype, memory_format_like(shape, [(x.shape, x.stride)]))
+    record(x.tape, out, _interpolate_backward, (x,), x.shape)
+    return out

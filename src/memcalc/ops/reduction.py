@@ -170,7 +170,9 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
-    """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32."""
+    """torch.nn.functional.rms_norm: keeps its input and the reciprocal root in fp32. Runs in fp32 under autocast."""
+    x = fp32_under_autocast(x)
+    weight = None if weight is None else fp32_under_autocast(weight)
     tape = x.tape
     out = tape.empty(x.shape, x.dtype)
     rstd = tape.empty((*x.shape[:-1], 1), FP32)
@@ -233,9 +235,15 @@ def nll_loss(log_probs: Tensor, target: Tensor) -> Tensor:
 
 
 def mse_loss(x: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error: keeps both."""
+    """Mean squared error: keeps both.
+
+    The scalar is written into the memory of the squares, as large as x, and keeps it (ATen resizes its output; on
+    shape-only tensors it is new).
+    """
     x = fp32_under_autocast(x)
-    loss = x.tape.empty((), x.dtype)
+    tape = x.tape
+    count = 1 if tape.sum_out_of_place else x.numel
+    loss = Tensor((), (), x.dtype, tape.allocate(count * x.dtype.itemsize))
     node = record(x.tape, loss, _full_size, (x,), x.shape)
     if node is not None:
         node.save(x)

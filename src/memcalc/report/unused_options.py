@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """Lines for the options of `setup` that the model has no use for."""
     given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
-    if not step.network.reads_text:
+    if not step.network.reads_text and step.network.input_kind != "latents":
         reads = step.network.input_kind
         yield f"the model reads {reads} alone, one for each of --batch: --seq-len changes nothing"
         if "images_per_sequence" in given:

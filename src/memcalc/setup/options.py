@@ -8,12 +8,14 @@ from memcalc.setup.sentences import usage_error
 
 Panel = Literal[
     "Batch",
+    "Images",
     "Precision",
     "Checkpointing",
     "Optimizer",
     "LoRA",
     "Loss",
     "Objective",
+    "Diffusion",
     "Serving",
     "Parallel",
     "GPU",

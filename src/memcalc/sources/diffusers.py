@@ -13,6 +13,7 @@ from memcalc.sources.loaded_model import CONFIG, Component, LoadedModel
 from memcalc.sources.repository import HF_QUANT, object_in, read_texts, read_weights
 
 PIPELINE = "model_index.json"
+ONLY_WEIGHTS = "only weights are counted, by component: activations of diffusion pipelines are out of scope"
 
 
 _WEIGHTLESS = re.compile(
@@ -47,7 +48,7 @@ def read_pipeline(folder: Folder, origin: str, variant: str | None = None) -> Lo
         )
     used = {f"{part.name}/{path}" for part in components if part.checkpoint for path in part.checkpoint.files}
     missing = [name for name in named if name not in folders]
-    notes = ["only weights are counted, by component: activations of diffusion pipelines are out of scope"]
+    notes = [ONLY_WEIGHTS]
     if missing:
         notes.append(f"model_index.json names {', '.join(map(shown, missing))}, which the folder lacks")
     if variant is not None:

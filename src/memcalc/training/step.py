@@ -11,9 +11,10 @@ from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
-from memcalc.models.registry import family
+from memcalc.models.common.denoiser import Denoiser
+from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
-from memcalc.nn.model import Network
+from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
@@ -27,6 +28,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
+from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -77,6 +79,8 @@ def trace(
     there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     asked, setup = setup, setup.with_trainer_defaults()
+    if spec.model_type in denoisers():
+        setup = as_scripts_train(setup)
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
@@ -99,10 +103,13 @@ def _trace(
 
         spec = run.trained_spec(spec, setup)
     network = build(spec)
+    check_sizes(network, setup)
     if device is not None:
         trace_every_block(network)
     engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
+    if isinstance(network, Denoiser):
+        notes += denoising_notes(network, picture(network, setup), setup)
     run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
     step = run_once()
     if step.engine is not None and step.engine.learns:
@@ -145,12 +152,16 @@ def _run_micro_batch(
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
     if not network.source_is_text:
         length = setup.target_len or length
     restore_retained(network, tape)
     loss: Tensor | None
-    if setup.objective == "sft":
+    if isinstance(network, Denoiser):
+        loss, held, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe))
+    elif setup.objective == "sft":
         (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
         loss, held, more = run.run_objective(

@@ -1,0 +1,95 @@
+"""What every denoiser of a diffusion pipeline is: a prediction from noisy latents, a time step and a text.
+
+Names are those of diffusers 0.42: a class of its models, `in_channels`, `joint_attention_dim`, `pooled_projection_dim`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.autograd.tensor import Tensor
+from memcalc.common.sizes import Shape
+from memcalc.errors import UsageError
+from memcalc.nn.model import Network
+from memcalc.nn.run_context import run_context
+from memcalc.tables.dtypes import DType
+
+LATENT_SCALE = 8
+"""Pixels of a side for one latent of most autoencoders."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is denoised: `batch` pictures of `height` x `width` pixels or videos of `frames`, for `text` tokens."""
+
+    batch: int
+    height: int
+    width: int
+    frames: int = 1
+    text: int = 77
+
+    @property
+    def latent_height(self) -> int:
+        """Latents of the height."""
+        return self.height // LATENT_SCALE
+
+    @property
+    def latent_width(self) -> int:
+        """Latents of the width."""
+        return self.width // LATENT_SCALE
+
+    @property
+    def latent_frames(self) -> int:
+        """Latents of the frames, of which autoencoders for video make one of four but for the first."""
+        return (self.frames - 1) // 4 + 1
+
+
+class Denoiser(Network):
+    """A denoiser. `predict` is its forward."""
+
+    reads_text = False
+    input_kind = "latents"
+    default_side = 1024
+    """Pixels of a side where nobody names a size."""
+    default_frames = 1
+    default_text = 77
+    """Tokens of text that the pipeline gives it."""
+    pixels_per_token = 2 * LATENT_SCALE
+    """What height and width are multiples of."""
+    makes_videos = False
+
+    def picture(
+        self, batch: int, height: int | None, width: int | None, frames: int | None, text: int | None
+    ) -> Picture:
+        """What is denoised: the sizes that were asked for, else the pipeline's own.
+
+        Raises UsageError for sizes that the denoiser cannot be given.
+        """
+        step = self.pixels_per_token
+        sides = [("height", height or self.default_side), ("width", width or self.default_side)]
+        for name, side in sides:
+            if side % step:
+                raise UsageError(f"--{name} {side} is no multiple of {step}, as this model's pictures are; change it.")
+        if frames is not None and not self.makes_videos and frames != 1:
+            raise UsageError("--num-frames counts frames of a video, but this model makes pictures; leave it out.")
+        return Picture(batch, sides[0][1], sides[1][1], frames or self.default_frames, text or self.default_text)
+
+    def latent_shape(self, picture: Picture) -> Shape:
+        """The shape of the noisy latents, as the pipeline packs them."""
+        raise NotImplementedError
+
+    def predict(self, latents: Tensor, picture: Picture) -> Tensor:
+        """The prediction of the noise, of the shape of the latents."""
+        raise NotImplementedError
+
+    def learnt_part(self, prediction: Tensor) -> Tensor:
+        """The part of the prediction that is compared with the noise: all of it, unless a variance is predicted too."""
+        return prediction
+
+
+def given(tape: Tape, *shape: int, dtype: DType | None = None, name: str = "conditions") -> Tensor:
+    """An input of the denoiser, in the weights' dtype where none is named."""
+    tensor = tape.external_tensor(shape, dtype or run_context(tape).weights_dtype, OVERHEAD, name)
+    tensor.storage.allocation.aliased = True
+    return tensor

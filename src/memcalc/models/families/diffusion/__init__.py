@@ -1,0 +1,1 @@
+"""Denoisers of diffusion pipelines."""

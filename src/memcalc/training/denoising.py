@@ -1,0 +1,113 @@
+"""One micro-batch of diffusers' training scripts: noise, a noisy latent, the prediction, the mean squared error.
+
+Source: examples/{text_to_image,dreambooth} of diffusers 0.42.1, with latents and text embeddings cached.
+"""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tape import Tape
+from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError, option_name
+from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.nn.model import Network
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.dtypes import FP32, DType
+from memcalc.training.traced_step import ObjectiveExtras
+
+_SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
+"""Options that say what a denoiser is given."""
+
+_OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")
+"""Options of models that read text, of which a denoiser has none."""
+
+
+def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
+    """Raise UsageError for sizes of another kind of model than `network` is."""
+    denoises = isinstance(network, Denoiser)
+    for name in _OF_TEXT if denoises else _SIZES:
+        if name in setup.model_fields_set and getattr(setup, name):
+            raise UsageError(
+                f"{option_name(name)} is for models that read text, but this one is a denoiser; use --resolution, "
+                "--height and --width, --num-frames, --max-sequence-length."
+                if denoises
+                else f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it "
+                "out."
+            )
+    trainer = getattr(setup, "trainer", None)
+    if trainer == "diffusers" and not denoises:
+        raise UsageError("--trainer diffusers trains denoisers, which this model is not; use plain, hf or trl.")
+    if denoises and trainer in ("hf", "trl"):
+        raise UsageError(f"--trainer {trainer} trains no denoisers; use diffusers or plain, or leave it out.")
+
+
+def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
+    """What a job gives its denoiser. Raises UsageError for sizes that it cannot have."""
+    return model.picture(
+        setup.batch,
+        setup.height or setup.resolution,
+        setup.width or setup.resolution,
+        setup.num_frames,
+        setup.max_sequence_length,
+    )
+
+
+def as_scripts_train(setup: TrainingSetup) -> TrainingSetup:
+    """`setup` with what diffusers' scripts do where nobody said otherwise.
+
+    With adapters, --mixed_precision casts the frozen weights too, and autocast is on all the same; the adapters have
+    their layer's dtype, and fp32 under fp16.
+    """
+    if setup.trainer == "plain":
+        return setup
+    chosen: dict[str, object] = {"trainer": "diffusers"}
+    if setup.max_grad_norm is None:
+        chosen["max_grad_norm"] = 1.0
+    if setup.lora_rank is not None:
+        if setup.precision in ("mixed-bf16", "mixed-fp16"):
+            narrow = setup.precision.removeprefix("mixed-")
+            chosen |= {"precision": narrow, "autocast": narrow}
+        if "lora_dtype" not in setup.model_fields_set and chosen.get("precision", setup.precision) == "bf16":
+            chosen["lora_dtype"] = "bf16"
+    return setup.model_copy(update=chosen)
+
+
+def denoising_notes(model: Denoiser, asked: Picture, setup: TrainingSetup) -> list[str]:
+    """What is taken for granted of a training step of a denoiser, for the Assumptions."""
+    size = f"{asked.width} x {asked.height} pixels"
+    if model.makes_videos:
+        size += f", {asked.frames} frame{'s' if asked.frames > 1 else ''} (--num-frames)"
+    lines = [
+        f"{size} (--resolution), {asked.text} tokens of text (--max-sequence-length)",
+        "latents and text embeddings are cached: only the denoiser is on the GPU",
+        "the largest resolution of a run decides its peak",
+    ]
+    if setup.trainer == "diffusers":
+        lines.append("the training loop is that of diffusers' scripts (0.42), which clips gradients at 1.0")
+        if setup.autocast is not None:
+            lines.append(
+                f"diffusers' scripts cast the frozen weights to {setup.autocast} and run them under autocast all the "
+                f"same; adapters are in {setup.lora_dtype} (--precision, --autocast, --lora-dtype)"
+            )
+    return lines
+
+
+def denoise(
+    tape: Tape, model: Denoiser, asked: Picture, autocast: DType | None
+) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
+    """The loss of a micro-batch, what the script's loop holds through backward, and what of that outlasts it."""
+    shape = model.latent_shape(asked)
+    model_input = given(tape, *shape, name="latents")
+    noise = ops.empty_like(model_input)
+    sigmas = tape.empty((shape[0], *(1,) * (len(shape) - 1)), model_input.dtype)
+    noisy = ops.add(ops.mul(ops.add_scalar(ops.neg(sigmas)), model_input), ops.mul(sigmas, noise))
+    with tape.autocasting(autocast):
+        pred = model.predict(noisy, asked)
+    if autocast is not None:
+        pred = ops.to(pred, FP32)
+    pred = model.learnt_part(pred)
+    target = ops.sub(noise, model_input)
+    loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
+    held = (noise, noisy, pred, target, sigmas, loss)
+    distinct = {id(tensor.storage): tensor.storage.allocation.nbytes for tensor in held}
+    return loss, held, ObjectiveExtras(held_until_step_bytes=sum(distinct.values()))

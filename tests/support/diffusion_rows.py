@@ -1,0 +1,84 @@
+"""Runs of diffusers' training loop as test data, and how a case reads as options.
+
+Every line of `data/diffusion.jsonl` is one run of three steps of the loop of diffusers' training scripts (diffusers
+0.42.1, torch 2.14.1, PEFT 0.21) with PyTorch's CUDA allocator on a GPU whose kernels do nothing: `phase_rounded` is the
+most that was alive in a phase of the second step, each tensor rounded to 512 bytes, cuBLAS workspaces and what an
+`earlier` run had left behind included.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from memcalc.breakdown import standing
+from memcalc.models.spec import ModelSpec
+from memcalc.peak.sweep import Sweep
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.cuda_devices import CudaDevice
+from memcalc.training.step import trace
+from support.paths import DATA
+
+PHASES = ("forward", "backward", "step")
+RECIPES: dict[str, dict[str, Any]] = {
+    "fp32": {"precision": "fp32"},
+    "bf16": {"precision": "bf16"},
+    "bf16-mixed": {"precision": "mixed-bf16"},
+    "bf16-script": {"precision": "bf16", "autocast": "bf16"},
+    "bf16-script-fp32lora": {"precision": "bf16", "autocast": "bf16", "lora_dtype": "fp32"},
+    "fp16-script": {"precision": "fp16", "autocast": "fp16"},
+}
+"""How the scripts' precisions are spelled. `bf16-script` with adapters is what `mixed-bf16` stands for by itself."""
+
+
+def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every row with its name."""
+    for line in (DATA / "diffusion.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        yield row["case"]["name"], row
+
+
+def setup(case: dict[str, Any]) -> TrainingSetup:
+    """The options of memcalc that a case stands for."""
+    found: dict[str, Any] = {"trainer": "diffusers", "batch": case.get("batch", 1), **RECIPES[case["recipe"]]}
+    found |= {
+        "height": case.get("height", 512),
+        "width": case.get("width", 512),
+        "max_sequence_length": case.get("text", 77),
+    }
+    if lora := case.get("lora"):
+        found |= {"lora_rank": lora["r"], "lora_targets": ",".join(lora["target_modules"])}
+        if case["recipe"] == "bf16-script":  # by the words of the scripts: they leave the rest to what is trained
+            found |= {"precision": "mixed-bf16"}
+            del found["autocast"]
+    if case.get("ckpt"):
+        found["activation_checkpointing"] = "full"
+    if case.get("optimizer") == "adamw8bit":
+        found["optimizer"] = "adamw-8bit"
+    else:
+        found["optimizer_impl"] = (
+            "fused" if case.get("fused") else "for-loop" if case.get("foreach") is False else "foreach"
+        )
+    if "clip" in case:
+        found["max_grad_norm"] = case["clip"] or 0.0
+    if case.get("quant"):
+        found["quantization"] = "nf4-double"
+    return TrainingSetup(**found)
+
+
+DEVICES = {
+    "h100": CudaDevice((9, 0), 132),
+    "a100": CudaDevice((8, 0), 108),
+    "rtx4090": CudaDevice((8, 9), 128),
+    "t4": CudaDevice((7, 5), 40),
+}
+
+
+def differences(row: dict[str, Any]) -> tuple[int, ...]:
+    """Measured less computed bytes of forward, backward and step."""
+    case, measured = row["case"], row["measured"]
+    spec = ModelSpec.from_config({"_class_name": case["model"], **case["config"]})
+    step = trace(spec, setup(case), device=DEVICES[case.get("device", "h100")])
+    found, _ = Sweep(step.tape).peaks()
+    outside = measured["workspaces"] + measured["earlier"]
+    computed = {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in PHASES}
+    return tuple(measured["phase_rounded"][phase] - outside - computed[phase] for phase in PHASES)
