@@ -9,6 +9,7 @@ from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.parallel.ddp import DistributedDataParallel
 from memcalc.parallel.engine import Engine, Job
+from memcalc.parallel.fsdp1 import FSDP1
 from memcalc.parallel.fsdp2 import FSDP2
 from memcalc.parallel.setup import Parallel, ParallelSetup
 from memcalc.parallel.zero3 import Zero3
@@ -19,6 +20,7 @@ from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
 ENGINES: dict[Parallel, Callable[[Job], Engine]] = {
     "ddp": DistributedDataParallel,
     "fsdp2": FSDP2,
+    "fsdp1": FSDP1,
     "zero1": ZeroOneTwo,
     "zero2": ZeroOneTwo,
     "zero3": Zero3,
