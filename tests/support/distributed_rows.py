@@ -13,8 +13,9 @@ from memcalc.common.sizes import rounded
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.setup import ParallelSetup, ZeroOptions
 from memcalc.parallel.zero3 import Zero3
+from memcalc.peak.pipeline import PipelineRank, trace_rank
 from memcalc.peak.sweep import Sweep
-from memcalc.training.step import trace
+from memcalc.training.step import Step, trace
 from support.measured_rows import standing, training_setup
 from support.module_hooks import as_tracked
 
@@ -30,6 +31,8 @@ ZERO_KEYS = (
     "stage3_param_persistence_threshold",
     "stage3_prefetch_bucket_size",
 )
+BARE = ("pp", "zero", "fsdp1")
+"""Modes that were measured without the tracker's hooks on modules."""
 RECIPES = {
     "fsdp2": "mixed-bf16",
     "fsdp1": "mixed-bf16",
@@ -78,6 +81,17 @@ def layout(case: dict[str, Any]) -> ParallelSetup:
     )
 
 
+def _pipeline(case: dict[str, Any], step: Step) -> dict[str, int]:
+    """The rows know one phase for all micro-batches, and count the token ids of all of them on every rank."""
+    assert isinstance(step.engine, PipelineRank)
+    ids = rounded(8 * case["batch"] * case["seq"] * case.get("microbatches", 8)) - step.engine.ids
+    ids -= sum(allocation.nbytes for allocation in step.tape.inputs if allocation.aliased)
+    worst = max(step.engine.worst.values(), key=lambda found: found.nbytes)
+    phase = next(name for name, found in step.engine.worst.items() if found is worst)
+    found, _ = Sweep(step.tape).peaks()
+    return {"pipeline": found[phase][0] + standing(step, phase) + ids, "step": standing(step, "step") + ids}
+
+
 def answer(case: dict[str, Any]) -> dict[str, int]:
     """The peak of each phase of a case."""
     mode = case["mode"]
@@ -93,9 +107,15 @@ def answer(case: dict[str, Any]) -> dict[str, int]:
     if case.get("lora") and mode in ("fsdp2", "fsdp1", "zero") and recipe == "bf16" and not case.get("engine"):
         setup = setup.model_copy(update={"lora_dtype": "bf16"})
     spec = ModelSpec.from_config(case["config"])
-    with as_tracked():
-        step = trace(spec, setup, layout=layout(case), like_tracker=True)
+    own = layout(case)
+    with as_tracked(hooked=mode not in BARE):
+        if own.pipeline > 1:
+            step = trace_rank(spec, setup, own, own.rank or 0, like_tracker=True)
+        else:
+            step = trace(spec, setup, layout=own, like_tracker=True)
     found, _ = Sweep(step.tape).peaks()
+    if own.pipeline > 1:
+        return _pipeline(case, step)
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}
     if case.get("clip") and mode != "zero":
         peaks["clip"] = standing(step, "clip")

@@ -135,6 +135,12 @@ class Tape:
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.kept_by_graph: list[object] = []
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
+        self.casts_outlast_step = False
+        """Keep the 16-bit copies of autocast through many micro-batches: they stand outside the tape."""
+        self.standing_casts = 0
+        """Bytes of those copies, all blocks of the model included."""
+        self.last_autocast: DType | None = None
+        """The dtype of the last autocast context."""
         self.keeps_linear_inputs = False
         """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
@@ -243,6 +249,7 @@ class Tape:
     def autocasting(self, dtype: DType | None) -> Iterator[None]:
         """Run inside `torch.autocast` to `dtype` (None: no autocast). The cast weights go when the context exits."""
         before, self.autocast = self.autocast, dtype
+        self.last_autocast = dtype or self.last_autocast
         try:
             yield
         finally:

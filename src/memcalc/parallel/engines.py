@@ -44,8 +44,12 @@ def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
     return recipe
 
 
-def prepare(network: Network, layout: ParallelSetup) -> None:
-    """Let a model, unbound, trace as many kinds of blocks as the engine tells apart."""
+def prepare(network: Network, layout: ParallelSetup) -> Network:
+    """The part of a model, unbound, that this rank runs, with as many kinds of blocks as the engine tells apart."""
+    if layout.stage is not None:
+        from memcalc.parallel.pipeline_stage import stage_of
+
+        network = stage_of(network, layout)
     if layout.engine not in ("none", "ddp"):
         from memcalc.parallel.wrapping import stacks
 
@@ -54,6 +58,7 @@ def prepare(network: Network, layout: ParallelSetup) -> None:
                 stack.split(range(stack.depth))
             else:
                 stack.split_by_neighbours()
+    return network
 
 
 def bind(
@@ -77,6 +82,7 @@ def bind(
     job = Job(network, tensors, layout, recipe.compute, accumulates, inside)
     engine = ENGINES.get(layout.engine, Engine)(job)
     engine.learn(before)
+    tape.casts_outlast_step = layout.pipeline > 1
     engine.attach(tape)
     tape.final_callbacks.append(engine.backward_over)
     return engine

@@ -12,6 +12,7 @@ from memcalc.autograd.tape import GRADIENTS, Tape
 from memcalc.common.sizes import rounded
 from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Parameter
+from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine, Job, Part
 from memcalc.parallel.fsdp1_units import SHARDED, FlatUnit
@@ -47,7 +48,7 @@ class FSDP1(Engine):
             unit.settle(tape)
             for module in unit.modules:
                 module.hooks = unit
-        tape.weights = self.job.compute
+        run_context(tape).weights_dtype = self.job.compute
         if not self.job.accumulates:  # shards of gradients go with the first hook of the next step
             nbytes = sum(rounded(u.shard * u.stored.itemsize) * u.copies for u in self.units if u.trains)
             before = tape.communicate(nbytes, GRADIENTS, SHARDED)

@@ -67,7 +67,10 @@ class ParallelSetup:
     microbatches: int = 8
     rank: int | None = None
     """The pipeline rank that is asked for; None is the most loaded one."""
+    stage: int | None = None
+    """The stage that is traced, among those of the pipeline rank."""
     keep_outputs: bool = True
+    """Whether the last stage keeps the logits of every micro-batch (`return_outputs`)."""
     # around the loop
     accelerate: bool = False
     """Whether Accelerate prepares the model: autocast inside it, outputs converted to fp32."""

@@ -100,8 +100,7 @@ def _trace(
         from memcalc.training.objectives import run
 
         spec = run.pursuer(spec, setup)
-    network = build(spec)
-    engines.prepare(network, layout)
+    network = engines.prepare(build(spec), layout)
     notes = adapt(network, spec, setup)
     walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
