@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -261,12 +261,21 @@ async def _stop() -> None:
 def running() -> Iterator[Hub]:
     """A hub that answers until the block is left."""
     hub = Hub()
+    with serving(hub.serve) as hub.url:
+        yield hub
+
+
+@contextmanager
+def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> Iterator[str]:
+    """The address on loopback where `serve` answers connections until the block is left."""
     loop = asyncio.new_event_loop()
     ready = threading.Event()
+    url = ""
 
     async def start() -> None:
-        server = await asyncio.start_server(hub.serve, "127.0.0.1", 0)
-        hub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        nonlocal url
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         ready.set()
 
     def run() -> None:
@@ -278,7 +287,7 @@ def running() -> Iterator[Hub]:
     thread.start()
     ready.wait(5)
     try:
-        yield hub
+        yield url
     finally:
         asyncio.run_coroutine_threadsafe(_stop(), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)

@@ -65,7 +65,7 @@ TOKEN = typer.Option(
 TIMEOUT = typer.Option(
     "--timeout",
     metavar="SECONDS",
-    help="Longest wait for an answer of the Hub. [default: 10]",
+    help="Longest time that the Hub may take for everything. [default: 30]",
     show_default=False,
     rich_help_panel=_HEADING,
 )
@@ -74,7 +74,7 @@ TIMEOUT = typer.Option(
 def read_timeout(text: str | None) -> float:
     """Seconds of --timeout. Raises UsageError."""
     if text is None:
-        return 10.0
+        return 30.0
     seconds: float = read_value("--timeout", float, text)
     if not 0 < seconds <= LONGEST_TIMEOUT:
         raise UsageError(
@@ -98,7 +98,8 @@ def answer(
     from memcalc.sources.model_spec import describe
 
     found = describe(model, name, job.setup, generic=generic)
-    replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
+    with (model.base or model).naming_its_file():
+        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
 
 
 def is_local(text: str) -> bool:

@@ -7,6 +7,7 @@ The config gives the shapes that the model is built with; the headers give what 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -32,6 +33,8 @@ _PARTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:layers|layer|h|blocks|block|blk)\.(\d+)\.")
 
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 # Tensors by name: their shapes, or only how many elements they have.
 Shapes = Mapping[str, int | tuple[int, ...]]
@@ -140,23 +143,36 @@ def _elements(shape: int | tuple[int, ...]) -> int:
 
 def _part_lines(stored: Counter[str], built: Counter[str]) -> Iterable[str]:
     """Extra, missing and differing parts; layers that differ alike share a line."""
-    layers: dict[int, list[str]] = {}
-    for part in sorted({*stored, *built}):
+    differing: dict[tuple[str, int], list[str]] = {}
+    for part in sorted({*stored, *built}, key=_in_order):
         has, needs = stored[part], built[part]
         if has == needs:
             continue
-        if part.startswith("layer ") and has and needs:
-            layers.setdefault(has - needs, []).append(part)
+        if "layer " in part and has and needs:
+            differing.setdefault(("differ", has - needs), []).append(part)
         elif not needs:
             yield f"the files hold {part}, {_count(has)}, which the config does not build; not counted"
         elif not has:
-            yield f"the files hold no {part}, {_count(needs)}; counted from the config"
+            differing.setdefault(("lack", needs if "layer " in part else 0), []).append(part)
         else:
             yield f"{part}: the files hold {_count(has)}, the config builds {_count(needs)}; the config is used"
-    for difference, parts in layers.items():
-        more = "more" if difference > 0 else "fewer"
-        where = parts[0] if len(parts) == 1 else f"each of {len(parts)} layers"
-        yield f"{where}: the files hold {_count(abs(difference))} {more} than the config builds; the config is used"
+    for (kind, difference), parts in differing.items():
+        where = parts[0] if len(parts) == 1 else f"each of {len(parts):,} layers"
+        if kind == "differ":
+            more = "more" if difference > 0 else "fewer"
+            yield f"{where}: the files hold {_count(abs(difference))} {more} than the config builds; the config is used"
+        elif difference == 0 or len(parts) == 1:
+            for part in parts:
+                yield f"the files hold no {part}, {_count(built[part])}; counted from the config"
+        else:
+            names = f"{parts[0]} to {parts[-1]} ({len(parts):,} of them, {_count(difference)} each)"
+            yield f"the files hold no {names}; counted from the config"
+
+
+def _in_order(part: str) -> tuple[str, int]:
+    """Parts by name, layers by number."""
+    words, _, number = part.rpartition(" ")
+    return (words, int(number)) if number.isdecimal() else (part, 0)
 
 
 def _total_lines(stored: Counter[str], total: int, parameters: int, tied: bool | None) -> Iterable[str]:
@@ -191,15 +207,21 @@ def _declared(checkpoint: Checkpoint) -> Iterable[str]:
 
 def part_of(name: str, layers: int | None = None) -> str:
     """The part that a tensor belongs to: "layer 12", "embedding", "head", "vision tower" ... or "the rest"."""
-    for part, pattern in _PARTS:
-        if pattern.search(name):
-            return part
+    part = _part_by_words(_NUMBER.sub("0", name))
+    if part is not None:
+        return part
     layer = _LAYER.search(name)
     if layer:
         if layers is not None and int(layer[2]) >= layers:
             return "multi-token prediction"
         return f"{layer[1]} layer {layer[2]}" if layer[1] else f"layer {layer[2]}"
     return "the rest"
+
+
+@lru_cache(4096)
+def _part_by_words(name: str) -> str | None:
+    """The part that the words of a name tell, None where only the layer's number does."""
+    return next((part for part, pattern in _PARTS if pattern.search(name)), None)
 
 
 def _by_part(tensors: Iterable[tuple[str, int]], layers: int | None) -> Counter[str]:

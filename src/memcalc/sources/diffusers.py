@@ -7,8 +7,8 @@ from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import Choice, choose, ignored_files
 from memcalc.sources.folder import Folder, SubFolder
 from memcalc.sources.json_object import parse_object
-from memcalc.sources.loaded_model import Component, LoadedModel
-from memcalc.sources.repository import CONFIG, HF_QUANT, object_in, read_texts, read_weights
+from memcalc.sources.loaded_model import CONFIG, Component, LoadedModel
+from memcalc.sources.repository import HF_QUANT, object_in, read_texts, read_weights
 
 PIPELINE = "model_index.json"
 

@@ -226,7 +226,7 @@ def _load_json(path: Path, folder: DiskFolder) -> LoadedModel:
     hf_quant = path.parent / HF_QUANT
     if hf_quant.is_file():
         content = with_hf_quant(content, parse_object(folder.text(HF_QUANT), str(hf_quant)))
-    return _checked(folder, LoadedModel(str(path), "file", content, None))
+    return _checked(folder, LoadedModel(str(path), "file", content, None, config_file=path.name))
 
 
 def _checked(folder: DiskFolder, model: LoadedModel) -> LoadedModel:

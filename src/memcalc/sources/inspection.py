@@ -58,6 +58,11 @@ def inspect_model(model: LoadedModel, name: str, *, generic: bool = False) -> In
         return _pipeline(model, name)
     if model.adapter is not None:
         return _adapter(model, name, generic=generic)
+    with model.naming_its_file():
+        return _inspected(model, name, generic=generic)
+
+
+def _inspected(model: LoadedModel, name: str, *, generic: bool) -> Inspection:
     checkpoint, config = model.checkpoint, model.config or {}
     notes: list[str] = []
     spec = built = None

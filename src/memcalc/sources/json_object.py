@@ -10,18 +10,23 @@ from memcalc.sources.display_names import shown
 # The largest text file that is read whole, bytes. The biggest index files in public repositories are about 10 MB.
 TEXT_CAP = 100_000_000
 
+# More keys and values than any such file has: the index of the largest model names 207,000 tensors.
+MOST_KEYS, MOST_VALUES = 500_000, 2_000_000
+
 _KINDS = {list: "list", str: "string", int: "number", float: "number", bool: "true or false", type(None): "null"}
 """What JSON calls the values that are no objects."""
 
 
-def parse_object(data: bytes, name: str, error: type[MemcalcError] = ConfigError) -> dict[str, Any]:
+def parse_object(
+    data: bytes, name: str, error: type[MemcalcError] = ConfigError, *, most_keys: int = MOST_KEYS
+) -> dict[str, Any]:
     """The object in `data`; `name` is the file's, for messages.
 
     A byte order mark, `NaN` and `Infinity` are accepted: published configs have them. A key given twice is not,
     because two readers would take different values.
 
     Raises:
-        error: `data` is not UTF-8, not JSON, not an object, or repeats a key.
+        error: `data` is not UTF-8, not JSON, not an object, repeats a key, or holds more than `most_keys` of them.
     """
     if not data.strip():
         raise error(f"{shown(name)} is empty: download it again.")
@@ -29,6 +34,8 @@ def parse_object(data: bytes, name: str, error: type[MemcalcError] = ConfigError
         raise error(f"{shown(name)} holds a web page instead of JSON: an address, a proxy or a login page was saved.")
     if data.startswith(b"version https://git-lfs"):
         raise error(f"{shown(name)} is a Git LFS pointer, not the file itself: run `git lfs pull` in its folder.")
+    if data.count(b":") > most_keys or data.count(b",") > MOST_VALUES:
+        raise error(f"{shown(name)} holds more keys or values than any model's: it is not the file that it should be.")
     try:
         value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=_unique(name, error))
     except UnicodeDecodeError:

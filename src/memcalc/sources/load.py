@@ -1,14 +1,20 @@
 """The one door to models outside: a path on disk or a name on the Hub becomes a LoadedModel."""
 
+from __future__ import annotations
+
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from memcalc.errors import HubError, MemcalcError, UsageError
 from memcalc.sources.disk import load_path
 from memcalc.sources.display_names import shown
 from memcalc.sources.loaded_model import LoadedModel
+
+if TYPE_CHECKING:
+    from memcalc.sources.hub.deadline import Deadline
 
 Kind = Literal["file", "hub"]
 
@@ -19,7 +25,7 @@ def load(
     kind: Kind,
     revision: str | None = None,
     token: str | None = None,
-    timeout: float = 10.0,
+    timeout: float = 30.0,
     weights: str | None = None,
     base: str | None = None,
     progress: Callable[[str], None] | None = None,
@@ -29,7 +35,7 @@ def load(
     Args:
         name_or_path: a path for "file", an id or page address for "hub".
         kind: where to look.
-        revision, token, timeout: for the Hub; `timeout` in seconds.
+        revision, token, timeout: for the Hub, which has answered everything after `timeout` seconds or is given up.
         weights: one weight file or GGUF type, where a repository has several.
         base: an adapter's base model, in place of the one that it names.
         progress: is called with a line of text when the Hub takes longer than a second.
@@ -37,49 +43,48 @@ def load(
     Raises:
         MemcalcError: one sentence for the user.
     """
-    model = _read(name_or_path, kind, revision, token, timeout, weights, progress)
+    where = _Hub(token, timeout, progress)
+    model = where.read(name_or_path, kind, revision, weights)
     if model.adapter is None:
         return model
-    return replace(model, base=_base(model, kind, base, token, timeout, progress))
+    return replace(model, base=_base(model, kind, base, where))
 
 
-def _read(
-    name: str,
-    kind: Kind,
-    revision: str | None,
-    token: str | None,
-    timeout: float,
-    weights: str | None,
-    progress: Callable[[str], None] | None,
-) -> LoadedModel:
-    if not name.strip():
-        raise UsageError("The model's name is empty: give a path, or a name of the Hub such as ORG/NAME.")
-    if kind == "file":
-        return load_path(Path(name), weights)
-    from memcalc.sources.hub.load import load_hub  # brings huggingface_hub, which `from-file` must not pay for
+class _Hub:
+    """How the Hub is asked: with which token, and by when it must have answered everything, the base model included."""
 
-    return load_hub(name, revision=revision, token=token, timeout=timeout, wanted=weights, progress=progress)
+    def __init__(self, token: str | None, timeout: float, progress: Callable[[str], None] | None) -> None:
+        self.token, self.timeout, self.progress = token, timeout, progress
+        self.deadline: Deadline | None = None
+
+    def read(self, name: str, kind: Kind, revision: str | None = None, weights: str | None = None) -> LoadedModel:
+        """The model at a path, or of that name on the Hub."""
+        if not name.strip():
+            raise UsageError("The model's name is empty: give a path, or a name of the Hub such as ORG/NAME.")
+        if kind == "file":
+            return load_path(Path(name), weights)
+        # These bring huggingface_hub, which `from-file` must not pay for.
+        from memcalc.sources.hub.deadline import Deadline
+        from memcalc.sources.hub.load import load_hub
+
+        self.deadline = self.deadline or Deadline(self.timeout)
+        return load_hub(
+            name, revision=revision, token=self.token, timeout=self.deadline, wanted=weights, progress=self.progress
+        )
 
 
-def _base(
-    model: LoadedModel,
-    kind: Kind,
-    given: str | None,
-    token: str | None,
-    timeout: float,
-    progress: Callable[[str], None] | None,
-) -> LoadedModel | None:
+def _base(model: LoadedModel, kind: Kind, given: str | None, where: _Hub) -> LoadedModel | None:
     """The model that an adapter needs.
 
     A local adapter may name a folder; the Hub is asked only when the user gives the base. An adapter from the Hub names
     a model there: a path in its config is somebody else's disk, and is not looked at.
     """
     name = given or (model.adapter.base_model if model.adapter else None)
-    local = name is not None and Path(name).exists() and (given is not None or kind == "file")
+    local = name is not None and os.path.exists(name) and (given is not None or kind == "file")
     if name is None or (kind == "file" and given is None and not local):
         return None
     try:
-        found = _read(name, "file" if local else "hub", None, token, timeout, None, progress)
+        found = where.read(name, "file" if local else "hub")
     except MemcalcError as problem:
         raise HubError(
             f"{shown(model.name)} is an adapter for {shown(name)}, which cannot be read ({str(problem).rstrip('.')}); "

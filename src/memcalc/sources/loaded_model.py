@@ -1,6 +1,7 @@
 """What a name or a path turned out to be: config, headers, and everything worth telling about them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from memcalc.common.records import frozen
@@ -8,6 +9,8 @@ from memcalc.errors import ConfigError
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.display_names import shown
+
+CONFIG = "config.json"
 
 
 @frozen
@@ -49,6 +52,19 @@ class LoadedModel:
     revision: str | None = None
     traffic: Traffic = Traffic()
     notes: tuple[str, ...] = ()
+    config_file: str = CONFIG
+    """The name of the file that `config` was read from: a GGUF has no config.json."""
+
+    @contextmanager
+    def naming_its_file(self) -> Iterator[None]:
+        """Let errors about the config name the file that it stands in."""
+        try:
+            yield
+        except ConfigError as problem:
+            text = str(problem)
+            if self.config_file == CONFIG or CONFIG not in text:
+                raise
+            raise type(problem)(text.replace(CONFIG, shown(self.config_file))) from None
 
     @property
     def custom_code(self) -> bool:

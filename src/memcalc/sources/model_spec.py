@@ -1,7 +1,7 @@
 """From what was read to what is estimated: the spec of a model, and the lines that its report owes to its files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
-from memcalc.nn.state_dict import every_weight
+from memcalc.nn.state_dict import NamedWeight, weights_by_stack
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
@@ -43,7 +43,10 @@ class Described:
 
 @frozen
 class Built:
-    """What the config of a spec builds: every tensor by name, whether the head is tied, how many layers there are."""
+    """What the config of a spec builds, whether the head is tied, and how many layers there are.
+
+    `expected` has one name for all weights of a part (of a layer, of a tower ...), with the elements of all of them.
+    """
 
     expected: Mapping[str, int]
     tied: bool
@@ -54,7 +57,12 @@ class Built:
         """Build the spec's network. Raises ConfigError where its config lacks or contradicts itself."""
         kin = family(spec.model_type)
         config = Config(spec.config, kin.defaults, kin.aliases)
-        expected = {weight.name: weight.parameter.numel for weight in every_weight(build(spec))}
+        expected: dict[str, int] = {}
+        for path, positions, weights in weights_by_stack(build(spec)):
+            for name, count in _by_part(path, positions, weights).items():
+                for position in positions or (0,):
+                    full = f"{path}.{position}.{name}" if positions else name
+                    expected[full] = expected.get(full, 0) + count
         layers = config.get("num_hidden_layers")
         tied = config.get("tie_word_embeddings") is True and not any(part_of(name) == "head" for name in expected)
         return cls(expected, tied, layers if isinstance(layers, int) else None)
@@ -65,6 +73,17 @@ class Built:
         return {part_of(name, self.layers) for name in self.expected}
 
 
+def _by_part(path: str, positions: Sequence[int], weights: Sequence[NamedWeight]) -> dict[str, int]:
+    """The first weight of each part among those of a block, with the elements of all of them."""
+    names: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for weight in weights:
+        part = part_of(f"{path}.{positions[0]}.{weight.name}" if positions else weight.name)
+        name = names.setdefault(part, weight.name)
+        counts[name] = counts.get(name, 0) + weight.parameter.numel
+    return counts
+
+
 def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = False) -> Described:
     """The spec to estimate, under `name`.
 
@@ -73,6 +92,11 @@ def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = Fal
     """
     if model.adapter is not None:
         return _with_adapter(model, model.adapter, name, setup, generic=generic)
+    with model.naming_its_file():
+        return _described(model, name, setup, generic=generic)
+
+
+def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) -> Described:
     spec, lines = spec_of(model, name, generic=generic)
     alike = generic and bool(lines)
     if model.checkpoint is not None:

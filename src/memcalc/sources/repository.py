@@ -1,5 +1,6 @@
 """From a folder of files to a LoadedModel: which files matter, what they hold, and what they say otherwise."""
 
+import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,10 +18,10 @@ from memcalc.sources.folder import Folder
 from memcalc.sources.gguf.config import config_from_gguf
 from memcalc.sources.gguf.header import gguf_checkpoint, read_gguf
 from memcalc.sources.json_object import parse_object
-from memcalc.sources.loaded_model import LoadedModel
+from memcalc.sources.loaded_model import CONFIG, LoadedModel
 from memcalc.units import format_bytes
 
-CONFIG, HF_QUANT = "config.json", "hf_quant_config.json"
+HF_QUANT = "hf_quant_config.json"
 
 T = TypeVar("T")
 
@@ -57,13 +58,19 @@ def read_model(folder: Folder, origin: str, wanted: str | None = None) -> Loaded
     if ADAPTER_CONFIG in texts and not choice.format:
         return _adapter(folder, origin, config, texts)
     found = read_weights(folder, files, choice, texts)
-    config = found.config if config is None else with_hf_quant(config, object_in(folder, HF_QUANT, texts))
+    config_file = CONFIG
+    if config is not None:
+        config = with_hf_quant(config, object_in(folder, HF_QUANT, texts))
+    elif found.checkpoint is not None:
+        config, config_file = found.config, posixpath.basename(found.checkpoint.files[0])
     if config is None and found.checkpoint is None:
         raise ConfigError(
             f"{shown(folder.name)} has neither a config.json nor weights that memcalc reads; is it a model's folder?"
         )
     ignored = found.checkpoint.ignored if found.checkpoint else ignored_files(files, (), choice)
-    return LoadedModel(folder.name, origin, config, found.checkpoint, ignored=ignored, notes=found.notes)
+    return LoadedModel(
+        folder.name, origin, config, found.checkpoint, ignored=ignored, notes=found.notes, config_file=config_file
+    )
 
 
 def read_texts(folder: Folder, names: Sequence[str | None]) -> dict[str, bytes]:

@@ -67,8 +67,8 @@ def test_a_server_that_drips(hub: Hub, load: Load) -> None:
     one(hub)
     hub.faults = {"config.json": ["drip!"]}
     started = time.monotonic()
-    assert "too slowly" in refused(load, timeout=0.3)
-    assert time.monotonic() - started < 4
+    assert "within 0.3 seconds" in refused(load, timeout=0.3)
+    assert time.monotonic() - started < 2
 
 
 def test_a_server_that_ignores_ranges_and_sends_five_gigabytes(hub: Hub, load: Load) -> None:
@@ -168,9 +168,11 @@ def test_a_warm_cache_answers_without_a_network(hub: Hub, load: Load, monkeypatc
     assert "not in the cache" in refused(load, revision="v9")
     assert len(hub.seen) == seen
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    unreachable = load(endpoint="http://127.0.0.1:9")
+    hub.faults = {"": ["drop!"]}
+    unreachable = load()
     assert unreachable.checkpoint == online.checkpoint
     assert "cannot be reached" in unreachable.notes[-1]
+    refused(load, endpoint="http://127.0.0.1:9")  # another Hub: what this one said is not its answer
 
 
 def snapshot(home: Path, files: dict[str, bytes]) -> None:

@@ -7,9 +7,14 @@ from types import MappingProxyType
 
 from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
+from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.safetensors import BITS, Header
 from memcalc.sources.checkpoint.stored_tensor import Role, StoredTensor
 from memcalc.sources.checkpoint.tensor_roles import understand
+from memcalc.sources.display_names import shown
+
+# More tensors than any model has: the largest published mixtures of experts come to 207,000.
+MOST_TENSORS = 300_000
 
 
 @frozen
@@ -149,7 +154,15 @@ def assemble(
     """One checkpoint out of the headers of its files, in the files' order.
 
     A tensor that several files hold is counted once, in the first of them, with a note.
+
+    Raises:
+        CheckpointError: they hold more tensors than any model.
     """
+    if sum(len(header.tensors) for _, header in headers) > MOST_TENSORS:
+        raise CheckpointError(
+            f"{shown(headers[0][0])} and its like describe over {MOST_TENSORS:,} tensors, more than any model has: "
+            "are all of these files one model's?"
+        )
     metadata: dict[str, str] = {}
     owners: dict[str, str] = {}
     tensors, said, twice = [], list(notes), 0

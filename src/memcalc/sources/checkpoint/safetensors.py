@@ -4,10 +4,12 @@ Source: the format's description at https://huggingface.co/docs/safetensors (nam
 header limit of 100 MB).
 """
 
+import sys
 from collections.abc import Mapping
 from math import prod
+from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError
@@ -18,6 +20,9 @@ from memcalc.sources.json_object import parse_object
 
 # The official reader refuses longer headers; so does this one, before allocating anything.
 HEADER_CAP = 100_000_000
+
+# More tensors than any file has: published ones of mixtures of experts come to about 130,000.
+MOST_TENSORS = 250_000
 
 # PyTorch tensors have at most 64 dimensions.
 MOST_DIMENSIONS = 64
@@ -51,8 +56,7 @@ BITS: Mapping[str, int] = MappingProxyType(
 )
 
 
-@frozen
-class HeaderTensor:
+class HeaderTensor(NamedTuple):
     """One tensor as the header describes it; `begin` and `end` are bytes into the data behind the header."""
 
     name: str
@@ -75,6 +79,9 @@ class Header:
     metadata: Mapping[str, str]
     nbytes: int
     notes: tuple[str, ...] = ()
+
+
+_BY_PLACE = attrgetter("begin", "end")
 
 
 def read_header(source: ByteRanges, name: str) -> Header:
@@ -106,10 +113,11 @@ def parse_header(text: bytes, name: str, data_bytes: int | None) -> Header:
     Raises:
         CheckpointError: invalid JSON, repeated keys, or tensors whose description cannot be true.
     """
-    raw = parse_object(text, f"the header of {name}", CheckpointError)
+    raw = parse_object(text, f"the header of {name}", CheckpointError, most_keys=4 * MOST_TENSORS)
     notes: list[str] = []
     metadata = _metadata(raw.pop("__metadata__"), name, notes) if "__metadata__" in raw else {}
-    tensors = sorted((_tensor(key, entry, name) for key, entry in raw.items()), key=lambda t: (t.begin, t.end))
+    # Taken out one by one, so that what was parsed and what is made of it are not both held.
+    tensors = sorted((_tensor(key, raw.pop(key), name) for key in list(raw)), key=_BY_PLACE)
     _check_extents(tensors, data_bytes, name, notes)
     _check_sizes(tensors, name, notes)
     return Header(tuple(tensors), MappingProxyType(metadata), 8 + len(text), tuple(notes))
@@ -126,23 +134,29 @@ def _metadata(value: Any, name: str, notes: list[str]) -> dict[str, str]:
 
 
 def _tensor(key: str, entry: Any, name: str) -> HeaderTensor:
-    def wrong(what: str) -> CheckpointError:
-        return CheckpointError(f"{shown(name)}: tensor {shown(key)} {what}; the header is damaged, download it again.")
-
+    wrong = ""
+    dtype, shape, offsets = _three(entry) if isinstance(entry, dict) else ("", [], [])
     if not isinstance(entry, dict):
-        raise wrong("is not described by an object")
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str):
-        raise wrong("has no dtype")
-    if not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not all(map(_is_size, shape)):
-        raise wrong("has a shape that is not a list of sizes")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        raise wrong("has no pair of data_offsets")
-    if offsets[1] < offsets[0]:
-        raise wrong(f"has data_offsets that run backwards ({offsets[0]:,} to {offsets[1]:,})")
-    if prod(shape) * BITS.get(dtype, 8) % 8:
-        raise wrong(f"has {prod(shape):,} elements of {BITS[dtype]} bits, which fill no whole number of bytes")
-    return HeaderTensor(key, dtype, tuple(shape), offsets[0], offsets[1])
+        wrong = "is not described by an object"
+    elif not isinstance(dtype, str):
+        wrong = "has no dtype"
+    elif not isinstance(shape, list) or len(shape) > MOST_DIMENSIONS or not all(map(_is_size, shape)):
+        wrong = "has a shape that is not a list of sizes"
+    elif prod(shape) >= 2**63:
+        wrong = "has a shape of more elements than any file holds"
+    elif not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        wrong = "has no pair of data_offsets"
+    elif offsets[1] < offsets[0]:
+        wrong = f"has data_offsets that run backwards ({offsets[0]:,} to {offsets[1]:,})"
+    elif prod(shape) * BITS.get(dtype, 8) % 8:
+        wrong = f"has {prod(shape):,} elements of {BITS[dtype]} bits, which fill no whole number of bytes"
+    if wrong:
+        raise CheckpointError(f"{shown(name)}: tensor {shown(key)} {wrong}; the header is damaged, download it again.")
+    return HeaderTensor(key, sys.intern(dtype), tuple(shape), offsets[0], offsets[1])
+
+
+def _three(entry: Mapping[str, Any]) -> tuple[Any, Any, Any]:
+    return entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
 
 
 def _is_size(value: Any) -> bool:

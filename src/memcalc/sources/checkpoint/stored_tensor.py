@@ -1,8 +1,7 @@
 """One tensor of a checkpoint, with its meaning."""
 
 from enum import StrEnum
-
-from memcalc.common.records import frozen
+from typing import NamedTuple
 
 
 class Role(StrEnum):
@@ -14,8 +13,7 @@ class Role(StrEnum):
     BUFFER = "buffer"
 
 
-@frozen
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """`nbytes` is what the file holds; `parameters` how many model parameters that stands for.
 
     `weight` and `shape` name the unpacked weight (`shape` is None where the header does not tell it); `packing` says

@@ -1,9 +1,11 @@
 """What a GGUF header says about the architecture, in the words of a config.json."""
 
 from collections.abc import Mapping
+from math import inf
 from types import MappingProxyType
 from typing import Any
 
+from memcalc.config.reader import LARGEST
 from memcalc.errors import CheckpointError
 from memcalc.sources.display_names import shown
 from memcalc.sources.gguf.header import GgufHeader
@@ -63,6 +65,20 @@ _KEYS: tuple[tuple[str, str], ...] = (
     ("rope.freq_base", "rope_theta"),
 )
 
+_MAY_BE_ZERO = (
+    ".head_count",
+    ".head_count_kv",
+    "feed_forward_length",
+    ".sliding_window",
+    ".expert_count",
+    ".expert_used_count",
+    ".expert_shared_count",
+    ".leading_dense_block_count",
+    ".nextn_predict_layers",
+    "_lora_rank",
+)
+"""Keys whose number is 0 where an architecture has none of a kind, or where a layer has none."""
+
 # The name of the number of experts differs by family. Source: the configuration classes of Transformers.
 _EXPERTS = MappingProxyType(
     {
@@ -90,7 +106,13 @@ def config_from_gguf(header: GgufHeader, name: str) -> dict[str, Any]:
     for key, ours in _KEYS:
         value = _single(header.metadata.get(f"{architecture}.{key}"))
         if value is not None:
-            found[ours] = value
+            found[ours] = _checked(value, f"{architecture}.{key}", name)
+    missing = [key for key, ours in _KEYS[:2] if ours not in found]
+    if missing or not header.tensors:
+        raise CheckpointError(
+            f"{shown(name)} has no {f'{architecture}.{missing[0]}' if missing else 'tensors'}, so it does not tell the "
+            "size of a model; is it a tokenizer alone, or cut short?"
+        )
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     if architecture == "llama" and found.get("num_experts"):
         found["model_type"] = "mixtral"
@@ -107,6 +129,20 @@ def _single(value: Any) -> Any:
     if isinstance(value, list) and value and all(item == value[0] for item in value):
         return value[0]
     return None if isinstance(value, tuple) or value == [] else value
+
+
+def _checked(value: Any, key: str, name: str) -> Any:
+    """A size, or sizes of the layers; 0 where the architecture has none of a kind."""
+    for item in value if isinstance(value, list) else [value]:
+        least = 0 if key.endswith(_MAY_BE_ZERO) else 1
+        if isinstance(item, float) and 0 < item < inf:
+            continue
+        if type(item) is not int or not least <= item <= LARGEST:
+            raise CheckpointError(
+                f"{shown(name)} gives {shown(key)} as {shown(item)}, but it must be a number of {least} to {LARGEST}: "
+                "it is damaged, or was converted wrongly."
+            )
+    return value
 
 
 def _vocabulary(found: dict[str, Any], header: GgufHeader, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -3,11 +3,12 @@
 Source: ggml's docs/gguf.md. Versions 2 and 3, in either byte order.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
@@ -15,6 +16,7 @@ from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.checkpoint.not_safetensors import SIGNATURES
+from memcalc.sources.checkpoint.safetensors import MOST_TENSORS
 from memcalc.sources.checkpoint.stored_tensor import Role, StoredTensor
 from memcalc.sources.display_names import shown
 from memcalc.sources.gguf.ggml_types import FILE_TYPES, GGML_TYPES
@@ -23,12 +25,14 @@ from memcalc.sources.gguf.reader import Cursor
 VERSIONS = (2, 3)
 MOST_DIMENSIONS = 8
 
+# More than any published file has: about 3,000 tensors and 100 metadata entries.
+MOST_PAIRS = 20_000
+
 # Tensors that are tables of the position encoding, not weights. Source: llama.cpp's tensor names.
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-@frozen
-class GgufTensor:
+class GgufTensor(NamedTuple):
     """One tensor: `shape` in PyTorch's order (rows first), `nbytes` by its type's blocks."""
 
     name: str
@@ -64,11 +68,21 @@ def read_gguf(source: ByteRanges, name: str) -> GgufHeader:
     version = _version(cursor, name)
     tensor_count = cursor.count(24, "tensors")
     pair_count = cursor.count(13, "metadata entries")
+    if tensor_count > MOST_TENSORS or pair_count > MOST_PAIRS:
+        raise CheckpointError(
+            f"{shown(name)} claims {tensor_count:,} tensors and {pair_count:,} metadata entries, more than any model "
+            "has: it is damaged, download it again."
+        )
     metadata: dict[str, Any] = {}
     for _ in range(pair_count):
         key = cursor.text()
+        if key in metadata:
+            raise CheckpointError(f"{shown(name)} has the metadata key {shown(key)} twice: it is damaged.")
         metadata[key] = cursor.value(cursor.number("I"))
     raw = [_tensor_info(cursor, name) for _ in range(tensor_count)]
+    if len({tensor for tensor, *_ in raw}) < len(raw):
+        twice = next(tensor for tensor, count in Counter(tensor for tensor, *_ in raw).items() if count > 1)
+        raise CheckpointError(f"{shown(name)} has the tensor {shown(twice)} twice: it is damaged, download it again.")
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 1 << 20:
         raise CheckpointError(f"{shown(name)} states an alignment of {shown(alignment)}: it is damaged.")
@@ -105,7 +119,7 @@ def _tensor_info(cursor: Cursor, name: str) -> tuple[str, tuple[int, ...], int, 
     if dimensions > MOST_DIMENSIONS:
         raise CheckpointError(f"{shown(name)}: tensor {shown(tensor)} has {dimensions:,} dimensions: it is damaged.")
     sizes = tuple(cursor.number("Q") for _ in range(dimensions))
-    if any(size >= 2**63 for size in sizes):
+    if prod(sizes) >= 2**63:
         raise CheckpointError(f"{shown(name)}: tensor {shown(tensor)} has an absurd shape: it is damaged.")
     return tensor, sizes[::-1], cursor.number("I"), cursor.number("Q")
 

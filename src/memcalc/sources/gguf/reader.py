@@ -16,6 +16,12 @@ FIRST_CHUNK, LAST_CHUNK = 1 << 16, 1 << 21
 # Arrays longer than this (tokenizer words, merges, scores) are skipped; only their length is kept.
 KEPT_ITEMS = 4096
 
+# Items of all arrays that are kept: some numbers a layer.
+MOST_KEPT = 100_000
+
+# Words of all arrays that are stepped over one by one: tokenizers have about a million words and merges.
+MOST_WORDS = 4_000_000
+
 STRING, ARRAY = 8, 9
 
 # struct codes of the fixed-size value types. Source: ggml's docs/gguf.md, enum gguf_metadata_value_type.
@@ -32,6 +38,7 @@ class Cursor:
         self._held = b""
         self._start = 0
         self._chunk = FIRST_CHUNK
+        self._kept = self._words = 0
 
     def take(self, length: int) -> bytes:
         """The next `length` bytes."""
@@ -79,8 +86,15 @@ class Cursor:
         kind = self.number("I")
         width = struct.calcsize(CODES[kind]) if kind in CODES else 8 if kind == STRING else 12
         length = self.count(width, "array items")
-        if length <= KEPT_ITEMS:
+        if length <= KEPT_ITEMS and self._kept + length <= MOST_KEPT:
+            self._kept += length
             return [self.value(kind, depth + 1) for _ in range(length)]
+        self._words += 0 if kind in CODES else length
+        if self._words > MOST_WORDS:
+            raise CheckpointError(
+                f"{shown(self.name)} holds over {MOST_WORDS:,} words in its metadata, more than any tokenizer has: "
+                "it is damaged."
+            )
         if kind in CODES:
             self.skip(length * width)
         elif kind == STRING:

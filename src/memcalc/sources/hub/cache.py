@@ -1,72 +1,88 @@
 """What was learnt about a repository, kept so that the same question needs no network.
 
 A commit never changes, so its list of files and the beginnings of its files (whole small ones, headers of large ones)
-stay true for ever. They lie in huggingface_hub's asset cache, where its own tools find and delete them.
+stay true for ever. They lie in huggingface_hub's asset cache, where its own tools find and delete them. Every file
+begins with a digest of the rest: a damaged one counts as none. Two Hubs never share an entry.
 """
 
 import contextlib
 import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.shard_index import is_inside
+from memcalc.sources.disk import DiskFile
 from memcalc.sources.file_selection import RepoFile
+from memcalc.sources.hub.listing import listed
+from memcalc.sources.hub.names import is_commit
 
-_SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-def is_commit(revision: str | None) -> bool:
-    return revision is not None and _SHA.fullmatch(revision) is not None
+# Longer files are not kept, bytes.
+LONGEST_KEPT = 64_000_000
 
 
 class HubCache:
-    """The cache of one repository; every failure to read or write means "not cached"."""
+    """The cache of one repository of one Hub; every failure to read or write means "not cached".
 
-    def __init__(self, repo_id: str, root: Path | None = None) -> None:
-        self.folder = (root or asset_folder()) / "memcalc" / "headers" / f"models--{repo_id.replace('/', '--')}"
+    Args:
+        repo_id: as `parse_name` gives it.
+        endpoint: the Hub's address.
+        root: in place of huggingface_hub's asset folder.
+    """
+
+    def __init__(self, repo_id: str, endpoint: str, root: Path | None = None) -> None:
+        start = (root or asset_folder()) / "memcalc" / "hubs" / _digest(endpoint.encode("utf-8", "surrogatepass"))[:16]
+        self.folder = start / f"models--{repo_id.replace('/', '--')}"
 
     def commit_of(self, revision: str) -> str | None:
         """The commit that a branch or tag was when it was last looked up."""
         if is_commit(revision):
-            return revision if (self.folder / revision / "files.json").is_file() else None
-        refs = _json(self.folder / "refs.json")
+            return revision if self.files(revision) else None
+        refs = self._json("refs.json")
         commit = refs.get(revision) if isinstance(refs, dict) else None
         return commit if isinstance(commit, str) and is_commit(commit) else None
 
     def files(self, commit: str) -> tuple[RepoFile, ...] | None:
         """The list of files of a commit; None when it is not cached."""
-        rows = _json(self.folder / commit / "files.json")
-        if not isinstance(rows, list):
-            return None
-        return tuple(
-            RepoFile(row[0], row[1] if type(row[1]) is int else None)
-            for row in rows
-            if isinstance(row, list) and len(row) == 2 and isinstance(row[0], str)
-        )
+        rows = self._json(commit, "files.json")
+        return listed(rows) if isinstance(rows, list) else None
 
     def beginning(self, commit: str, path: str) -> bytes | None:
         """As much of a file as was read before."""
-        try:
-            return (self.folder / commit / _key(path)).read_bytes()
-        except OSError:
-            return None
+        return self._read(commit, _key(path))
 
     def store(self, revision: str, commit: str, files: Sequence[RepoFile], beginnings: Mapping[str, bytes]) -> None:
         """Keep what was read; `files.json` is written last, so that its presence means a whole entry."""
+        if not is_commit(commit):
+            return
         with contextlib.suppress(OSError):
             target = self.folder / commit
             target.mkdir(parents=True, exist_ok=True)
             for path, data in beginnings.items():
                 _write(target / _key(path), data)
-            _write(target / "files.json", json.dumps([[file.path, file.nbytes] for file in files]).encode())
+            rows = [{"path": file.path, "size": file.nbytes} for file in files]
+            _write(target / "files.json", json.dumps(rows).encode())
             if not is_commit(revision):
-                refs = _json(self.folder / "refs.json")
+                refs = self._json("refs.json")
                 known = refs if isinstance(refs, dict) else {}
                 _write(self.folder / "refs.json", json.dumps({**known, revision: commit}).encode())
+
+    def _read(self, *names: str) -> bytes | None:
+        try:
+            digest, _, data = DiskFile(self.folder.joinpath(*names), {}).read(0, LONGEST_KEPT + 100).partition(b"\n")
+        except CheckpointError:
+            return None
+        return data if digest == _digest(data).encode() else None
+
+    def _json(self, *names: str) -> object:
+        try:
+            value: object = json.loads(self._read(*names) or b"null")
+        except (ValueError, RecursionError):
+            return None
+        return value
 
 
 def asset_folder() -> Path:
@@ -74,9 +90,9 @@ def asset_folder() -> Path:
     from huggingface_hub import constants
 
     if explicit := os.environ.get("HF_ASSETS_CACHE"):
-        return Path(explicit).expanduser()
+        return _expanded(explicit)
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "assets"
+        return _expanded(home) / "assets"
     return Path(constants.HF_ASSETS_CACHE)
 
 
@@ -86,38 +102,41 @@ def snapshot_folder(repo_id: str, revision: str) -> Path | None:
 
     home = os.environ.get("HF_HOME")
     root = os.environ.get("HF_HUB_CACHE") or (str(Path(home) / "hub") if home else constants.HF_HUB_CACHE)
-    folder = Path(root).expanduser() / f"models--{repo_id.replace('/', '--')}"
+    folder = _expanded(root) / f"models--{repo_id.replace('/', '--')}"
     commit = revision
-    if not is_commit(revision):
-        if not is_inside(revision):
-            return None
-        try:
-            commit = (folder / "refs" / revision).read_text().strip()
-        except (OSError, ValueError):
-            return None
-    found = folder / "snapshots" / commit
-    return found if is_commit(commit) and found.is_dir() else None
+    try:
+        if not is_commit(revision):
+            if not is_inside(revision):
+                return None
+            commit = DiskFile(folder / "refs" / revision, {}).read(0, 200).decode().strip()
+        found = folder / "snapshots" / commit
+        return found if is_commit(commit) and found.is_dir() else None
+    except (CheckpointError, OSError, ValueError):
+        return None
+
+
+def _expanded(path: str) -> Path:
+    """`path` with "~" for the home folder, where there is one."""
+    return Path(os.path.expanduser(path))
 
 
 def _key(path: str) -> str:
     """A file name for any path that a server may send."""
-    return hashlib.sha256(path.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    return _digest(path.encode("utf-8", "surrogatepass"))[:40]
 
 
-def _json(path: Path) -> object:
-    try:
-        value: object = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return value
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _write(path: Path, data: bytes) -> None:
     """Whole or not at all, also when two runs write at once."""
+    if len(data) > LONGEST_KEPT:
+        return
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.write(_digest(data).encode() + b"\n" + data)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

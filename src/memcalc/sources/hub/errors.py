@@ -78,7 +78,7 @@ def _gated(name: str, page: str, token: bool) -> str:
 
 def _busy(status: int, headers: Mapping[str, str]) -> Busy:
     text = headers.get("retry-after", "").strip()
-    wait = float(text) if text.isdigit() and len(text) < 9 else None
+    wait = float(text) if text.isascii() and text.isdecimal() and len(text) < 9 else None
     if status == 429:
         when = f"in {wait:,.0f} seconds" if wait is not None else "in a few minutes"
         return Busy(f"the Hub limits requests (429); try again {when}, or log in for a higher limit.", wait)

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from memcalc.errors import CheckpointError, HubError
@@ -11,6 +10,7 @@ from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import RepoFile
 from memcalc.sources.hub.cache import HubCache
 from memcalc.sources.hub.client import HubClient
+from memcalc.sources.hub.deadline import at_once
 from memcalc.sources.json_object import TEXT_CAP
 
 T = TypeVar("T")
@@ -41,6 +41,7 @@ class HubFolder:
     ) -> None:
         self.name, self.commit = repo_id, commit
         self._files, self._client, self._cache, self._progress = tuple(files), client, cache, progress
+        self._sizes = {file.path: file.nbytes for file in self._files}
         self._begun = self._said = time.monotonic()
         self.beginnings: dict[str, bytes] = {}
         self.from_cache: set[str] = set()
@@ -54,7 +55,7 @@ class HubFolder:
         return self._files
 
     def open(self, path: str) -> "HubFile":
-        size = next((file.nbytes for file in self._files if file.path == path), None)
+        size = self._sizes.get(path)
         kept = self.beginnings.get(path)
         if kept is None and self._cache and (kept := self._cache.beginning(self.commit, path)) is not None:
             self.from_cache.add(path)
@@ -91,26 +92,19 @@ class HubFolder:
                 self._tell(f"{shown(self.name)}: {done} of {len(paths)} {what}")
             return result
 
-        with ThreadPoolExecutor(min(WORKERS, len(paths))) as pool:
-            futures = [pool.submit(counted, path) for path in paths]
-            wait(futures, return_when=FIRST_EXCEPTION)
-            failed = next((f for f in futures if f.done() and not f.cancelled() and f.exception()), None)
-            if failed is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
-                failed.result()
-            return [future.result() for future in futures]
+        return at_once(counted, paths, WORKERS)
 
     def _tell(self, text: str) -> None:
         now = time.monotonic()
-        if self._progress and now - self._begun > QUIET and now - self._said > EVERY:
+        given_up = self._client is not None and self._client.given_up
+        if self._progress and not given_up and now - self._begun > QUIET and now - self._said > EVERY:
             self._said = now
             self._progress(text)
 
     def url(self, path: str) -> str:
         from huggingface_hub import hf_hub_url
 
-        endpoint = self._client.endpoint if self._client else None
-        address: str = hf_hub_url(self.name, path, revision=self.commit, endpoint=endpoint)
+        address: str = hf_hub_url(self.name, path, revision=self.commit, endpoint=self.client_for(path).endpoint)
         return address
 
     def client_for(self, path: str) -> HubClient:
@@ -139,8 +133,7 @@ class HubFile:
             length = min(length, max(0, self._size - offset))
         if offset + length <= len(self._kept):
             return self._kept[offset : offset + length]
-        client = self._folder.client_for(self._path)
-        first = self._folder.url(self._path)
+        client, first = self._folder.client_for(self._path), self._folder.url(self._path)
         direct = self._folder.addresses.get(self._path)
         try:
             piece = client.ranged(direct or first, offset, length)

@@ -4,25 +4,23 @@ Everything goes through huggingface_hub's session, address builder, login and ca
 the modules that this one uses, inside functions, because importing it costs more than an answer.
 """
 
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
-from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError, ConfigError, HubError, MemcalcError
 from memcalc.sources.diffusers import PIPELINE, read_pipeline
 from memcalc.sources.disk import DiskFolder, load_folder
 from memcalc.sources.display_names import shown
-from memcalc.sources.file_selection import RepoFile
+from memcalc.sources.hub.addresses import checked_endpoint
 from memcalc.sources.hub.cache import HubCache, snapshot_folder
-from memcalc.sources.hub.client import DEFAULT_TIMEOUT, HubClient, endpoint_now, token_now
+from memcalc.sources.hub.client import HubClient, endpoint_now, token_now
+from memcalc.sources.hub.deadline import DEFAULT_TIMEOUT, Deadline
 from memcalc.sources.hub.errors import Missing, NoRevision
 from memcalc.sources.hub.folder import HubFolder
-from memcalc.sources.hub.names import parse_name
+from memcalc.sources.hub.listing import Listing, ask_listing
+from memcalc.sources.hub.names import checked_revision, is_commit, parse_name
 from memcalc.sources.hub.suggestions import missing_model, missing_revision
 from memcalc.sources.hub.transport import Unreachable
 from memcalc.sources.loaded_model import LoadedModel
@@ -31,21 +29,12 @@ from memcalc.sources.repository import read_model
 Progress = Callable[[str], None]
 
 
-@frozen
-class Listing:
-    """A repository at one commit: its id (which may differ from the one asked for, after a move) and its files."""
-
-    repo_id: str
-    commit: str
-    files: tuple[RepoFile, ...]
-
-
 def load_hub(
     name: str,
     *,
     revision: str | None = None,
     token: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | Deadline = DEFAULT_TIMEOUT,
     wanted: str | None = None,
     endpoint: str | None = None,
     cache_folder: Path | None = None,
@@ -57,7 +46,7 @@ def load_hub(
         name: an id or the address of a page; `revision` wins over one in the address.
         revision: a branch, tag or commit; the default branch when None.
         token: for gated and private repositories; the login's when None.
-        timeout: the longest wait for an answer, seconds.
+        timeout: seconds until everything that is asked must be answered, or a deadline that is shared.
         wanted: one weight file or GGUF type of the repository.
         endpoint, cache_folder: in place of HF_ENDPOINT and HF_ASSETS_CACHE.
         progress: is called with a line of text when reading takes longer than a second.
@@ -67,16 +56,17 @@ def load_hub(
         CheckpointError, ConfigError: what it has cannot be read.
         UsageError: `name` is no model's id.
     """
-    address = (endpoint or endpoint_now()).rstrip("/")
+    _import_hub()
+    address = checked_endpoint(endpoint or endpoint_now())
     asked = parse_name(name, address)
-    at = revision or asked.revision or "main"
-    cache = HubCache(asked.repo_id, cache_folder)
+    at = checked_revision(revision or asked.revision or "main")
+    cache = HubCache(asked.repo_id, address, cache_folder)
     if offline():
         return _from_cache(asked.repo_id, at, cache, wanted, "HF_HUB_OFFLINE is set")
-    client = HubClient(address, token_now(token), timeout)
+    client = HubClient(address, token_now(token), timeout if isinstance(timeout, Deadline) else Deadline(timeout))
     client.repo_id = asked.repo_id
     try:
-        listing = _listing(client, asked.repo_id, at, cache)
+        listing = client.in_time(lambda: _listing(client, asked.repo_id, at, cache))
     except Unreachable as problem:
         try:
             return _from_cache(asked.repo_id, at, cache, wanted, "the Hub cannot be reached")
@@ -86,7 +76,19 @@ def load_hub(
         raise missing_revision(client, asked.repo_id, at) from None
     except Missing as problem:
         raise missing_model(client, asked.repo_id, problem) from None
-    return _online(client, listing, at, cache, wanted, progress)
+    model: LoadedModel = client.in_time(lambda: _online(client, listing, at, cache, wanted, progress))
+    return model
+
+
+def _import_hub() -> None:
+    """Its constants are read from the environment when it is imported, which a variable that is no number stops."""
+    try:
+        import huggingface_hub.constants  # noqa: F401
+    except (ValueError, TypeError, OSError) as problem:
+        raise HubError(
+            f"huggingface_hub cannot start ({shown(problem)}); check the variables of the environment that begin with "
+            "HF_."
+        ) from None
 
 
 def offline() -> bool:
@@ -108,7 +110,9 @@ def _online(
             raise
         folder = HubFolder(listing.repo_id, listing.commit, listing.files, client, None, progress)  # a spoilt cache
         model = _read(folder, "hub", wanted)
-    cache.store(revision, listing.commit, listing.files, folder.beginnings)
+    if not client.given_up:
+        clean = {path: client.hidden(data) for path, data in folder.beginnings.items()}
+        cache.store(revision, listing.commit, listing.files, clean)
     notes = model.notes
     if listing.repo_id != client.repo_id:
         notes = (*notes, f"{shown(client.repo_id)} is now called {shown(listing.repo_id)}")
@@ -123,67 +127,10 @@ def _read(folder: HubFolder, origin: str, wanted: str | None) -> LoadedModel:
 
 def _listing(client: HubClient, repo_id: str, revision: str, cache: HubCache) -> Listing:
     """The files at `revision`; a commit that is cached needs no request."""
-    commit = cache.commit_of(revision) if revision == cache.commit_of(revision) else None
-    known = cache.files(commit) if commit else None
-    if commit and known:
-        return Listing(repo_id, commit, known)
-    url = f"{client.endpoint}/api/models/{quote(repo_id)}/revision/{quote(revision, safe='')}?blobs=true"
-    info = _json(client.whole(url).data, client)
-    sha, rows = info.get("sha"), info.get("siblings")
-    if not isinstance(sha, str) or not sha:
-        raise HubError(f"{shown(client.endpoint)} did not say which commit {shown(repo_id)} is at; check HF_ENDPOINT.")
-    said = info.get("id")
-    name = said if isinstance(said, str) else repo_id
-    files = _files(rows, "rfilename") if isinstance(rows, list) else ()
-    if not files or all(file.nbytes is None for file in files):
-        files = _tree(client, name, sha)
-    return Listing(name, sha, files)
-
-
-def _tree(client: HubClient, repo_id: str, commit: str) -> tuple[RepoFile, ...]:
-    """The same from the tree, page by page, where the model's own answer has no sizes (mirrors)."""
-    url: str | None = f"{client.endpoint}/api/models/{quote(repo_id)}/tree/{commit}?recursive=true&expand=false"
-    found: list[RepoFile] = []
-    for _ in range(200):
-        if url is None:
-            break
-        piece = client.whole(url)
-        try:
-            rows = json.loads(piece.data)
-        except ValueError:
-            raise _not_json(client) from None
-        found.extend(_files([row for row in rows if isinstance(row, dict) and row.get("type") != "directory"], "path"))
-        url = piece.next_page
-    return tuple(found)
-
-
-def _files(rows: Sequence[Any], key: str) -> tuple[RepoFile, ...]:
-    """Rows of the Hub's answer; a large file's `size` may be that of its pointer, its `lfs` has the true one."""
-    found = []
-    for row in rows:
-        if not isinstance(row, dict) or not isinstance(row.get(key), str):
-            continue
-        lfs = row.get("lfs")
-        size = lfs.get("size") if isinstance(lfs, dict) else row.get("size")
-        found.append(RepoFile(row[key], size if type(size) is int and size >= 0 else None))
-    return tuple(found)
-
-
-def _json(data: bytes, client: HubClient) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        raise _not_json(client) from None
-    if not isinstance(value, dict):
-        raise _not_json(client)
-    return value
-
-
-def _not_json(client: HubClient) -> HubError:
-    return HubError(
-        f"{shown(client.endpoint)} answered with a web page instead of data; a login page or proxy is in between, "
-        "or HF_ENDPOINT is wrong."
-    )
+    known = cache.files(revision) if is_commit(revision) else None
+    if known:
+        return Listing(repo_id, revision, known)
+    return ask_listing(client, repo_id, revision)
 
 
 def _from_cache(repo_id: str, revision: str, cache: HubCache, wanted: str | None, why: str) -> LoadedModel:

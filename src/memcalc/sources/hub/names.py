@@ -6,12 +6,15 @@ from urllib.parse import unquote, urlsplit
 from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.sources.display_names import shown
+from memcalc.sources.hub.addresses import without_login
 
 # Hosts whose pages are the Hub's; a page of HF_ENDPOINT's host counts as well.
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 
 # One or two parts of letters, digits, `-`, `_`, `.`; the Hub allows 96 characters.
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+
+_SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 _OTHER_KINDS = {
     "datasets": "dataset",
@@ -28,6 +31,27 @@ class HubName:
 
     repo_id: str
     revision: str | None = None
+
+
+def is_repo_id(name: str) -> bool:
+    """Whether `name` follows the Hub's grammar of ids; nothing else becomes part of an address or of a path."""
+    return len(name) <= 96 and _ID.fullmatch(name) is not None and "--" not in name and ".." not in name
+
+
+def is_commit(revision: object) -> bool:
+    """Whether `revision` is a full commit id; nothing else becomes the name of a folder."""
+    return isinstance(revision, str) and _SHA.fullmatch(revision) is not None
+
+
+def checked_revision(revision: str) -> str:
+    """The branch, tag or commit that a user gives.
+
+    Raises:
+        UsageError: git has no such names.
+    """
+    if not revision.isprintable() or " " in revision or len(revision) > 255:
+        raise UsageError(f"{shown(revision)} is no revision; give a branch, a tag or a full commit id.")
+    return revision
 
 
 def parse_name(text: str, endpoint: str = "") -> HubName:
@@ -52,16 +76,17 @@ def parse_name(text: str, endpoint: str = "") -> HubName:
 
 
 def _from_address(address: str, endpoint: str) -> HubName:
+    shown_address = shown(without_login(address))
     try:
         parts = urlsplit(address)
         host = (parts.hostname or "").lower()
     except ValueError:
-        raise UsageError(f"{shown(address)} is no address; give the model's id, such as org/name.") from None
+        raise UsageError(f"{shown_address} is no address; give the model's id, such as org/name.") from None
     if host not in HOSTS and host != (urlsplit(endpoint).hostname or ""):
-        raise UsageError(f"{shown(address)} is not a page of the Hub; give the model's id, such as org/name.")
+        raise UsageError(f"{shown_address} is not a page of the Hub; give the model's id, such as org/name.")
     path = [part for part in parts.path.split("/") if part]
     if path and path[0] in _OTHER_KINDS:
-        raise UsageError(f"{shown(address)} is a {_OTHER_KINDS[path[0]]}, not a model; give a model's id or page.")
+        raise UsageError(f"{shown_address} is a {_OTHER_KINDS[path[0]]}, not a model; give a model's id or page.")
     if path[:2] == ["api", "models"]:
         path = path[2:]
     at = next(
@@ -69,13 +94,13 @@ def _from_address(address: str, endpoint: str) -> HubName:
     )
     name = "/".join(path[:at] if at is not None else path[:2])
     revision = unquote(path[at + 1]) if at is not None and len(path) > at + 1 else None
-    return HubName(_checked(name, address), revision)
+    return HubName(_checked(name, without_login(address)), revision)
 
 
 def _checked(name: str, text: str) -> str:
     if not name:
         raise UsageError("The name is empty; give the model's id, such as org/name.")
-    if len(name) > 96 or not _ID.fullmatch(name) or "--" in name or ".." in name:
+    if not is_repo_id(name):
         raise UsageError(
             f"{shown(text)} is not a model's id; ids look like org/name (a folder on disk: use from-file)."
         )
