@@ -220,7 +220,7 @@ def _setup(row: dict[str, Any]) -> str:
     words += [str(options[key]) for key in ("precision", "dtype", "quantization") if options.get(key, "none") != "none"]
     words += [options[key] for key in ("attention", "optimizer", "optimizer_impl") if key in options]
     labels = {
-        "new_tokens": "{} new tokens",
+        "max_new_tokens": "{} new tokens",
         "lora_rank": "LoRA {}",
         "grad_accum": "accumulation {}",
         "activation_checkpointing": "{} checkpointing",

@@ -30,7 +30,7 @@ SETUPS = st.fixed_dictionaries(
         "activation_checkpointing": st.sampled_from(["none", "full"]),
         "optimizer": st.sampled_from(["adamw", "sgd", "sgd-momentum", "adafactor"]),
         "grad_accum": st.sampled_from([1, 2]),
-        "hold_outputs": st.booleans(),
+        "keep_logits": st.booleans(),
     }
 )
 laws = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -33,7 +33,7 @@ __all__ = [
     "find_gpu",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Gpu": "tables.gpus",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from memcalc.breakdown.process_memory import Outside
-from memcalc.common.records import frozen
 from memcalc.report.schema import (
     Component,
     Components,
@@ -29,7 +29,7 @@ Stage = Literal["encode", "denoise", "decode"]
 STAGES: tuple[Stage, ...] = ("encode", "denoise", "decode")
 
 
-@frozen
+@dataclass(frozen=True)
 class ComponentWeights:
     """One model of a pipeline: bytes of its weights, its parameters, and the stage at which it works."""
 

@@ -43,6 +43,11 @@ class HubError(MemcalcError):
     """The Hub did not give what was asked for."""
 
 
+def option_name(field: str) -> str:
+    """The option of a field: `seq_len` is `--seq-len`."""
+    return "--" + field.replace("_", "-")
+
+
 def close_matches(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'a' or 'b'?"`, or an empty string when nothing known comes near `word`; case does not matter."""
     from difflib import get_close_matches  # costs milliseconds that only an error has to pay

@@ -114,7 +114,7 @@ def _raised(
     if wide < allocated:
         yield (
             f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
-            f"{', and --no-kbit-prepare leaves out copies in fp32' if setup.kbit_prepare else ''}"
+            f"{', and --no-prepare-kbit-training leaves out copies in fp32' if setup.prepare_kbit_training else ''}"
         )
 
 
@@ -123,7 +123,7 @@ def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelS
     try:
         return _traced(spec, setup, teacher)
     except TooLongError as problem:
-        later = setup.new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
+        later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})

@@ -90,7 +90,7 @@ def weights(config: dict[str, Any], **options: Any) -> int:
 def test_weights_and_share_of_an_engine_s_profile() -> None:
     """An 8B model on an 80 GB card: weights 14.96 GiB, half of it on each of two; 0.9 of 79.22 GiB is used."""
     assert weights(LLAMA3_8B, engine="vllm") / GIB == pytest.approx(14.96, abs=0.01)
-    assert weights(LLAMA3_8B, engine="vllm", tensor_parallel=2) / GIB == pytest.approx(7.48, abs=0.01)
+    assert weights(LLAMA3_8B, engine="vllm", tensor_parallel_size=2) / GIB == pytest.approx(7.48, abs=0.01)
     found = report(LLAMA3_8B, "79.22GiB", engine="vllm")
     assert found.serving.occupied_bytes / GIB == pytest.approx(71.29, abs=0.01)
     assert cache(LLAMA3_8B, seq_len=4096, engine="vllm") == 4096 * 128 * 1024
@@ -100,7 +100,7 @@ def test_weights_and_share_of_an_engine_s_profile() -> None:
 def test_tokens_that_an_engine_s_profile_leaves(gpus: int, tokens: float) -> None:
     """What is left of 71.29 GiB beside weights, activations and 1.79 GiB outside PyTorch, twice that on two."""
     config = {**LLAMA3_8B, "max_position_embeddings": 131072}
-    found = report(config, "79.22GiB", engine="vllm", seq_len=1024, prefill_chunk=8192, tensor_parallel=gpus)
+    found = report(config, "79.22GiB", engine="vllm", seq_len=1024, prefill_chunk_size=8192, tensor_parallel_size=gpus)
     assert found.serving.largest_batch * 1024 == pytest.approx(tokens, rel=0.04)
     assert any("communication" in line for line in found.assumptions) == (gpus > 1)
 
@@ -108,7 +108,9 @@ def test_tokens_that_an_engine_s_profile_leaves(gpus: int, tokens: float) -> Non
 @pytest.mark.parametrize(("engine", "tokens", "gib"), [("sglang", 367404, 2 * 8.234), ("vllm", 178880, 8.02)])
 def test_two_engines_log_the_same_bytes_per_token(engine: str, tokens: int, gib: float) -> None:
     """Four key-value heads on four GPUs: one each."""
-    assert cache(QWEN3_235B, seq_len=tokens, engine=engine, tensor_parallel=4) / GIB == pytest.approx(gib, abs=0.005)
+    assert cache(QWEN3_235B, seq_len=tokens, engine=engine, tensor_parallel_size=4) / GIB == pytest.approx(
+        gib, abs=0.005
+    )
 
 
 def test_preallocation_for_a_batch() -> None:
@@ -141,7 +143,7 @@ def test_a_cache_in_fp32_and_layers_without_one() -> None:
 def test_budgets_that_a_server_infers() -> None:
     assert cache(LLAMA_7B, seq_len=16224, dtype="fp16", engine="tgi") / GIB == pytest.approx(7.92, abs=0.005)
     assert weights(LLAMA_7B, dtype="fp16") / GIB == pytest.approx(12.55, abs=0.005)
-    found = report(LLAMA_70B, seq_len=406560, dtype="fp16", engine="tgi", tensor_parallel=4)
+    found = report(LLAMA_70B, seq_len=406560, dtype="fp16", engine="tgi", tensor_parallel_size=4)
     assert found.kv_cache_bytes / GIB == pytest.approx(31.0, abs=0.05)
     assert found.components.model_weights.peak_bytes / GIB == pytest.approx(32.1, abs=0.05)
 
@@ -316,8 +318,8 @@ def test_a_decoder_s_own_cache_grows_and_the_source_s_does_not() -> None:
     """Heads of 16 in a model of 64: an inner width of 128. Twice three layers, source and target."""
     per_token = 3 * 2 * 8 * 16 * 2
     assert cache(T5, seq_len=300) == per_token * (300 + 1)
-    assert cache(T5, seq_len=300, new_tokens=40) == per_token * (300 + 40)
-    assert cache(T5, seq_len=300, new_tokens=40, num_beams=4) == 4 * per_token * (300 + 40)
+    assert cache(T5, seq_len=300, max_new_tokens=40) == per_token * (300 + 40)
+    assert cache(T5, seq_len=300, max_new_tokens=40, num_beams=4) == 4 * per_token * (300 + 40)
 
 
 @pytest.mark.parametrize("key", ["num_kv_shared_layers", "kv_source_layer_ids"])

@@ -116,7 +116,7 @@ def test_the_base_takes_the_same_whichever_layers_are_adapted() -> None:
             quantization="nf4-double",
             lora_rank=8,
             lora_targets=targets,
-            kbit_prepare=False,
+            prepare_kbit_training=False,
             seq_len=64,
         )
         parts = estimate(spec, setup).components.model_weights.parts

@@ -203,7 +203,7 @@ def test_generated_completions_of_a_small_model(
     That nothing was checkpointed, and that there was a copy as reference, is taken from how large it was.
     """
     config = decoder(hidden, 28, 16, 8, width, 151936, model_type="qwen3", head_dim=128, tie_word_embeddings=True)
-    found = ask(config, "--objective grpo --reference copy --batch 4 --seq-len 3072 --completion-len 1024")
+    found = ask(config, "--objective grpo --reference-model copy --batch 4 --seq-len 3072 --max-completion-length 1024")
     assert found["model"]["parameters"]["trainable"] == parameters
     assert found["peak"]["process_bytes"] / MIB == pytest.approx(mebibytes, rel=0.08)
 
@@ -224,7 +224,7 @@ def test_a_longer_context_costs_its_logits(ask: Any) -> None:
     2.53 MiB a token were published with the libraries of 2024, which held the logits in 16 and in 32 bits through
     backward: 6 bytes more. A loss that never makes the logits leaves none of it.
     """
-    job = "--precision bf16 --quantization nf4 --no-kbit-prepare --lora-rank 32 --lora-targets all-linear "
+    job = "--precision bf16 --quantization nf4 --no-prepare-kbit-training --lora-rank 32 --lora-targets all-linear "
     job += "--activation-checkpointing full --attention flash --optimizer paged-adamw-8bit"
 
     def slope(more: str) -> float:
@@ -234,7 +234,7 @@ def test_a_longer_context_costs_its_logits(ask: Any) -> None:
     inputs, logit = 32 * 4096 * 2, 128256
     assert slope("") == pytest.approx(inputs + 12 * logit, rel=0.01)
     assert (slope("") + 6 * logit) / MIB == pytest.approx(2.53, abs=0.1)
-    assert slope("--loss cut") < inputs + 0.6 * MIB
+    assert slope("--loss-implementation cut-cross-entropy") < inputs + 0.6 * MIB
 
 
 def test_a_padded_vocabulary_s_logits(ask: Any) -> None:

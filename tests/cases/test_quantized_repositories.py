@@ -65,7 +65,7 @@ def test_an_uneven_list_splits_the_layers(tmp_path: Path) -> None:
     path = str(write_json(tmp_path / "a.json", LLAMA3_8B | {"quantization_config": stated}))
     even = stated | {"llm_int8_skip_modules": ["lm_head"]}
     whole = str(write_json(tmp_path / "b.json", LLAMA3_8B | {"quantization_config": even}))
-    options = ("--lora-rank", "8", "--precision", "bf16", "--no-kbit-prepare")
+    options = ("--lora-rank", "8", "--precision", "bf16", "--no-prepare-kbit-training")
     first, second = answer("from-file", path, *options), answer("from-file", whole, *options)
     kept = 3 * 4096 * 14336 + 2 * 4096 * 4096 + 2 * 4096 * 1024
     more = first["components"]["model_weights"]["peak_bytes"] - second["components"]["model_weights"]["peak_bytes"]

@@ -112,7 +112,7 @@ def test_check_exits_with_3_and_still_answers() -> None:
         (["--params", "4B", "--mode", "train"], "did you mean 'training'"),
         (["--params", "4B", "--mode", "inference", "--optimizer", "sgd"], "--optimizer belongs to --mode training"),
         (["--params", "4B", "--dtype", "bf16"], "--dtype belongs to --mode inference"),
-        (["--params", "4B", "--mode", "inference", "--hold-outputs"], "--hold-outputs belongs to --mode training"),
+        (["--params", "4B", "--mode", "inference", "--keep-logits"], "--keep-logits belongs to --mode training"),
         (["--params", "4B", "--gpu", "H10O"], "No GPU is called 'H10O'"),
         (["--params", "4B", "--gpu", "A100"], "'A100-40GB' or 'A100-80GB'"),
         (["--params", "4B", "--check"], "--check needs to know the GPU"),

@@ -1,4 +1,4 @@
-"""`--head` and `--num-labels`: the same encoder or decoder, trained for another task."""
+"""`--task` and `--num-labels`: the same encoder or decoder, trained for another task."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def config(tmp_path: Path) -> str:
     ],
 )
 def test_the_head_of_a_task(head: tuple[str, ...], parameters: int, config: str) -> None:
-    answer = run("from-file", config, "--json", "--head", *head).stdout
+    answer = run("from-file", config, "--json", "--task", *head).stdout
     assert json.loads(answer)["model"]["parameters"]["total"] == parameters
 
 
@@ -53,10 +53,10 @@ def test_every_task_is_in_the_help() -> None:
 @pytest.mark.parametrize(
     ("code", "options", "says"),
     [
-        (2, ("--head", "clasification"), "did you mean"),
-        (2, ("--num-labels", "3"), "name one with --head"),
-        (2, ("--head", "token-classification", "--num-labels", "0"), "at least 1"),
-        (1, ("--head", "seq2seq-lm"), "ForConditionalGeneration"),
+        (2, ("--task", "clasification"), "did you mean"),
+        (2, ("--num-labels", "3"), "name one with --task"),
+        (2, ("--task", "token-classification", "--num-labels", "0"), "at least 1"),
+        (1, ("--task", "seq2seq-lm"), "ForConditionalGeneration"),
     ],
 )
 def test_what_cannot_be(code: int, options: tuple[str, ...], says: str, config: str) -> None:

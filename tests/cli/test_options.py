@@ -38,10 +38,10 @@ def test_every_field_is_an_option_of_every_estimating_command(command: str) -> N
 
 
 def test_defaults_are_in_the_help() -> None:
-    text = " ".join(help_of("estimate").split())
+    text = "".join(help_of("estimate").split())
     for option in declared().values():
         if option.default not in (None, False):
-            assert f"[default: {str(option.default).lower() if option.default is True else option.default}]" in text
+            assert f"[default:{str(option.default).lower()}]" in text
 
 
 def test_fields_are_options_of_the_modes_that_have_them() -> None:

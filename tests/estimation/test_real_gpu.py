@@ -62,14 +62,14 @@ INFERENCE: list[tuple[dict[str, Any], str, int]] = [
 
 @pytest.mark.parametrize(("config", "options", "measured"), TRAINING)
 def test_training_total(config: dict[str, Any], options: dict[str, Any], measured: int) -> None:
-    setup = TrainingSetup(batch=1, seq_len=2048, padding_mask=True, grad_accum=2, hold_outputs=True, **options)
+    setup = TrainingSetup(batch=1, seq_len=2048, padding_mask=True, grad_accum=2, keep_logits=True, **options)
     report = estimate(ModelSpec.from_config(config), setup, find_gpu("RTX A6000"))
     assert report.peak.allocated_bytes == pytest.approx(measured, rel=0.01)
 
 
 @pytest.mark.parametrize(("config", "attention", "measured"), INFERENCE)
 def test_inference_total(config: dict[str, Any], attention: Any, measured: int) -> None:
-    setup = InferenceSetup(batch=1, seq_len=2048, padding_mask=True, attention=attention, logits="all")
+    setup = InferenceSetup(batch=1, seq_len=2048, padding_mask=True, attention=attention, prefill_logits="all")
     report = estimate(ModelSpec.from_config(config), setup, find_gpu("RTX A6000"))
     assert report.peak.allocated_bytes == pytest.approx(measured, rel=0.002)
 

@@ -46,7 +46,7 @@ def prefill(step: Step) -> int:
 
 @pytest.mark.parametrize(("config", "source"), [(BART, 90), (T5, 90), (WHISPER, 100)])
 def test_the_cache_holds_the_source_once_and_every_token_written(config: dict[str, object], source: int) -> None:
-    step = run(config, batch=2, seq_len=90, new_tokens=20)
+    step = run(config, batch=2, seq_len=90, max_new_tokens=20)
     per_token = 2 * 3 * 2 * 64 * 2  # key and value, decoder layers, sequences, width, bytes
     assert step.cache_bytes == per_token * (source + 20)
 

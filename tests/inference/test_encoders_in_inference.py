@@ -78,7 +78,9 @@ def test_there_is_no_cache_and_the_gpu_is_answered_for(engine: str) -> None:
     assert any("one forward pass" in line for line in report.assumptions)
 
 
-@pytest.mark.parametrize("option", [{"new_tokens": 2}, {"num_beams": 2}, {"kv_dtype": "fp8"}, {"prefill_chunk": 8}])
+@pytest.mark.parametrize(
+    "option", [{"max_new_tokens": 2}, {"num_beams": 2}, {"kv_dtype": "fp8"}, {"prefill_chunk_size": 8}]
+)
 def test_decoding_is_refused_by_name(option: dict[str, Any]) -> None:
     name = next(iter(option)).replace("_", "-")
     with pytest.raises(UsageError, match=rf"^--{name} .* bert is an encoder.*leave it out\.$"):

@@ -193,7 +193,7 @@ def test_beams_are_picked_by_copies() -> None:
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "llama.cpp"])
 def test_chunks_bound_the_activations_of_prefill(engine: Any) -> None:
     options = {"seq_len": 8192, "engine": engine, "attention": "flash"}
-    whole, chunked = (report(SMALL, **options, prefill_chunk=chunk) for chunk in (8192, 512))
+    whole, chunked = (report(SMALL, **options, prefill_chunk_size=chunk) for chunk in (8192, 512))
     assert chunked.kv_cache_bytes == whole.kv_cache_bytes
     assert chunked.phases.decode == whole.phases.decode
     assert chunked.phases.prefill.peak_bytes < whole.phases.prefill.peak_bytes - 10 * 2**20
@@ -206,9 +206,9 @@ def test_pages_are_taken_whole() -> None:
 
 
 def test_a_static_cache_stands_for_all_tokens() -> None:
-    report_ = report(SMALL, seq_len=200, new_tokens=57, engine="transformers-static")
+    report_ = report(SMALL, seq_len=200, max_new_tokens=57, engine="transformers-static")
     assert report_.kv_cache_bytes == cache(SMALL, seq_len=256)
-    growing = report(SMALL, seq_len=200, new_tokens=57)
+    growing = report(SMALL, seq_len=200, max_new_tokens=57)
     assert growing.kv_cache_bytes == report_.kv_cache_bytes
     assert growing.phases.prefill.peak_bytes < report_.phases.prefill.peak_bytes
 

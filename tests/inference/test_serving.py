@@ -61,25 +61,25 @@ def weights(config: dict[str, Any], **options: Any) -> int:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("config", [LLAMA, MIXTURE], ids=["llama", "experts"])
 def test_heads_that_divide(config: dict[str, Any], size: int) -> None:
-    whole, share = (report(config, tensor_parallel=n, engine="vllm") for n in (1, size))
+    whole, share = (report(config, tensor_parallel_size=n, engine="vllm") for n in (1, size))
     assert share.kv_cache_bytes * size == whole.kv_cache_bytes
-    assert weights(config, tensor_parallel=size) == pytest.approx(weights(config) / size, rel=0.01)
+    assert weights(config, tensor_parallel_size=size) == pytest.approx(weights(config) / size, rel=0.01)
     assert any(f"tensor parallel over {size} GPUs" in line for line in share.assumptions)
 
 
 @pytest.mark.parametrize("size", [8, 16])
 def test_key_value_heads_that_are_fewer_than_gpus_are_replicated(size: int) -> None:
-    whole, share = (report(LLAMA, tensor_parallel=n, engine="vllm") for n in (1, size))
+    whole, share = (report(LLAMA, tensor_parallel_size=n, engine="vllm") for n in (1, size))
     assert share.kv_cache_bytes * 4 == whole.kv_cache_bytes
     assert any("each GPU keeps a copy of one" in line for line in share.assumptions)
-    assert weights(LLAMA, tensor_parallel=size) > weights(LLAMA) / size
+    assert weights(LLAMA, tensor_parallel_size=size) > weights(LLAMA) / size
 
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_a_latent_is_kept_by_every_gpu(size: int) -> None:
-    whole, share = (report(LATENT, tensor_parallel=n, engine="vllm") for n in (1, size))
+    whole, share = (report(LATENT, tensor_parallel_size=n, engine="vllm") for n in (1, size))
     assert share.kv_cache_bytes == whole.kv_cache_bytes
-    assert weights(LATENT) / size < weights(LATENT, tensor_parallel=size) < 1.5 * weights(LATENT) / size
+    assert weights(LATENT) / size < weights(LATENT, tensor_parallel_size=size) < 1.5 * weights(LATENT) / size
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_latent_is_kept_by_every_gpu(size: int) -> None:
 )
 def test_what_cannot_be_divided(config: dict[str, Any], size: int, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        report(config, tensor_parallel=size)
+        report(config, tensor_parallel_size=size)
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm", "llama.cpp"])
@@ -129,7 +129,7 @@ def test_an_engine_takes_its_share_of_the_gpu_whatever_is_needed() -> None:
     found = report(LLAMA, GPU, engine="vllm")
     assert found.serving.occupied_bytes == int(GPU.usable_bytes * 0.9)
     assert found.peak.process_bytes < found.serving.occupied_bytes / 10
-    assert report(LLAMA, GPU, engine="vllm", utilization=0.5).serving.occupied_bytes == GPU.usable_bytes // 2
+    assert report(LLAMA, GPU, engine="vllm", gpu_memory_utilization=0.5).serving.occupied_bytes == GPU.usable_bytes // 2
     plain = report(LLAMA, GPU)
     assert plain.serving.occupied_bytes == plain.peak.process_bytes
 
@@ -138,11 +138,11 @@ def test_an_engine_takes_its_share_of_the_gpu_whatever_is_needed() -> None:
     ("options", "says"),
     [
         (["--kv-dtype", "int8", "--engine", "vllm"], "engine vllm has no int8 cache"),
-        (["--tensor-parallel", "3"], "does not divide the 16 attention heads"),
-        (["--tensor-parallel", "0"], "--tensor-parallel must be at least 1"),
+        (["--tensor-parallel-size", "3"], "does not divide the 16 attention heads"),
+        (["--tensor-parallel-size", "0"], "--tensor-parallel-size must be at least 1"),
         (["--engine", "vlm"], "did you mean 'vllm'"),
         (["--num-beams", "0"], "--num-beams must be at least 1"),
-        (["--utilization", "1.5"], "--utilization must be at most 1"),
+        (["--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization must be at most 1"),
         (["--kv-dtype", "q8"], "--kv-dtype cannot be 'q8'"),
     ],
 )

@@ -30,19 +30,19 @@ GEMMA = {
 
 
 def static(prompt: int, room: int) -> dict[str, Any]:
-    return {"engine": "transformers-static", "seq_len": prompt, "new_tokens": room - prompt + 1}
+    return {"engine": "transformers-static", "seq_len": prompt, "max_new_tokens": room - prompt + 1}
 
 
 ROWS: list[tuple[dict[str, Any], dict[str, Any], int, int, int]] = [
     (LLAMA, static(160, 161), 247_320, 15_640_576, 13_144_576),
     (LLAMA, static(160, 200), 307_224, 15_698_944, 13_202_944),
-    (LLAMA, {"seq_len": 160, "prefill_chunk": 32}, 245_760, 13_627_392, 13_170_688),
-    (LLAMA, {"seq_len": 160, "prefill_chunk": 80}, 245_760, 14_391_296, 13_170_688),
+    (LLAMA, {"seq_len": 160, "prefill_chunk_size": 32}, 245_760, 13_627_392, 13_170_688),
+    (LLAMA, {"seq_len": 160, "prefill_chunk_size": 80}, 245_760, 14_391_296, 13_170_688),
     (LLAMA, static(40, 60), 92_184, 13_593_600, 12_986_368),
     (GEMMA, static(160, 161), 295_960, 12_559_872, 10_051_584),
     (GEMMA, static(160, 200), 335_896, 12_599_808, 10_091_520),
-    (GEMMA, {"seq_len": 160, "prefill_chunk": 32}, 292_880, 10_634_752, 10_110_976),
-    (GEMMA, {"seq_len": 160, "prefill_chunk": 80}, 292_880, 11_441_152, 10_209_280),
+    (GEMMA, {"seq_len": 160, "prefill_chunk_size": 32}, 292_880, 10_634_752, 10_110_976),
+    (GEMMA, {"seq_len": 160, "prefill_chunk_size": 80}, 292_880, 11_441_152, 10_209_280),
     (GEMMA, static(40, 60), 184_344, 10_501_632, 9_884_160),
     (LLAMA, {"seq_len": 160, "kv_dtype": "fp8"}, 122_880, 15_516_160, 13_258_240),
 ]

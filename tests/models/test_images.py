@@ -113,20 +113,20 @@ def test_tokens_of_an_image(config: dict[str, Any], size: int | None, tokens: in
 
 
 def test_the_default_length_has_room_for_images() -> None:
-    lengths = [train(LLAVA, images=count).seq_len for count in (0, 1, 2)]
+    lengths = [train(LLAVA, images_per_sequence=count).seq_len for count in (0, 1, 2)]
     assert [length - lengths[0] for length in lengths] == [0, 16, 32]
 
 
 def test_images_cost_memory_and_none_cost_none() -> None:
-    none, one, two = (forward(train(QWEN, seq_len=600, images=count)) for count in (0, 1, 2))
+    none, one, two = (forward(train(QWEN, seq_len=600, images_per_sequence=count)) for count in (0, 1, 2))
     assert none < one < two
 
 
 def test_what_was_not_said_is_said() -> None:
     setup = TrainingSetup(image_size=100)
     lines = list(assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
-    assert "an image of 112 x 112 pixels in each sequence: 16 tokens (--images, --image-size)" in lines
-    setup = TrainingSetup(images=2, image_size=112)
+    assert "an image of 112 x 112 pixels in each sequence: 16 tokens (--images-per-sequence, --image-size)" in lines
+    setup = TrainingSetup(images_per_sequence=2, image_size=112)
     assert not any("pixels" in line for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
 
 
@@ -137,12 +137,12 @@ def test_a_tower_with_places_for_patches_reads_one_size() -> None:
 
 
 def test_images_that_do_not_fit_into_the_sequence() -> None:
-    with pytest.raises(UsageError, match=r"--images 2 takes 32 tokens .* give --seq-len 32 or more"):
-        train(LLAVA, images=2, seq_len=31)
+    with pytest.raises(UsageError, match=r"--images-per-sequence 2 takes 32 tokens .* give --seq-len 32 or more"):
+        train(LLAVA, images_per_sequence=2, seq_len=31)
 
 
 def test_images_are_read_once_and_held_until_the_last_token() -> None:
-    step = generate(spec(QWEN), InferenceSetup(images=2))
+    step = generate(spec(QWEN), InferenceSetup(images_per_sequence=2))
     patch = 3 * 2 * 14 * 14
     assert [a.raw_nbytes for a in step.tape.inputs if a.name == "images"] == [2 * 1024 * patch * 2]
     peaks, _ = Sweep(step.tape).peaks()
@@ -194,7 +194,10 @@ def test_configs_that_cannot_be(config: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize("model_type", ["blip", "clip", "siglip"])
 def test_one_image_stands_beside_each_text(model_type: str) -> None:
     config = {"model_type": model_type, "text_config": {}, "vision_config": {"image_size": 32, "patch_size": 16}}
-    for given, message in (({"images": 2}, "one image beside each text"), ({"image_size": 48}, "--image-size 48")):
+    for given, message in (
+        ({"images_per_sequence": 2}, "one image beside each text"),
+        ({"image_size": 48}, "--image-size 48"),
+    ):
         with pytest.raises(UsageError, match=message):
             generate(spec(config), InferenceSetup(seq_len=16, **given))
 

@@ -84,11 +84,11 @@ def test_the_table_s_size_is_the_end(config: dict[str, Any]) -> None:
 def test_generation_ends_there_too() -> None:
     spec = ModelSpec.from_config(GPT2)
     estimate(spec, InferenceSetup(seq_len=48))
-    estimate(spec, InferenceSetup(seq_len=40, new_tokens=9))
+    estimate(spec, InferenceSetup(seq_len=40, max_new_tokens=9))
     with pytest.raises(UsageError, match="48 learned positions"):
         estimate(spec, InferenceSetup(seq_len=49))
-    with pytest.raises(UsageError, match=r"49 tokens.*--new-tokens"):
-        estimate(spec, InferenceSetup(seq_len=40, new_tokens=10))
+    with pytest.raises(UsageError, match=r"49 tokens.*--max-new-tokens"):
+        estimate(spec, InferenceSetup(seq_len=40, max_new_tokens=10))
 
 
 @pytest.mark.parametrize("config", LEARNED, ids=lambda config: config["model_type"])
@@ -100,15 +100,15 @@ def test_a_length_that_nobody_named_is_no_longer_than_the_table(config: dict[str
 
 def test_nor_with_the_tokens_that_are_to_come() -> None:
     spec = ModelSpec.from_config(GPT2)
-    assert estimate(spec, InferenceSetup(new_tokens=9)).setup["seq_len"] == 40
+    assert estimate(spec, InferenceSetup(max_new_tokens=9)).setup["seq_len"] == 40
     with pytest.raises(UsageError, match="48 learned positions"):
-        estimate(spec, InferenceSetup(new_tokens=49))
+        estimate(spec, InferenceSetup(max_new_tokens=49))
 
 
 def test_chunks_of_a_prompt_count_together() -> None:
     spec = ModelSpec.from_config(GPT2)
     with pytest.raises(UsageError, match="56 tokens"):
-        estimate(spec, InferenceSetup(seq_len=56, prefill_chunk=8))
+        estimate(spec, InferenceSetup(seq_len=56, prefill_chunk_size=8))
 
 
 def test_the_longest_context_ends_at_the_table() -> None:

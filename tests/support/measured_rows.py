@@ -49,13 +49,13 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
         "optimizer_impl": "fused" if case.get("fused") else "for-loop" if case.get("foreach") is False else "foreach",
         "grad_accum": case.get("accum", 1),
         "target_len": case.get("target_seq"),
-        "hold_outputs": case.get("hold_outputs", False),
+        "keep_logits": case.get("hold_outputs", False),
     }
     if objective := case.get("objective"):
         options |= {
             "objective": objective,
-            "reference": case.get("reference"),
-            "completion_len": case.get("completion"),
+            "reference_model": case.get("reference"),
+            "max_completion_length": case.get("completion"),
         }
     if lora := case.get("lora"):
         options |= lora_options(lora)

@@ -27,7 +27,7 @@ from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.module import Module
 from memcalc.peak.untraced_blocks import UntracedBlocks, copies
 from memcalc.peft.modules_to_save import TrainedCopy
-from memcalc.setup.setup import TrainingSetup, sequences
+from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import Step, _trace
 
 
@@ -178,7 +178,7 @@ def kept_leaves(step: Step) -> dict[str, int]:
         if not module.output_needs_gradient or (shared and module not in tables[:number]):
             continue
         if not weight.trainable and id(module) not in replaced:
-            leaves += 2 * rounded(sequences(setup) * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
+            leaves += 2 * rounded(setup.sequences * step.seq_len * weight.shape[1] * weight.dtype.itemsize)
     inputs = {id(allocation) for allocation in step.tape.inputs}  # of these only the gradient is kept besides
     for allocation in (leaf.storage.allocation for leaf in step.tape.leaves):
         leaves += allocation.nbytes * (1 if id(allocation) in inputs else 2)

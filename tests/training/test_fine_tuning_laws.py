@@ -58,7 +58,7 @@ def test_a_quantized_base_takes_no_more_than_a_wide_one(family: str, setup: dict
     """Weights: quantized base at most that of LoRA, whose base is at most full fine-tuning's (adapters aside)."""
     adapters = {"lora_rank": 4, "lora_targets": "all-linear"}
     full, lora = run(family, setup), run(family, setup, **adapters)
-    packed = run(family, setup, **adapters, quantization=base, kbit_prepare=False)
+    packed = run(family, setup, **adapters, quantization=base, prepare_kbit_training=False)
     assert weights(packed, base_only=True) <= weights(lora, base_only=True) <= weights(full)
     assert weights(packed) <= weights(lora)
 
@@ -69,7 +69,7 @@ def test_a_base_does_not_depend_on_what_is_adapted(
     setup: dict[str, Any], base: str, family: str, prepare: bool
 ) -> None:
     targets = ("all-linear", "q_proj,v_proj", "down_proj", "o_proj,gate_proj,up_proj")
-    options = {"quantization": base, "kbit_prepare": prepare, "lora_rank": 4}
+    options = {"quantization": base, "prepare_kbit_training": prepare, "lora_rank": 4}
     sizes = {weights(run(family, setup, lora_targets=which, **options), base_only=True) for which in targets}
     assert len(sizes) == 1
 
@@ -89,7 +89,7 @@ def test_a_higher_rank_never_lowers_memory(family: str, setup: dict[str, Any], b
 def test_freezing_more_never_raises_memory(family: str, setup: dict[str, Any], accumulation: int) -> None:
     """From all blocks to none, the head alone at last."""
     reports = [run(family, setup, grad_accum=accumulation)]
-    reports += [run(family, setup, grad_accum=accumulation, train=f"last-{count}") for count in (4, 3, 2, 1)]
+    reports += [run(family, setup, grad_accum=accumulation, train_only=f"last-{count}") for count in (4, 3, 2, 1)]
     reports.append(run(family, setup, grad_accum=accumulation, freeze="embedding"))
     for more, less in pairwise(reports[:5]):
         assert less.peak.process_bytes <= more.peak.process_bytes
@@ -106,13 +106,15 @@ def test_checkpointing_fewer_blocks_lies_between_none_and_all(
     setup = {name: value for name, value in setup.items() if name != "activation_checkpointing"}
     options: dict[str, Any] = {"lora_rank": rank, "lora_targets": "all-linear"} if rank else {}
     saved = [
-        run(family, setup, activation_checkpointing="full", checkpoint_every=every, **options).saved_for_backward_bytes
+        run(
+            family, setup, activation_checkpointing="full", checkpoint_every_n_blocks=every, **options
+        ).saved_for_backward_bytes
         for every in (1, 2, 4)
     ]
     saved.append(run(family, setup, **options).saved_for_backward_bytes)
     for fewer, more in pairwise(saved):
         assert (fewer or 0) <= (more or 0)
-    host = run(family, setup, activation_offload=True, **options)
+    host = run(family, setup, activation_offloading=True, **options)
     assert (host.saved_for_backward_bytes or 0) <= (saved[-1] or 0)
 
 
@@ -144,11 +146,11 @@ def test_memory_never_falls_with_more_tokens(family: str, setup: dict[str, Any],
     DECODERS,
     SETUPS,
     st.sampled_from(["none", "nf4", "int8", "gptq-4", "awq-4", "fp8"]),
-    st.sampled_from(["eager", "fused-linear", "chunked"]),
+    st.sampled_from(["eager", "liger", "chunked"]),
 )
 def test_rows_sum_to_the_process(family: str, setup: dict[str, Any], base: str, loss: str) -> None:
     targets = "q_proj,v_proj" if family == "mixtral" else "all-linear"  # PEFT adapts no packed experts
-    report = run(family, setup, quantization=base, lora_rank=4, lora_targets=targets, loss=loss)
+    report = run(family, setup, quantization=base, lora_rank=4, lora_targets=targets, loss_implementation=loss)
     rows = [row for _, row in report.components.rows()]
     assert sum(row.peak_bytes for row in rows) == report.peak.process_bytes
     assert all(row.max_bytes >= row.peak_bytes == sum(part.bytes for part in row.parts) for row in rows)

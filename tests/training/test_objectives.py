@@ -46,17 +46,20 @@ def test_dpo_takes_no_less_than_sft_on_twice_the_batch(precision: str, more: dic
 @pytest.mark.parametrize("precision", ["bf16", "mixed-bf16", "fp32"])
 def test_a_reference_costs_what_it_is(objective: str, precision: str) -> None:
     kinds = ["precomputed", "shared", "copy"]
-    peaks = [peak(objective=objective, precision=precision, reference=kind, **LORA) for kind in kinds]
+    peaks = [peak(objective=objective, precision=precision, reference_model=kind, **LORA) for kind in kinds]
     assert peaks == sorted(peaks)
     assert peaks[1] < peaks[2]
 
 
 def test_without_a_reference_grpo_takes_less_than_with_one() -> None:
-    assert peak(objective="grpo", reference="none") < peak(objective="grpo")
+    assert peak(objective="grpo", reference_model="none") < peak(objective="grpo")
 
 
 def test_the_copy_stands_in_its_own_name_without_gradients_and_states() -> None:
-    copied, before = report(objective="dpo", reference="copy"), report(objective="dpo", reference="precomputed")
+    copied, before = (
+        report(objective="dpo", reference_model="copy"),
+        report(objective="dpo", reference_model="precomputed"),
+    )
     weights = copied.model.parameters.total * 4
     assert weights <= parts(copied)["reference model"] < weights * 1.01
     assert "reference model" not in parts(before)
@@ -67,9 +70,9 @@ def test_the_copy_stands_in_its_own_name_without_gradients_and_states() -> None:
 
 def test_a_reference_under_adapters_is_the_default_and_has_no_weights() -> None:
     shared = report(objective="dpo", **LORA)
-    assert shared.setup["reference"] == "shared"
+    assert shared.setup["reference_model"] == "shared"
     assert "reference model" not in parts(shared)
-    assert report(objective="dpo").setup["reference"] == "copy"
+    assert report(objective="dpo").setup["reference_model"] == "copy"
 
 
 def test_a_pair_is_two_sequences() -> None:
@@ -96,22 +99,25 @@ def test_ppo_trains_a_value_model_and_has_two_more_beside_it() -> None:
     assert said.model.parameters.trainable == policy + value
     assert parts(said)["reward model"] == pytest.approx(4 * value, rel=0.01)
     assert parts(said)["reference model"] == pytest.approx(4 * policy, rel=0.01)
-    assert peak(objective="ppo") > peak(objective="ppo", reference="none") > peak(objective="grpo")
+    assert peak(objective="ppo") > peak(objective="ppo", reference_model="none") > peak(objective="grpo")
 
 
 def test_completions_alone_have_logits_in_grpo() -> None:
-    assert peak(objective="grpo", completion_len=8) < peak(objective="grpo", completion_len=60)
-    assert peak(objective="grpo", generations=4) == peak(objective="grpo", batch=8)
+    assert peak(objective="grpo", max_completion_length=8) < peak(objective="grpo", max_completion_length=60)
+    assert peak(objective="grpo", num_generations=4) == peak(objective="grpo", batch=8)
 
 
 def test_chunks_of_entropies_are_followed_once() -> None:
-    step = [peak(objective="dpo", seq_len=n, reference="precomputed") for n in (1025, 1537, 2049)]
+    step = [peak(objective="dpo", seq_len=n, reference_model="precomputed") for n in (1025, 1537, 2049)]
     assert abs((step[2] - step[1]) - (step[1] - step[0])) <= 16384  # each length adds the same
 
 
 def test_a_teacher_stands_in_its_own_name() -> None:
     teacher = ModelSpec.from_config({**LLAMA, "hidden_size": 512}, "larger")
-    spec, setup = ModelSpec.from_config(LLAMA), TrainingSetup(**SIZES, objective="distillation", completion_len=9)
+    spec, setup = (
+        ModelSpec.from_config(LLAMA),
+        TrainingSetup(**SIZES, objective="distillation", max_completion_length=9),
+    )
     said, own = estimate(spec, setup, teacher=teacher), estimate(spec, setup, teacher=spec)
     assert parts(said)["teacher"] > parts(own)["teacher"] >= own.model.parameters.total * 4
     assert said.setup["teacher"] == "larger"
@@ -169,7 +175,7 @@ def test_the_command_line_tells_the_reference() -> None:
     answer = json.loads(out.stdout)
     names = [part["name"] for part in answer["components"]["model_weights"]["parts"]]
     assert "reference model" in names
-    assert answer["setup"]["reference"] == "copy"
+    assert answer["setup"]["reference_model"] == "copy"
 
 
 QWEN3 = {
@@ -196,7 +202,7 @@ def test_logits_dominate_grpo(shape: dict[str, int], parameters: int, mebibytes:
     An older TRL; precision (autocast), reference and checkpointing (none) are not said there and assumed.
     """
     spec = ModelSpec.from_config({**QWEN3, **shape})
-    setup = TrainingSetup(objective="grpo", batch=4, seq_len=3072, completion_len=1024)
+    setup = TrainingSetup(objective="grpo", batch=4, seq_len=3072, max_completion_length=1024)
     said = estimate(spec, setup, find_gpu("A100-80GB"))
     assert said.model.parameters.total == parameters
     assert said.peak.process_bytes / 2**20 == pytest.approx(mebibytes, rel=0.07)
@@ -215,7 +221,7 @@ def test_states_of_the_optimizer_stand_in_every_phase() -> None:
         "intermediate_size": 18944,
         "vocab_size": 152064,
     }
-    setup = TrainingSetup(objective="grpo", generations=2, seq_len=512, completion_len=256, precision="bf16")
+    setup = TrainingSetup(objective="grpo", num_generations=2, seq_len=512, max_completion_length=256, precision="bf16")
     said = estimate(ModelSpec.from_config(config), setup)
     states = 4 * said.model.parameters.total
     assert said.model.parameters.total == 7615616512

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.common.sizes import ALIGNMENT, rounded
 from memcalc.errors import UsageError, close_matches
 
@@ -21,7 +21,7 @@ _INTERVALS = 16
 _NO_DIVISIONS = (0,) * _INTERVALS
 
 
-@frozen
+@dataclass(frozen=True)
 class AllocatorConf:
     """The settings that decide where device memory goes; sizes in bytes.
 

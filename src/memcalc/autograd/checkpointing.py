@@ -6,6 +6,7 @@ Source: torch/utils/checkpoint.py of PyTorch 2.14, transformers 5.24 (modeling_l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,6 @@ from memcalc.autograd.graph import (
 from memcalc.autograd.offloading import offload
 from memcalc.autograd.tape import ACTIVATIONS, TEMPORARY, Tape
 from memcalc.autograd.tensor import Storage, Tensor
-from memcalc.common.records import frozen
 from memcalc.common.sizes import Shape
 from memcalc.errors import UsageError
 from memcalc.tables.dtypes import DType
@@ -105,7 +105,7 @@ def mark_saved(storage: Storage) -> None:
 # -- reentrant --------------------------------------------------------------------------------------------------------
 
 
-@frozen
+@dataclass(frozen=True)
 class _Layout:
     """What a saved tensor is made of again."""
 
@@ -116,7 +116,7 @@ class _Layout:
     """Whether its gradient is asked for."""
 
 
-@frozen
+@dataclass(frozen=True)
 class _Call:
     """A call that backward repeats: positional tensors come from what was saved."""
 

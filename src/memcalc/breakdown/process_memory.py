@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.gpus import MIB, Gpu
@@ -14,7 +14,7 @@ SEGMENT = 2 * MIB
 """The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Outside:
     """Bytes outside the traced tensors, and the three counters that follow from them."""
 

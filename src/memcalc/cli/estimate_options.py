@@ -1,6 +1,7 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,7 +10,6 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -26,7 +26,7 @@ DOES_NOT_FIT = 3
 """Exit code of --check."""
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shown:
     """How the answer is to be shown."""
 
@@ -38,7 +38,7 @@ class Shown:
     color: bool | None
 
 
-@frozen
+@dataclass(frozen=True)
 class Job:
     """A checked setup, the GPU that was asked about, and how to show the answer."""
 

@@ -34,7 +34,7 @@ GENERIC = typer.Option(
     "--generic", help="Estimate a decoder of an unknown family as a Llama-like one.", rich_help_panel=_HEADING
 )
 HEAD = typer.Option(
-    "--head",
+    "--task",
     metavar="TASK",
     show_default=False,
     rich_help_panel=_HEADING,
@@ -90,7 +90,7 @@ def answer(
     labels = None if num_labels is None else read_count("--num-labels", num_labels)
     if model.components:
         if head is not None or labels is not None:
-            raise UsageError("--head and --num-labels choose what a transformer is trained for; a pipeline has none.")
+            raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
         from memcalc.sources.diffusers_report import pipeline_report
 
         job.show(pipeline_report(model, name, job.setup, job.gpu))

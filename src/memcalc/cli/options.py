@@ -5,6 +5,7 @@ Every option takes text and is read here, so that a slip is answered in the same
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -12,9 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
-from memcalc.common.validation import option_name
-from memcalc.errors import UsageError, close_matches
+from memcalc.errors import UsageError, option_name
+from memcalc.setup.sentences import choice_sentence, value_type
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
 SETUPS: dict[str, type[TrainingSetup] | type[InferenceSetup]] = {"training": TrainingSetup, "inference": InferenceSetup}
@@ -24,7 +24,7 @@ _WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][+-]?[0-9]{1,2})?")
 
 
-@frozen
+@dataclass(frozen=True)
 class Declared:
     """A field of one or more setups, as an option."""
 
@@ -32,6 +32,9 @@ class Declared:
     kind: Any
     default: Any
     help: str
+    panel: str
+    unset: str
+    """What the default None stands for, in a few words."""
     modes: tuple[str, ...]
 
     @property
@@ -41,14 +44,13 @@ class Declared:
 
     def parameter(self) -> Parameter:
         """The option as a keyword parameter of a command."""
-        heading = "Setup" if len(self.modes) == len(SETUPS) else f"Setup of --mode {self.modes[0]}"
         if self.kind is bool:
             names, values = f"{self.option}/--no-{self.option[2:]}", {}
         else:
             choices = get_args(self.kind) if get_origin(self.kind) is Literal else ()
             names = self.option
             values = {"metavar": "|".join(choices) or _METAVARS[self.kind], "autocompletion": _completing(choices)}
-        info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=heading, **values)
+        info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=self.panel, **values)
         kind = bool if self.kind is bool else str
         return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
 
@@ -57,10 +59,9 @@ class Declared:
         return given if isinstance(given, bool) else read_value(self.option, self.kind, given)
 
     def _help(self) -> str:
-        if self.default is None or "[default:" in self.help:
-            return self.help
-        shown = str(self.default).lower() if isinstance(self.default, bool) else self.default
-        return self.help if shown == "false" else f"{self.help} [default: {shown}]"
+        only = "" if len(self.modes) == len(SETUPS) else f" ({self.modes[0]})"
+        shown = self.unset if self.default is None else str(self.default).lower()
+        return f"{self.help}{only}" if shown in ("", "false") else f"{self.help}{only} [default: {shown}]"
 
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -73,7 +74,11 @@ def declared() -> Mapping[str, Declared]:
     for mode, setup in SETUPS.items():
         for name, field in setup.model_fields.items():
             modes = (*found[name].modes, mode) if name in found else (mode,)
-            found[name] = Declared(name, field.kind, field.default, field.description, modes)
+            extra = field.json_schema_extra
+            assert isinstance(extra, dict)
+            kind, text = value_type(field.annotation), field.description or ""
+            panel, unset = str(extra["panel"]), str(extra.get("unset", ""))
+            found[name] = Declared(name, kind, field.default, text, panel, unset, modes)
     return found
 
 
@@ -86,8 +91,7 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
         if text not in choices:
-            near = close_matches(text, choices) or f": choose from {', '.join(choices)}."
-            raise UsageError(f"{option} cannot be {quoted(text)}{near}")
+            raise UsageError(choice_sentence(option, text, choices))
         return text
     if kind is int:
         if not _WHOLE.fullmatch(text.strip()):

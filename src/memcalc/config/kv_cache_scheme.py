@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 
 _KEYS = ("kv_cache_scheme", "kv_cache_quant_algo", "kv_cache_dtype", "kv_cache_quantization")
@@ -15,7 +15,7 @@ _WORDS = {"FP8": "fp8", "FP8_E4M3": "fp8", "FP8_E5M2": "fp8", "INT8": "int8", "N
 _NOTHING = ("", "AUTO", "NONE", "NULL", "BF16", "FP16", "BFLOAT16", "FLOAT16")
 
 
-@frozen
+@dataclass(frozen=True)
 class CacheScheme:
     """What the repository states: the dtype (`fp8`, `int8`, `nvfp4`, or its own word), and where."""
 

@@ -4,11 +4,11 @@ The statement is needed for bit widths and group sizes; what each tensor is, `pa
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.errors import ConfigError, UsageError
 
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
@@ -31,7 +31,7 @@ SKIPPED = (
 DEPTH = 3
 
 
-@frozen
+@dataclass(frozen=True)
 class Quantization:
     """What the repository states; `bits` of a weight is None when it does not say."""
 

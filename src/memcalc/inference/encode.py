@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ONE_PASS = "an encoder reads everything in one forward pass, shown as prefill: it has no cache and decodes nothing"
 
-_DECODING = {"new_tokens": 1, "num_beams": 1, "kv_dtype": "auto", "prefill_chunk": None}
+_DECODING = {"max_new_tokens": 1, "num_beams": 1, "kv_dtype": "auto", "prefill_chunk_size": None}
 """Options that say how tokens are decoded or cached, with the values at which they say nothing."""
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride
-from memcalc.common.records import frozen
 from memcalc.common.sizes import Shape
 from memcalc.errors import UsageError
 from memcalc.nn.kv_cache import Cache
@@ -18,7 +18,7 @@ RESIDUAL = 128
 """Latest tokens that Transformers' quantized cache keeps in full precision (`residual_length`)."""
 
 
-@frozen
+@dataclass(frozen=True)
 class LayerWidth:
     """What one layer caches: elements per token of key and value, its window, and the bytes of an element.
 

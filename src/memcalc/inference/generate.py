@@ -19,7 +19,8 @@ from memcalc.nn.model import IMAGES, Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
-from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
 from memcalc.training.step import Step, batch, build
@@ -34,7 +35,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kin = family(spec.model_type)
     engine = ENGINES[setup.engine]
     whole = build(spec)
-    network, notes = _divided(spec, whole, setup.tensor_parallel)
+    network, notes = _divided(spec, whole, setup.tensor_parallel_size)
     weights = loaded(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
@@ -43,7 +44,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
@@ -51,7 +52,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         attention=kin.attention_used(fused or setup.attention),
         training=False,
         beams=setup.num_beams,
-        all_logits=setup.logits == "all",
+        all_logits=setup.prefill_logits == "all",
     )
     sequences = setup.batch * setup.num_beams
     notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
@@ -67,9 +68,9 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         run.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
-        if setup.new_tokens > 1:
+        if setup.max_new_tokens > 1:
             tape.begin_span("earlier tokens", None)
-            run.cache.append_tokens(setup.new_tokens - 1)
+            run.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
@@ -142,11 +143,11 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
         lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
     if engine.attention is not None and setup.padding_mask:
         lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
-    share = setup.utilization or engine.utilization
+    share = setup.gpu_memory_utilization or engine.utilization
     if share is not None:
-        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--utilization)")
-    if engine.batched_tokens is not None and setup.prefill_chunk is None:
-        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk)")
+        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)")
+    if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
+        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)")
     return lines
 
 
@@ -155,7 +156,7 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(
-        static_length=first + setup.new_tokens - 1 if engine.cache == "static" else None,
+        static_length=first + setup.max_new_tokens - 1 if engine.cache == "static" else None,
         absorbs_latent=engine.attention is not None,
     )
 
@@ -170,7 +171,7 @@ def _prefill(
     """
     cache = run_context(tape).cache
     assert cache is not None
-    chunk = length if whole else min(setup.prefill_chunk or engine.batched_tokens or length, length)
+    chunk = length if whole else min(setup.prefill_chunk_size or engine.batched_tokens or length, length)
     if engine.batched_tokens is not None:
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk

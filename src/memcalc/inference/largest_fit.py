@@ -6,15 +6,15 @@ Memory never falls when batch or length grows, so both are found by bisection ov
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.setup.setup import InferenceSetup
 
 LIMIT = 1 << 24
 """No answer is larger: more sequences or tokens than any job has."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Capacity:
     """Largest batch at the setup's length, and longest context at batch one; 0 where not even one fits."""
 

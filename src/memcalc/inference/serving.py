@@ -16,7 +16,7 @@ from memcalc.training.step import Step
 
 def usable(setup: InferenceSetup, gpu: Gpu) -> int:
     """Bytes of the GPU that the job may take: all, or the share that a serving engine is told to fill."""
-    share = setup.utilization or ENGINES[setup.engine].utilization
+    share = setup.gpu_memory_utilization or ENGINES[setup.engine].utilization
     return gpu.usable_bytes if share is None else int(gpu.usable_bytes * share)
 
 

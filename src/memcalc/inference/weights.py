@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.config.dtypes import declared_dtypes
 from memcalc.config.quantization import Quantization, find_quantization, quantized_once
@@ -29,7 +28,7 @@ DEFAULT_DTYPE = "bf16"
 LOADABLE = ("fp32", "bf16", "fp16")
 
 
-@frozen
+@dataclass(frozen=True)
 class Loading:
     """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memcalc.common.validation import option_name
 from memcalc.config.reader import DEEPEST
-from memcalc.errors import UsageError
+from memcalc.errors import UsageError, option_name
 from memcalc.models.spec import ModelSpec
 
 _WIDTHS: tuple[tuple[int, int], ...] = (

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.errors import UnknownFamilyError, close_matches
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from memcalc.nn.model import Network
 
 
-@frozen
+@dataclass(frozen=True)
 class Family:
     """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
 

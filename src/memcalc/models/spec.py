@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.models.stored_weights import StoredWeights
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model as its config.json describes it.
 
@@ -46,14 +45,14 @@ class ModelSpec:
         """
         if head is not None and head not in HEADS:
             near = close_matches(head, list(HEADS)) or f": choose from {', '.join(HEADS)}."
-            raise UsageError(f"--head cannot be {quoted(head)}{near}")
+            raise UsageError(f"--task cannot be {quoted(head)}{near}")
         architecture = self.architecture if head is None else HEADS[head]
         if num_labels is None:
             return replace(self, architecture=architecture)
         if "Classification" not in (architecture or ""):
             raise UsageError(
                 "--num-labels counts the classes of a classification head, which this model does not have; name one "
-                "with --head, such as --head sequence-classification."
+                "with --task, such as --task sequence-classification."
             )
         return replace(self, architecture=architecture, config={**self.config, "num_labels": num_labels})
 

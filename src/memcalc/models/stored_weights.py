@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
-
-from memcalc.common.records import frozen
+from dataclasses import dataclass, field
 
 GGUF = "GGUF"
 
 
-@frozen
+@dataclass(frozen=True)
 class StoredWeights:
     """`packed` are bytes by type that are loaded as they are stored: quantized weights and their constants, buffers.
 

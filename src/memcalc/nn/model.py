@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
@@ -19,7 +19,7 @@ IMAGES = "images"
 """Name of the image inputs (`pixel_values`); generation keeps them."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Batch:
     """One micro-batch: token ids and labels [b, s]. `target_len` is the decoder's length of an encoder-decoder."""
 

@@ -79,7 +79,7 @@ class Module:
     no_checkpointing_reason: str = "Transformers cannot checkpoint activations in this family"
     """Why it cannot, for the error message."""
     skips_checkpointing: bool = False
-    """This block is not among those that the setup checkpoints (`--checkpoint-every`)."""
+    """This block is not among those that the setup checkpoints (`--checkpoint-every-n-blocks`)."""
     input_is_keyword: bool = False
     """The block's input is a keyword argument: torch.utils.checkpoint then keeps it alive in its closure instead of
     saving it for backward."""

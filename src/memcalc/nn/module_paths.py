@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.layers.vision_transformer import VISION
 from memcalc.nn.module import Module
 
 
-@frozen
+@dataclass(frozen=True)
 class Site:
     """A module with its dotted name, and the attribute (and index) of the parent that holds it."""
 

@@ -8,16 +8,16 @@ the next is updated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from math import prod
 
-from memcalc.common.records import frozen
 from memcalc.common.sizes import Shape, rounded
 
 _OUTER = frozenset({"embedding", "LM head", "head"})
 
 
-@frozen
+@dataclass(frozen=True)
 class Weight:
     """A trained weight: shape, bytes per element, how many of it there are, and its group in the model.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Buffer, Module, Parameter
@@ -21,7 +21,7 @@ Part = tuple[str, int]
 """Name and bytes of a part of a row."""
 
 
-@frozen(eq=False)
+@dataclass(frozen=True, eq=False)
 class Job:
     """What an engine is put around: a bound model and how it is trained."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from memcalc.common.records import frozen
 
 Parallel = Literal["none", "ddp", "fsdp2", "fsdp1", "zero1", "zero2", "zero3", "megatron"]
 Wrap = Literal["blocks", "root", "parts", "plan"]
@@ -12,7 +11,7 @@ Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Offloaded = Literal["optimizer", "parameters"]
 
 
-@frozen
+@dataclass(frozen=True)
 class ZeroOptions:
     """The keys of DeepSpeed's `zero_optimization`, by their own names (deepspeed/runtime/zero/config.py)."""
 
@@ -29,7 +28,7 @@ class ZeroOptions:
     stage3_prefetch_bucket_size: int = 50_000_000
 
 
-@frozen
+@dataclass(frozen=True)
 class ParallelSetup:
     """A layout over GPUs. Sizes of axes are numbers of ranks; a size of 1 on every axis is a single GPU."""
 

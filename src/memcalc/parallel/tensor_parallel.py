@@ -46,7 +46,7 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     heads = config.integer("num_attention_heads")
     if heads % size:
         raise UsageError(
-            f"--tensor-parallel {size} does not divide the {heads} attention heads; take a size that does."
+            f"--tensor-parallel-size {size} does not divide the {heads} attention heads; take a size that does."
         )
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
@@ -58,7 +58,7 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     kv_heads = config.integer("num_key_value_heads", heads)
     if kv_heads % size and size % kv_heads:
         raise UsageError(
-            f"--tensor-parallel {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; "
+            f"--tensor-parallel-size {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; "
             f"take one that does or is."
         )
     if kv_heads < size:
@@ -68,7 +68,9 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
         width = config.get(key)
         if isinstance(width, int):
             if width % size:
-                raise UsageError(f"--tensor-parallel {size} does not divide {key!r} {width}; take a size that does.")
+                raise UsageError(
+                    f"--tensor-parallel-size {size} does not divide {key!r} {width}; take a size that does."
+                )
             _put(config, local, key, width // size)
     if not any(isinstance(config.get(key), int) for key in _WIDTHS):
         for key in _FOUR_TIMES:
@@ -93,7 +95,8 @@ def check_divided(whole: Module, local: Module, size: int) -> None:
 def unknown_division(size: int, what: str) -> UsageError:
     """The error for a family whose `what` is divided in a way that is not described here."""
     return UsageError(
-        f"memcalc does not know how the {what} of this family is divided over {size} GPUs; leave out --tensor-parallel."
+        f"memcalc does not know how the {what} of this family is divided over {size} GPUs; leave out "
+        "--tensor-parallel-size."
     )
 
 

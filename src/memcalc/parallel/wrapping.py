@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
@@ -14,7 +14,7 @@ from memcalc.parallel.engine import own_parameters
 from memcalc.parallel.setup import Wrap
 
 
-@frozen(eq=False)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """Modules that are gathered together, and the parameters below them that no inner unit took."""
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from memcalc.autograd.tape import BEFORE, OVERHEAD, WEIGHTS, Allocation, Tape
 from memcalc.autograd.tensor import Storage
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.nn.module import Parameter
 from memcalc.parallel.setup import ZeroOptions
@@ -93,7 +93,7 @@ class Gather:
             shard.available = True
 
 
-@frozen(eq=False)
+@dataclass(frozen=True, eq=False)
 class Recorded:
     """The order of submodules in a step, forward and backward, each with its weights by their place in the model."""
 

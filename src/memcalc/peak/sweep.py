@@ -8,15 +8,14 @@ and its cost grows with the kinds of blocks, not with their number.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
-from memcalc.common.records import frozen
 from memcalc.peak.untraced_blocks import ROW_INDEX, Label, Region, UntracedBlocks, copies
 
 
-@frozen
+@dataclass(frozen=True)
 class Moment:
     """A sample of the tape while block `position` of its stack runs (None: between blocks).
 

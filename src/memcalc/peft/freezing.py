@@ -33,7 +33,8 @@ def train_only(network: Module, what: str) -> None:
         _train_named(network, what)
     if not any(parameter.trainable for _, parameter in network.parameters()):
         raise UsageError(
-            f"--train {what} leaves nothing to train: no weight of this model is meant by it; name modules instead "
+            f"--train-only {what} leaves nothing to train: no weight of this model is meant by it; name "
+            "modules instead "
             f"(it has {_leaves(network)})."
         )
 
@@ -77,7 +78,8 @@ def _train_named(network: Module, what: str) -> None:
     for name, test in zip(names, tests, strict=True):
         if not any(test(full, parameter) for full, parameter in network.parameters()):
             raise UsageError(
-                f"--train {name} means no weight of this model; use all, head, bias or last-N, or name modules that it "
+                f"--train-only {name} means no weight of this model; use all, head, bias or last-N, or name "
+                "modules that it "
                 f"has ({_leaves(network)})."
             )
     _mark(network, lambda full, parameter: any(test(full, parameter) for test in tests))
@@ -107,7 +109,9 @@ def _train_last(network: Module, count: int) -> None:
     stacks = [module for _, module in network.modules() if isinstance(module, Stack)]
     if not stacks or not 0 < count <= stacks[-1].depth:
         depth = stacks[-1].depth if stacks else 0
-        raise UsageError(f"--train last-{count} asks for {count} blocks, but the model has {depth}; lower the number.")
+        raise UsageError(
+            f"--train-only last-{count} asks for {count} blocks, but the model has {depth}; lower the number."
+        )
     stack = stacks[-1]
     first = stack.depth - count
     stack.split([min(max(position - first, -1), 1) for position in range(stack.depth)])

@@ -5,7 +5,8 @@ Source of the rules: peft/tuners/tuners_utils.py of PEFT 0.21.
 
 from __future__ import annotations
 
-from memcalc.common.records import frozen
+from dataclasses import dataclass
+
 from memcalc.errors import UsageError
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
@@ -18,7 +19,7 @@ from memcalc.tables.dtypes import FP32, DType
 from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, REFUSED, default_targets
 
 
-@frozen
+@dataclass(frozen=True)
 class Lora:
     """PEFT's LoraConfig. `targets` are "all-linear", names with commas, or None for the family's default."""
 

@@ -1,9 +1,9 @@
 """The box: six rows with bars on one scale, the peak in words, whether it fits, and what was assumed."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 
-from memcalc.common.records import frozen
 from memcalc.render.captions import served, trained, workload
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
@@ -34,7 +34,7 @@ def _sum(parts: list[tuple[str, int]]) -> int:
     return sum(nbytes for _, nbytes in parts)
 
 
-@frozen
+@dataclass(frozen=True)
 class _Glyphs:
     """What lines and bars are drawn with. `eighths` are the last cell of a bar, from empty to full."""
 
@@ -62,7 +62,7 @@ def render(report: Report, width: int = 80, unit: Unit = "GiB", unicode: bool = 
     return _Box(report, max(width, NARROWEST), unit, unicode).lines()
 
 
-@frozen
+@dataclass(frozen=True)
 class _Box:
     report: Report
     width: int

@@ -1,11 +1,10 @@
 """Styled lines, and how they are written: plain, or with colours where the terminal shows them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Span:
     """A run of text in one style; `style` is in Rich's words ("bold blue") and empty for plain text."""
 

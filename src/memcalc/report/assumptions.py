@@ -62,8 +62,6 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
             f"{spec.model_type}, so {used['attention']} is counted"
         )
     yield from _padding(setup, step)
-    if setup.expert_imbalance > 1:
-        yield "an uneven spread over experts changes nothing here: one GPU holds the rows of all (--expert-imbalance)"
     if isinstance(setup, TrainingSetup) or setup.engine == "transformers":
         yield from dict.fromkeys(module.assumption for module in step.network.all_modules if module.assumption)
     if step.training and any(allocation.name == "KV cache" for allocation in step.tape.allocations):
@@ -109,12 +107,12 @@ def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """What stands for images among the tokens, where the user did not say all of it."""
     side = step.network.image_side(setup.image_size)
-    if side is None or not setup.images or {"images", "image_size"} <= setup.model_fields_set:
+    if side is None or not setup.images_per_sequence or {"images_per_sequence", "image_size"} <= setup.model_fields_set:
         return
     if not step.network.reads_text:
         yield f"images of {side} x {side} pixels (--image-size)"
         return
-    tokens = step.network.image_tokens(setup.images, setup.image_size)
-    several = "an image" if setup.images == 1 else f"{setup.images} images"
+    tokens = step.network.image_tokens(setup.images_per_sequence, setup.image_size)
+    several = "an image" if setup.images_per_sequence == 1 else f"{setup.images_per_sequence} images"
     took = f"{tokens} token{'' if tokens == 1 else 's'}"
-    yield f"{several} of {side} x {side} pixels in each sequence: {took} (--images, --image-size)"
+    yield f"{several} of {side} x {side} pixels in each sequence: {took} (--images-per-sequence, --image-size)"

@@ -24,7 +24,7 @@ def in_host_memory(step: Step) -> Iterator[str]:
     if paged := paged_bytes(step):
         yield f"host memory: {format_bytes(paged)} of {setup.optimizer} states, which are paged in for each step"
     if step.tape.host_bytes:
-        yield f"host memory: {format_bytes(step.tape.host_bytes)} that backward needs (--activation-offload)"
+        yield f"host memory: {format_bytes(step.tape.host_bytes)} that backward needs (--activation-offloading)"
 
 
 def paged_bytes(step: Step) -> int:

@@ -7,10 +7,9 @@ report does not cost the import of pydantic, which alone would take longer than 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from memcalc.common.records import frozen
 from memcalc.tables.overheads import ALLOCATOR_RESERVE_PART, CUDA_CONTEXT_PART
 
 
@@ -19,7 +18,7 @@ def _says(description: str, **constraints: int) -> dict[str, Any]:
     return {"description": description, **constraints}
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """One named share of a row, alive at the peak."""
 
@@ -27,7 +26,7 @@ class Part:
     bytes: int = field(metadata=_says("Bytes alive at the peak.", ge=0))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Component:
     """One row of the box."""
 
@@ -49,7 +48,7 @@ class Component:
             raise ValueError(f"max_bytes {self.max_bytes} is below peak_bytes {self.peak_bytes}")
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Components:
     """The six rows of the box, in its order. Their peak_bytes sum to peak.process_bytes."""
 
@@ -72,7 +71,7 @@ class Components:
             yield name, getattr(self, name)
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Parameters:
     """How many parameters the model has. A tied weight counts once."""
 
@@ -84,7 +83,7 @@ class Parameters:
     )
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """The model that was estimated."""
 
@@ -93,7 +92,7 @@ class Model:
     parameters: Parameters = field(metadata=_says("Parameter counts."))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """One phase of the job."""
 
@@ -106,7 +105,7 @@ class Phase:
     )
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingPhases:
     """The phases of one optimizer step, the second: optimizer states exist."""
 
@@ -117,7 +116,7 @@ class TrainingPhases:
     step: Phase = field(metadata=_says("Optimizer step."))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class InferencePhases:
     """The phases of generation."""
 
@@ -125,7 +124,7 @@ class InferencePhases:
     decode: Phase = field(metadata=_says("Forward pass of one further token."))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PipelinePhases:
     """The phases of a diffusion pipeline; only its weights are counted."""
 
@@ -134,7 +133,7 @@ class PipelinePhases:
     decode: Phase = field(metadata=_says("The autoencoder makes the picture."))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Peak:
     """When most memory is in use, and how much, by the three counters that people read."""
 
@@ -151,7 +150,7 @@ class Peak:
     )
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GpuFit:
     """Whether the job fits the GPU that was asked about."""
 
@@ -164,7 +163,7 @@ class GpuFit:
     free_bytes: int = field(metadata=_says("That less peak.process_bytes; negative where it does not fit."))
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Serving:
     """How much of this job the GPU can serve. 0 where not even one sequence or token fits."""
 
@@ -177,7 +176,7 @@ class Serving:
     )
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The memory of one job on its most loaded GPU. All sizes are integer bytes."""
 

@@ -21,14 +21,17 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
     if not step.network.reads_text:
         reads = step.network.input_kind
         yield f"the model reads {reads} alone, one for each of --batch: --seq-len changes nothing"
-        if "images" in given:
-            yield f"--images counts images of a sequence, and this model reads {reads} alone: --batch says how many"
+        if "images_per_sequence" in given:
+            yield (
+                f"--images-per-sequence counts images of a sequence, and this model reads {reads} alone: "
+                "--batch says how many"
+            )
         if setup.image_size is not None and not step.network.resizable_input:
             yield "--image-size changes nothing: the model has a position for every patch of the config's image size"
     if blind:
         yield from (
             f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
-            for name in ("images", "image_size")
+            for name in ("images_per_sequence", "image_size")
             if name in given and getattr(setup, name) is not None
         )
     if not step.network.source_is_text and setup.seq_len is not None:
@@ -36,12 +39,19 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
             yield "--seq-len changes nothing: the source is no text, and generation begins with one token"
         elif setup.target_len is not None:
             yield "--seq-len changes nothing: the source is no text, and --target-len says how long the target is"
-    if isinstance(setup, TrainingSetup) and setup.hold_outputs and setup.loss in ("cut", "fused-linear"):
-        yield f"--hold-outputs changes nothing: --loss {setup.loss} makes no logits that a loop could hold"
-    if "kbit_prepare" in given and setup.quantization == "none" and find_quantization(spec.config) is None:
-        yield "--kbit-prepare and --no-kbit-prepare change nothing: the model is not quantized"
+    if (
+        isinstance(setup, TrainingSetup)
+        and setup.keep_logits
+        and setup.loss_implementation in ("cut-cross-entropy", "liger")
+    ):
+        yield (
+            f"--keep-logits changes nothing: --loss-implementation {setup.loss_implementation} makes no logits "
+            "that a loop could hold"
+        )
+    if "prepare_kbit_training" in given and setup.quantization == "none" and find_quantization(spec.config) is None:
+        yield "--prepare-kbit-training and --no-prepare-kbit-training change nothing: the model is not quantized"
     if setup.target_len is not None:
         if not step.training:
-            yield "--target-len changes nothing: generation begins with one token of the target (--new-tokens)"
+            yield "--target-len changes nothing: generation begins with one token of the target (--max-new-tokens)"
         elif family(spec.model_type).blocks != "encoder-decoder":
             yield f"--target-len changes nothing: {spec.model_type} is no encoder-decoder"

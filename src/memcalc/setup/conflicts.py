@@ -1,33 +1,23 @@
-"""Options that contradict each other, each told in one sentence: what, why, and what to do next."""
+"""Options that exclude each other, each told in one sentence: what, why, and what to do next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN, WITH_COMPLETIONS, WITH_REFERENCE
+from memcalc.setup.training_options import TrainingOptions
 from memcalc.tables.optimizers import optimizer
-
-if TYPE_CHECKING:
-    from memcalc.setup.setup import TrainingSetup
-
-DEFAULT_SEQ_LEN = 256
-"""Tokens per sequence when the user names none (the example of the documentation page)."""
 
 DORA_BASES = ("none", "nf4", "nf4-double", "fp4", "int8")
 """Bases whose adapters PEFT lets have a magnitude vector (peft/tuners/lora: layer.py and bnb.py)."""
 
-_OF_LORA = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "modules_to_save")
+LORA_OPTIONS = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "modules_to_save")
 
-_PROJECTING = ("galore-adamw",)
+GRADIENT_PROJECTING = ("galore-adamw",)
 """Optimizers that project gradients (`tables/optimizers.py`)."""
 
-REFERRING = ("dpo", "grpo", "ppo")
-"""Objectives that compare the trained model with a reference."""
 
-_HAS_COMPLETIONS = ("dpo", "grpo", "ppo", "distillation")
-
-
-def contradictions(setup: TrainingSetup) -> Iterator[str]:
+def conflicts(setup: TrainingOptions) -> Iterator[str]:
     """What is wrong with the options of a training job, each by itself being fine.
 
     Raises UsageError where the optimizer is unknown.
@@ -40,7 +30,7 @@ def contradictions(setup: TrainingSetup) -> Iterator[str]:
     yield from _lengths(setup)
 
 
-def _optimizer(setup: TrainingSetup) -> Iterator[str]:
+def _optimizer(setup: TrainingOptions) -> Iterator[str]:
     row = optimizer(setup.optimizer)
     implementations = tuple(row.step)
     if setup.optimizer_impl is not None and setup.optimizer_impl not in implementations:
@@ -48,29 +38,32 @@ def _optimizer(setup: TrainingSetup) -> Iterator[str]:
             f"{setup.optimizer} has no {setup.optimizer_impl} implementation; use --optimizer-impl "
             f"{' or '.join(implementations)}, or leave it out."
         )
-    if "galore_rank" in setup.model_fields_set and row.name not in _PROJECTING:
+    if "galore_rank" in setup.model_fields_set and row.name not in GRADIENT_PROJECTING:
         yield (
             f"--galore-rank belongs to the galore optimizers, but --optimizer is {setup.optimizer}; "
-            f"leave it out, or use {' or '.join(_PROJECTING)}."
+            f"leave it out, or use {' or '.join(GRADIENT_PROJECTING)}."
         )
     if (setup.optimizer_in_backward or row.in_backward) and setup.grad_accum > 1:
         what = "--optimizer-in-backward" if setup.optimizer_in_backward else f"--optimizer {row.name}"
         yield f"{what} frees each gradient at once, so --grad-accum has nothing to add to; use one of them."
 
 
-def _adapters(setup: TrainingSetup) -> Iterator[str]:
+def _adapters(setup: TrainingOptions) -> Iterator[str]:
     lora = setup.lora_rank is not None
-    for name in _OF_LORA:
+    for name in LORA_OPTIONS:
         if not lora and name in setup.model_fields_set and getattr(setup, name) not in (None, False):
             yield (
                 f"--{name.replace('_', '-')} says how LoRA trains, but there is no --lora-rank; "
                 "give one, such as --lora-rank 16."
             )
-    if not (lora or setup.kbit_prepare):
-        yield "--no-kbit-prepare says how LoRA on a quantized model starts, but there is no --lora-rank; leave it out."
-    if lora and setup.train != "all":
+    if not (lora or setup.prepare_kbit_training):
         yield (
-            "--train chooses weights of the model itself, but with --lora-rank only adapters are trained; "
+            "--no-prepare-kbit-training says how LoRA on a quantized model starts, but there is no "
+            "--lora-rank; leave it out."
+        )
+    if lora and setup.train_only != "all":
+        yield (
+            "--train-only chooses weights of the model itself, but with --lora-rank only adapters are trained; "
             "leave one of them out, or name whole modules with --modules-to-save."
         )
     if setup.quantization != "none" and not lora:
@@ -85,72 +78,91 @@ def _adapters(setup: TrainingSetup) -> Iterator[str]:
         )
 
 
-def _checkpointing(setup: TrainingSetup) -> Iterator[str]:
-    if setup.checkpoint_every > 1 and setup.activation_checkpointing != "full":
-        yield ("--checkpoint-every chooses blocks to checkpoint, but no block is; add --activation-checkpointing full.")
+def _checkpointing(setup: TrainingOptions) -> Iterator[str]:
+    if setup.checkpoint_every_n_blocks > 1 and setup.activation_checkpointing != "full":
+        yield (
+            "--checkpoint-every-n-blocks chooses blocks to checkpoint, but no block is; add "
+            "--activation-checkpointing full."
+        )
     if setup.checkpoint_reentrant and setup.activation_checkpointing == "none":
         yield "--checkpoint-reentrant says how to checkpoint, but nothing is; add --activation-checkpointing full."
 
 
-def _loss(setup: TrainingSetup) -> Iterator[str]:
-    if "loss_chunks" in setup.model_fields_set and setup.loss != "chunked":
-        yield f"--loss-chunks counts the chunks of --loss chunked, but --loss is {setup.loss}; leave it out."
+def _loss(setup: TrainingOptions) -> Iterator[str]:
+    if "loss_num_chunks" in setup.model_fields_set and setup.loss_implementation != "chunked":
+        yield (
+            "--loss-num-chunks counts the chunks of --loss-implementation chunked, but it is "
+            f"{setup.loss_implementation}; leave it out."
+        )
     for name, asked in (("label-smoothing", setup.label_smoothing > 0), ("z-loss", setup.z_loss)):
-        if asked and setup.loss in ("chunked", "cut"):
-            yield f"--loss {setup.loss} has no --{name}; use --loss eager or fused-linear, or leave --{name} out."
-    if setup.loss == "eager" and setup.label_smoothing and setup.z_loss:
+        if asked and setup.loss_implementation in ("chunked", "cut-cross-entropy"):
+            yield (
+                f"--loss-implementation {setup.loss_implementation} has no --{name}; use --loss-implementation "
+                f"eager or liger, or leave --{name} out."
+            )
+    if setup.loss_implementation == "eager" and setup.label_smoothing and setup.z_loss:
         yield (
             "--label-smoothing replaces the loss of the model, and --z-loss adds to it; leave one of them out, "
-            "or use --loss fused-linear, which has both."
+            "or use --loss-implementation liger, which has both."
         )
-    if setup.loss == "cut" and setup.precision == "fp32":
-        yield "--loss cut works in 16 bits only, but --precision is fp32; use bf16, mixed-bf16 or --loss fused-linear."
-
-
-def _objective(setup: TrainingSetup) -> Iterator[str]:
-    if setup.reference is not None and setup.objective not in REFERRING:
+    if setup.loss_implementation == "cut-cross-entropy" and setup.precision == "fp32":
         yield (
-            f"--reference names the reference model of dpo, grpo and ppo, but --objective is {setup.objective}; "
+            "--loss-implementation cut-cross-entropy works in 16 bits only, but --precision is fp32; use "
+            "bf16, mixed-bf16 or --loss-implementation liger."
+        )
+
+
+def _objective(setup: TrainingOptions) -> Iterator[str]:
+    if setup.reference_model is not None and setup.objective not in WITH_REFERENCE:
+        yield (
+            f"--reference-model names the reference model of dpo, grpo and ppo, but --objective is {setup.objective}; "
             "leave it out."
         )
-    if setup.reference == "none" and setup.objective == "dpo":
-        yield "--objective dpo compares with a reference model; use --reference copy, shared or precomputed."
-    if setup.hold_outputs and setup.objective != "sft":
+    if setup.reference_model == "none" and setup.objective == "dpo":
+        yield "--objective dpo compares with a reference model; use --reference-model copy, shared or precomputed."
+    if setup.keep_logits and setup.objective != "sft":
         yield (
-            f"--hold-outputs is about a loop of one's own around sft, but --objective {setup.objective} is computed "
+            f"--keep-logits is about a loop of one's own around sft, but --objective {setup.objective} is computed "
             "as TRL's trainer runs it; leave it out."
         )
-    if setup.completion_len is not None and setup.objective not in _HAS_COMPLETIONS:
+    if setup.max_completion_length is not None and setup.objective not in WITH_COMPLETIONS:
         yield (
-            f"--completion-len counts tokens of completions, but --objective {setup.objective} learns from all tokens "
+            f"--max-completion-length counts tokens of completions, but --objective {setup.objective} learns "
+            "from all tokens "
             "alike; leave it out."
         )
-    if setup.reference == "shared" and setup.lora_rank is None:
+    if setup.reference_model == "shared" and setup.lora_rank is None:
         yield (
-            "--reference shared gets the reference by switching adapters off, but there are none; "
-            "add --lora-rank, or use --reference copy."
+            "--reference-model shared gets the reference by switching adapters off, but there are none; "
+            "add --lora-rank, or use --reference-model copy."
         )
-    if setup.generations > 1 and setup.objective not in ("grpo", "ppo"):
+    if setup.num_generations > 1 and setup.objective not in ("grpo", "ppo"):
         yield (
-            f"--generations counts completions per prompt of grpo and ppo, but --objective is {setup.objective}; "
+            f"--num-generations counts completions per prompt of grpo and ppo, but --objective is {setup.objective}; "
             "leave it out."
         )
-    if setup.objective in _HAS_COMPLETIONS and setup.seq_len == 1:
+    if setup.objective in WITH_COMPLETIONS and setup.seq_len == 1:
         yield (
             f"--objective {setup.objective} learns from completions, and a sequence of one token has none; "
             "raise --seq-len."
         )
-    shaped = setup.loss != "eager" or setup.label_smoothing or setup.z_loss or setup.logits_to_keep is not None
+    shaped = (
+        setup.loss_implementation != "eager"
+        or setup.label_smoothing
+        or setup.z_loss
+        or setup.logits_to_keep is not None
+    )
     if shaped and setup.objective != "sft":
         yield (
-            "--loss, --logits-to-keep, --label-smoothing and --z-loss shape the loss of --objective sft, but it is "
+            "--loss-implementation, --logits-to-keep, --label-smoothing and --z-loss shape the loss of "
+            "--objective sft, but it is "
             f"{setup.objective}; leave them out."
         )
 
 
-def _lengths(setup: TrainingSetup) -> Iterator[str]:
+def _lengths(setup: TrainingOptions) -> Iterator[str]:
     length = setup.seq_len or DEFAULT_SEQ_LEN
-    for name in ("completion_len", "logits_to_keep"):
+    for name in ("max_completion_length", "logits_to_keep"):
         value = getattr(setup, name)
         if value is not None and value > length:
             yield (

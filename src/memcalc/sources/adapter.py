@@ -1,13 +1,13 @@
 """PEFT adapters: small weights that need a base model."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
 
 
-@frozen
+@dataclass(frozen=True)
 class Adapter:
     """What adapter_config.json and the adapter's weights say; `rank` is None for kinds without one.
 

@@ -7,11 +7,11 @@ The config gives the shapes that the model is built with; the headers give what 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.dtypes import declared_dtypes
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, safetensors_dtype
 from memcalc.units import format_bytes, format_count
@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 Shapes = Mapping[str, int | tuple[int, ...]]
 
 
-@frozen
+@dataclass(frozen=True)
 class Dtypes:
     """Three dtypes that are easily taken for one another, as safetensors spells them."""
 

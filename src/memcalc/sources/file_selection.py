@@ -6,9 +6,9 @@ states. Counting every file that looks like weights gives two to five times the 
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from posixpath import dirname
 
-from memcalc.common.records import frozen
 from memcalc.sources.checkpoint.checkpoint import IgnoredFile
 
 # The names that Transformers and diffusers load, the first first.
@@ -19,7 +19,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
-@frozen
+@dataclass(frozen=True)
 class RepoFile:
     """A file of a repository: its path inside it, and its bytes where known."""
 
@@ -27,7 +27,7 @@ class RepoFile:
     nbytes: int | None
 
 
-@frozen
+@dataclass(frozen=True)
 class Choice:
     """The files to read. With `index` set, the shards come from it; `weights` otherwise.
 

@@ -1,9 +1,9 @@
 """What a model's files can be asked, whether they lie on disk, on the Hub or in the cache."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from memcalc.common.records import frozen
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
 from memcalc.sources.file_selection import RepoFile
 
@@ -37,7 +37,7 @@ class Folder(Protocol):
         """`work` on every path, in order; several at once where waiting is the cost. `what` names them for progress."""
 
 
-@frozen
+@dataclass(frozen=True)
 class SubFolder:
     """A folder inside another one, as the component of a pipeline."""
 

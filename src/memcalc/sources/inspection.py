@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import find_quantization
 from memcalc.errors import ConfigError, UnknownFamilyError
 from memcalc.models.spec import ModelSpec
@@ -18,7 +17,7 @@ from memcalc.sources.notes import remarks
 from memcalc.training.step import build
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Counts:
     """Parameters: all, those that one token meets (None where unknown), and by part."""
 
@@ -27,7 +26,7 @@ class Counts:
     parts: Mapping[str, int]
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Inspection:
     """What was understood. Sizes are bytes; `family` is None where only the headers could be read."""
 

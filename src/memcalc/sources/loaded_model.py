@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import ConfigError
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
@@ -13,7 +13,7 @@ from memcalc.sources.display_names import shown
 CONFIG = "config.json"
 
 
-@frozen
+@dataclass(frozen=True)
 class Traffic:
     """What an answer from the Hub cost: requests (redirects included) and bytes of their bodies."""
 
@@ -21,7 +21,7 @@ class Traffic:
     bytes_fetched: int = 0
 
 
-@frozen
+@dataclass(frozen=True)
 class Component:
     """One module of a pipeline that model_index.json names and that has weights."""
 
@@ -33,7 +33,7 @@ class Component:
     notes: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class LoadedModel:
     """Everything that was read under `name`; `origin` is "file", "hub" or "cache".
 

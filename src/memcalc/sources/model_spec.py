@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
 from memcalc.models.registry import family
@@ -32,7 +31,7 @@ _NAME = re.compile(r"[\w.]+")
 """A target that is a module's name and no pattern."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Described:
     """What to estimate: a spec, the setup with what the files decide filled in, and lines for the assumptions."""
 
@@ -41,7 +40,7 @@ class Described:
     assumptions: tuple[str, ...]
 
 
-@frozen
+@dataclass(frozen=True)
 class Built:
     """What the config of a spec builds, whether the head is tied, and how many layers there are.
 
@@ -173,7 +172,7 @@ def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup,
 
 def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
     """LoRA options as adapter_config.json has them, where the user gives none."""
-    if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train != "all":
+    if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train_only != "all":
         return setup, []
     options: dict[str, Any] = {"lora_rank": adapter.rank}
     plain = all(target == "all-linear" or _NAME.fullmatch(target) for target in adapter.targets)

@@ -2,9 +2,9 @@
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import find_quantization, with_hf_quant
 from memcalc.errors import CheckpointError, ConfigError
 from memcalc.sources.adapter import adapter_from
@@ -26,7 +26,7 @@ HF_QUANT = "hf_quant_config.json"
 T = TypeVar("T")
 
 
-@frozen
+@dataclass(frozen=True)
 class Weights:
     """What the chosen files gave; `config` only from GGUF, which has its own."""
 

@@ -1,9 +1,9 @@
 """Element types: one row a dtype. Bit widths are those of PyTorch's `torch.dtype` of the same name."""
 
-from memcalc.common.records import frozen
+from dataclasses import dataclass
 
 
-@frozen(eq=False)
+@dataclass(frozen=True, eq=False)
 class DType:
     """An element type: PyTorch's name for it, bytes per element, and its place in type promotion."""
 

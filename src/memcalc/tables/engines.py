@@ -6,9 +6,9 @@ A row says what the engine's documentation states; what memcalc has measured (Tr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Literal
 
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.tables.dtypes import FP32, DType
 
@@ -16,7 +16,7 @@ AUTO: Final = "auto"
 """The cache has the dtype that the model computes in."""
 
 
-@frozen
+@dataclass(frozen=True)
 class CacheFormat:
     """How an element of the cache is stored: bits, and bits of constants shared by a group of elements."""
 
@@ -38,7 +38,7 @@ _GGML = {"int8": CacheFormat(8, 32, 16), "int4": CacheFormat(4, 32, 16)}
 """Blocks of 32 with one 16-bit scale: ggml's q8_0 (34 bytes) and q4_0 (18 bytes)."""
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Engine:
     """An inference engine.
 

@@ -7,12 +7,12 @@ where a trainer loads the weights otherwise (Unsloth's own 4-bit copies), that i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FrozenBase:
     """`packed`: adapters train on the weights as they are stored; `why` says who does it, or why nobody does."""
 

@@ -7,11 +7,10 @@ driver keeps 0.2 to 0.9 GiB for itself, by card and by version; on Windows a GeF
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class Reading:
     """A total that CUDA reports, MiB; `estimated` where no reading of this card is known."""
 

@@ -8,11 +8,11 @@ less again: `gpu_capacities.py`.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError, close_matches
 from memcalc.tables.gpu_capacities import cuda_total
 from memcalc.units import format_bytes, parse_size
@@ -26,7 +26,7 @@ ROCM = "VRAM Total Memory of rocm-smi"
 OF_USER = "the size given with --gpu"
 
 
-@frozen
+@dataclass(frozen=True)
 class Gpu:
     """A GPU to fit a job on.
 
@@ -50,7 +50,7 @@ class Gpu:
             object.__setattr__(self, "usable_bytes", self.total_bytes)
 
 
-@frozen
+@dataclass(frozen=True)
 class _Generation:
     architecture: str
     capability: tuple[int, int] | None

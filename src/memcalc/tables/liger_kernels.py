@@ -6,10 +6,10 @@ whose experts it replaces are left out.
 
 from __future__ import annotations
 
-from memcalc.common.records import frozen
+from dataclasses import dataclass
 
 
-@frozen
+@dataclass(frozen=True)
 class LigerKernels:
     """What is replaced in a family. Norms work `in_place` on the incoming gradient, or make a new one."""
 

@@ -8,9 +8,9 @@ them. Sizes are bytes as the allocator takes them (rounded up to 512). The steps
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from memcalc.common.escaping import quoted
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError, close_matches
 from memcalc.optim import other_libraries, torch_optim
@@ -29,7 +29,7 @@ QUANTILE_MAP = 1024
 """A table of 256 fp32 values; bitsandbytes keeps one for signed and one for unsigned 8-bit states."""
 
 
-@frozen
+@dataclass(frozen=True)
 class Optimizer:
     """One optimizer: `states` gives the bytes kept for a weight by name of state, `step` the most that a step adds.
 

@@ -4,8 +4,8 @@ Each is a named part of OTHER OVERHEAD with an option that replaces it; none is 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.tables.gpus import MIB, Gpu
 
 CUDA_CONTEXT_PART = "CUDA context"
@@ -15,7 +15,7 @@ ALLOCATOR_RESERVE_PART = "allocator reserve"
 """Part of OTHER OVERHEAD that the allocator holds without having handed it out."""
 
 
-@frozen
+@dataclass(frozen=True)
 class ContextSize:
     """The CUDA context of one PyTorch process, in bytes: driver, kernels and libraries, outside the allocator."""
 
@@ -24,7 +24,7 @@ class ContextSize:
     source: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Workspace:
     """One workspace of the matrix-multiplication library, in bytes, as PyTorch allocates it for a handle and stream."""
 

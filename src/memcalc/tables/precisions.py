@@ -1,10 +1,11 @@
 """Precision recipes: one row a recipe. What is kept in which dtype, named for the engine that does it so."""
 
-from memcalc.common.records import frozen
+from dataclasses import dataclass
+
 from memcalc.tables.dtypes import BF16, FP16, FP32, DType
 
 
-@frozen
+@dataclass(frozen=True)
 class PrecisionRecipe:
     """Dtype of the weights (gradients and optimizer states follow it) and of autocast, if it is on.
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
-
-from memcalc.common.records import frozen
 
 Shared = tuple[int, int]
 """So many weights of a matrix share so many bits."""
 
 
-@frozen(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class WeightFormat:
     """A format of quantized matrices.
 

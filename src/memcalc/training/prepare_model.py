@@ -31,15 +31,15 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     stated = find_quantization(spec.config)
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
-    if setup.checkpoint_every > 1:
-        _checkpoint_every(network, setup.checkpoint_every)
+    if setup.checkpoint_every_n_blocks > 1:
+        _checkpoint_every(network, setup.checkpoint_every_n_blocks)
     reads_ids = network.reads_text and network.main_input == "input_ids"
     if setup.activation_checkpointing == "full" and (reads_ids or setup.lora_rank is not None):
         for embedding in input_embeddings(sites(network)):  # Transformers does it, and PEFT: frozen blocks pass on then
             embedding.output_needs_gradient = True
     _shape_loss(network, setup)
     notes = load(network, spec, setup)
-    train_only(network, setup.train)
+    train_only(network, setup.train_only)
     if setup.lora_rank is not None:
         setup = _with_new_head(network, setup, notes)
         notes += add_lora(network, spec.model_type, _lora(setup))
@@ -61,13 +61,16 @@ def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
 
 def _shape_loss(network: Network, setup: TrainingSetup) -> None:
     """Let the language model compute its loss as the setup says."""
-    loss = LanguageLoss(setup.loss, setup.loss_chunks, setup.logits_to_keep, setup.label_smoothing > 0, setup.z_loss)
-    if loss == LanguageLoss(chunks=setup.loss_chunks):
+    loss = LanguageLoss(
+        setup.loss_implementation, setup.loss_num_chunks, setup.logits_to_keep, setup.label_smoothing > 0, setup.z_loss
+    )
+    if loss == LanguageLoss(chunks=setup.loss_num_chunks):
         return
     models = [module for _, module in network.modules() if isinstance(module, CausalLM)]
     if not models:
         raise UsageError(
-            "--loss, --logits-to-keep, --label-smoothing and --z-loss shape the loss of a decoder with a "
+            "--loss-implementation, --logits-to-keep, --label-smoothing and --z-loss shape the loss of a "
+            "decoder with a "
             "language-model head, which this model is not; leave them out."
         )
     models[0].loss = loss
@@ -108,7 +111,7 @@ def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: Trai
     for _, parameter in network.tensors():
         if isinstance(parameter, (Buffer, Packed)) or parameter.fixed_dtype is not None:
             continue
-        if setup.kbit_prepare and form.kernel not in keeps:
+        if setup.prepare_kbit_training and form.kernel not in keeps:
             parameter.fixed_dtype = FP32
         elif recipe.autocast is not None:
             parameter.fixed_dtype = recipe.autocast
@@ -116,8 +119,8 @@ def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: Trai
 
 def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) -> Iterator[str]:
     """What is assumed of a quantized base."""
-    wide = "fp32" if setup.kbit_prepare and form.kernel != "gptq" else "16 bits"
-    yield f"quantized base: head, embeddings, norms and biases stay in {wide} (--kbit-prepare)"
+    wide = "fp32" if setup.prepare_kbit_training and form.kernel != "gptq" else "16 bits"
+    yield f"quantized base: head, embeddings, norms and biases stay in {wide} (--prepare-kbit-training)"
     if form.kernel == "bnb-4bit":
         yield "bitsandbytes dequantizes a layer's weight in forward (from 8 tokens on) and again in backward"
     elif form.kernel == "bnb-8bit":

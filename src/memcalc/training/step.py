@@ -21,7 +21,8 @@ from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.setup.setup import DEFAULT_SEQ_LEN, InferenceSetup, TrainingSetup
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.optimizers import optimizer
 from memcalc.tables.precisions import PrecisionRecipe
@@ -56,7 +57,7 @@ def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival
 
 def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSetup) -> Batch:
     """The micro-batch of a setup around token ids [b, s]."""
-    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images, setup.image_size)
+    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
 
 
 _UNTRACED = {
@@ -134,15 +135,15 @@ def _walk(
         selective=setup.activation_checkpointing == "selective",
         reentrant=setup.checkpoint_reentrant,
     )
-    tape.offloads_inputs = setup.activation_offload and setup.activation_checkpointing == "full"
-    tape.offloading = setup.activation_offload and not tape.offloads_inputs
+    tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
+    tape.offloading = setup.activation_offloading and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     accumulates = setup.grad_accum > 1
     engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=accumulates, before=before)
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     if not network.source_is_text:
         length = setup.target_len or length
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
@@ -192,7 +193,7 @@ def _own_loss(
     with tape.autocasting(recipe.autocast):
         outputs = network(batch(ids, ids, setup))
     loss = outputs.compute_loss()
-    return loss, outputs.returned if setup.hold_outputs else ()
+    return loss, outputs.returned if setup.keep_logits else ()
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.autograd.tape import Tape
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Parameter
@@ -18,7 +17,7 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.optimizers import Optimizer, optimizer
 
 
-@frozen
+@dataclass(frozen=True)
 class Aims:
     """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
 
@@ -28,7 +27,7 @@ class Aims:
     notes: tuple[str, ...] = ()
 
 
-@frozen
+@dataclass(frozen=True)
 class Step:
     """A traced step of training, or of generation."""
 

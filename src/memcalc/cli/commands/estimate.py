@@ -6,8 +6,7 @@ import typer
 
 from memcalc.cli.estimate_options import Job, with_job
 from memcalc.cli.options import read_count
-from memcalc.common.validation import option_name
-from memcalc.errors import UsageError
+from memcalc.errors import UsageError, option_name
 from memcalc.units import parse_parameters
 
 _SHAPE = "Shape of a Llama-like decoder"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import QuestionAnswerer, TokenClassifier, unknown_head
 from memcalc.nn.layers.encoder_heads import FirstToken
@@ -108,7 +107,7 @@ class EncoderLM(Network):
         return Outputs(loss, (logits, related))
 
 
-@frozen
+@dataclass(frozen=True)
 class Classification:
     """How an encoder comes to a class per sequence: `scores` of what `steps` make of the hidden states, one by one.
 
@@ -169,7 +168,7 @@ class SentenceEmbedder(Network):
         return Outputs(loss, (hidden, pooled))
 
 
-@frozen
+@dataclass(frozen=True)
 class EncoderParts:
     """What a family's heads are made of: each makes a module. `body` is told whether a pooler is wanted.
 

@@ -197,5 +197,5 @@ def decoder(
 def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:
     """The error for an architecture that a family does not describe."""
     return ConfigError(
-        f"the head {quoted(name)} that {c.where} or --head names is not described here; known are {', '.join(known)}."
+        f"the head {quoted(name)} that {c.where} or --task names is not described here; known are {', '.join(known)}."
     )

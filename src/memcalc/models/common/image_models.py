@@ -81,7 +81,8 @@ def picture(batch: Batch, c: Config) -> Tensor:
     """
     if batch.images != 1:
         raise UsageError(
-            f"--images {batch.images} does not fit this model, which reads one image beside each text; leave it out."
+            f"--images-per-sequence {batch.images} does not fit this model, which reads one image beside each "
+            "text; leave it out."
         )
     check_size(c, batch.image_size)
     return batch.pixels(c)

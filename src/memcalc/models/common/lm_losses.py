@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import causal_lm_loss, shifted_labels
@@ -17,16 +17,16 @@ from memcalc.tables.dtypes import BOOL, FP32, INT64
 Head = Callable[[Tensor], Tensor]
 
 
-@frozen
+@dataclass(frozen=True)
 class LanguageLoss:
     """How hidden states [b, s, h] become a loss.
 
-    eager: all logits, and their copy in fp32. fused-linear: Liger's. chunked: all logits, and in fp32 one of `chunks`
-    after another. cut: cut cross-entropy. `keep` is how many of the last tokens count. `smoothing` and `z_loss` cost
-    nothing in Liger's kernel.
+    eager: all logits, and their copy in fp32. liger: Liger's fused linear. chunked: all logits, and in fp32 one of
+    `chunks` after another. cut-cross-entropy: Apple's kernel. `keep` is how many of the last tokens count. `smoothing`
+    and `z_loss` cost nothing in Liger's kernel.
     """
 
-    kind: Literal["eager", "fused-linear", "chunked", "cut"] = "eager"
+    kind: Literal["eager", "liger", "chunked", "cut-cross-entropy"] = "eager"
     chunks: int = 8
     keep: int | None = None
     smoothing: bool = False
@@ -44,11 +44,11 @@ class LanguageLoss:
         if self.keep is not None:
             hidden = ops.narrow(hidden, 1, self.keep)
             labels = ops.narrow(labels, 1, self.keep)
-        if self.kind == "fused-linear":
+        if self.kind == "liger":
             labels, shifted = shifted_labels(labels)
             rows = ops.reshape(hidden, -1, hidden.shape[-1])
             return ops.fused_linear_cross_entropy(rows, _weight(head), shifted), ()
-        if self.kind == "cut":
+        if self.kind == "cut-cross-entropy":
             return ops.cut_cross_entropy(hidden, _weight(head), labels), ()
         if self.kind == "chunked":
             pieces = [logits_of(piece) for piece in _pieces(hidden, self.chunks)]
@@ -68,7 +68,7 @@ def _weight(head: Module) -> Tensor:
     if not isinstance(head, (Linear, TrainedCopy)):
         raise UsageError(
             "a loss that is fused with the head reads the head's weight past its adapter; "
-            "leave lm_head out of --lora-targets, or use --loss eager."
+            "leave lm_head out of --lora-targets, or use --loss-implementation eager."
         )
     return head.weight
 

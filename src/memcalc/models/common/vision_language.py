@@ -168,7 +168,8 @@ class VisionLanguage(Network):
         taken = self.image_tokens(batch.images, batch.image_size)
         if taken > batch.ids.shape[1]:
             raise TooShortError(
-                f"--images {batch.images} takes {taken} tokens of each sequence, but {batch.ids.shape[1]} are read at "
+                f"--images-per-sequence {batch.images} takes {taken} tokens of each sequence, but "
+                f"{batch.ids.shape[1]} are read at "
                 f"once; give --seq-len {taken} or more, or fewer images."
             )
         run = run_context(batch.ids)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from math import isqrt
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride
-from memcalc.common.records import frozen
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
@@ -31,7 +31,7 @@ from memcalc.tables.dtypes import FP32, INT64
 MERGER_NAMES = ("norm", "linear_fc1", "linear_fc2")
 
 
-@frozen
+@dataclass(frozen=True)
 class Parts:
     """What a tower of width `width` is made of: its norms and MLPs, and whether the patch embedding has a bias."""
 

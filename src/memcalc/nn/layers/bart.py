@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.errors import ConfigError
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import attend_same_dtype
@@ -65,7 +65,7 @@ class StateAttention(Module):
         return self.out_proj(out), weights
 
 
-@frozen
+@dataclass(frozen=True)
 class BlockStyle:
     """What the blocks of a stack share: sizes, dropout, and whether norms stand before the sublayers or behind.
 

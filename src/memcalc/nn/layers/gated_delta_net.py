@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.gated_delta_rule import chunk_rule, token_rule
@@ -41,7 +42,7 @@ class NormThenGate(Module):
         return ops.to(hidden, dtype)
 
 
-@frozen
+@dataclass(frozen=True)
 class DeltaShape:
     """Sizes of a gated delta net: `k_heads` keys of `k_dim`, `v_heads` values of `v_dim`, and the convolution's."""
 

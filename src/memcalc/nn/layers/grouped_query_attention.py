@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
@@ -16,7 +16,7 @@ from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
 
 
-@frozen
+@dataclass(frozen=True)
 class HeadNorm:
     """A norm over queries and keys: `make(heads, head_dim)` makes one, `at` says where it stands.
 

@@ -88,7 +88,7 @@ def check_length(ids: Tensor, longest: int, option: str = "--seq-len") -> None:
     if tokens > longest:
         raise TooLongError(
             f"the model has {longest:,} learned positions, which {tokens:,} tokens exceed; lower {option}"
-            f"{' or --new-tokens' if tape.phase == 'decode' else ''}, or take a model made for longer sequences.",
+            f"{' or --max-new-tokens' if tape.phase == 'decode' else ''}, or take a model made for longer sequences.",
             longest,
         )
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
@@ -40,7 +41,7 @@ class GatedRMSNorm(Module):
         return ops.mul(self.weight, ops.to(hidden, dtype))
 
 
-@frozen
+@dataclass(frozen=True)
 class Mamba2Shape:
     """Sizes of a Mamba 2 mixer: `heads` of `head_dim` make the inner width, b and c are shared in `groups`."""
 

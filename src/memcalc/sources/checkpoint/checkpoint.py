@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.safetensors import BITS, Header
@@ -17,7 +16,7 @@ from memcalc.sources.display_names import shown
 MOST_TENSORS = 300_000
 
 
-@frozen
+@dataclass(frozen=True)
 class IgnoredFile:
     """A file that looks like weights and is not counted, with its bytes where known."""
 
@@ -26,7 +25,7 @@ class IgnoredFile:
     reason: str
 
 
-@frozen
+@dataclass(frozen=True)
 class Declared:
     """What an index file or the metadata says about itself: a cross-check, never the answer."""
 
@@ -37,7 +36,7 @@ class Declared:
 _NOTHING = Declared()
 
 
-@frozen
+@dataclass(frozen=True)
 class Checkpoint:
     """All tensors of one model (or of one component of a pipeline), bytes and counts as integers."""
 

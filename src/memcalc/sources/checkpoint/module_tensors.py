@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 from memcalc.sources.checkpoint.safetensors import HeaderTensor
 
@@ -25,7 +25,7 @@ _PARTS_OF_A_WEIGHT = frozenset(
 )
 
 
-@frozen
+@dataclass(frozen=True)
 class ModuleTensors:
     """The tensors of one module, by their name inside it, with what the repository says about its quantization."""
 

@@ -5,10 +5,10 @@ how many parameters it stands for comes from shapes where they suffice, and from
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import weight_layouts
 from memcalc.sources.checkpoint.module_tensors import ModuleTensors
 from memcalc.sources.checkpoint.safetensors import BITS, HeaderTensor
@@ -18,7 +18,7 @@ Logical = tuple[int, ...] | int
 Unpack = Callable[[ModuleTensors, HeaderTensor, str], Logical]
 
 
-@frozen
+@dataclass(frozen=True)
 class Packing:
     """In names, `*` stands for the weight's own name in its module (`weight`, `gate_up_proj`)."""
 

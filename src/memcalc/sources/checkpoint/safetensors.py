@@ -6,12 +6,12 @@ header limit of 100 MB).
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
 from memcalc.sources.checkpoint.not_safetensors import explain
@@ -71,7 +71,7 @@ class HeaderTensor(NamedTuple):
         return self.end - self.begin
 
 
-@frozen
+@dataclass(frozen=True)
 class Header:
     """All tensors of one file, in file order; `nbytes` is the length prefix and the JSON together."""
 

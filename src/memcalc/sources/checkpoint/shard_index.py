@@ -1,10 +1,10 @@
 """The index of a sharded checkpoint, and what its shards say otherwise."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.checkpoint import Declared
 from memcalc.sources.checkpoint.safetensors import Header
@@ -12,7 +12,7 @@ from memcalc.sources.display_names import shown, some
 from memcalc.sources.json_object import parse_object
 
 
-@frozen
+@dataclass(frozen=True)
 class ShardIndex:
     """Which file holds which tensor, as `model.safetensors.index.json` says."""
 

@@ -6,9 +6,8 @@ names and shapes do not tell (how many heads a matrix is cut into) has to come f
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from memcalc.common.records import frozen
 
 # What a matrix does, by the last words of its module's name. Sources: Transformers, the original Llama release, GGUF.
 _ROLES: Mapping[str, tuple[str, ...]] = {
@@ -30,7 +29,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block|blk)\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-@frozen
+@dataclass(frozen=True)
 class GenericShape:
     """A llama-like config's keys as far as they could be read, and the keys that are still missing."""
 

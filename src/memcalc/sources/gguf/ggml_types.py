@@ -5,12 +5,11 @@ sizes follow from the structs in ggml/src/ggml-common.h. Numbers that are missin
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from memcalc.common.records import frozen
 
-
-@frozen
+@dataclass(frozen=True)
 class GgmlType:
     """One element type; plain types have one element a block."""
 

@@ -5,12 +5,12 @@ Source: ggml's docs/gguf.md. Versions 2 and 3, in either byte order.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from memcalc.common.records import frozen
 from memcalc.config.quantization import Quantization
 from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.byte_ranges import ByteRanges
@@ -43,7 +43,7 @@ class GgufTensor(NamedTuple):
     quantized: bool
 
 
-@frozen
+@dataclass(frozen=True)
 class GgufHeader:
     """What one GGUF file says. A metadata array too long to keep is a tuple of its length alone."""
 

@@ -4,10 +4,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from memcalc.common.records import frozen
 from memcalc.errors import HubError
 from memcalc.sources.display_names import shown
 from memcalc.sources.hub.addresses import checked_endpoint, host_of, joined, origin_of
@@ -28,7 +28,7 @@ MOST_REDIRECTS = 10
 REDIRECT_CAP = 1 << 16
 
 
-@frozen
+@dataclass(frozen=True)
 class Piece:
     """The part of a body that was asked for; `total` is the whole file's size where the server said it.
 

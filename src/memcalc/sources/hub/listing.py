@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from memcalc.common.records import frozen
 from memcalc.errors import HubError
 from memcalc.sources.disk import MOST_FILES
 from memcalc.sources.display_names import shown
@@ -20,7 +20,7 @@ LISTING_CAP = 40_000_000
 MOST_PAGES = 1000
 
 
-@frozen
+@dataclass(frozen=True)
 class Listing:
     """A repository at one commit: its id (which may differ from the one asked for, after a move) and its files."""
 

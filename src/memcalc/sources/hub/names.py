@@ -1,9 +1,9 @@
 """What people type for a model: an id, an id with a revision, or the address of its page."""
 
 import re
+from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from memcalc.common.records import frozen
 from memcalc.errors import UsageError
 from memcalc.sources.display_names import shown
 from memcalc.sources.hub.addresses import without_login
@@ -25,7 +25,7 @@ _OTHER_KINDS = {
 }
 
 
-@frozen
+@dataclass(frozen=True)
 class HubName:
     """A repository's id, and the revision that the address names (None when it names none)."""
 

@@ -9,15 +9,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from memcalc.common.records import frozen
 from memcalc.errors import HubError, MemcalcError
 from memcalc.sources.display_names import shown
 from memcalc.sources.hub.addresses import host_of
 
 
-@frozen
+@dataclass(frozen=True)
 class Reply:
     """An answer whose body has not been read yet; `chunks` gives it as it comes, not decoded."""
 

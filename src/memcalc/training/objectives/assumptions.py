@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.setup.setup import TrainingSetup, sequences
+from memcalc.setup.setup import TrainingSetup
 
 _BESIDE = {
     "shared": "the trained model with its adapters off",
@@ -16,7 +16,7 @@ _BESIDE = {
 
 def notes(setup: TrainingSetup, completion: int, length: int) -> Iterator[str]:
     """Lines about the objective of `setup`, whose sequences have `length` tokens and end in `completion` of them."""
-    rows = sequences(setup)
+    rows = setup.sequences
     name, pairs = setup.objective, setup.objective in ("dpo", "reward")
     logged = ", logged statistics included" if name in ("dpo", "grpo") else ""
     trainer = "experimental trainer of TRL" if name == "ppo" else "trainer of TRL 1.12"
@@ -25,10 +25,10 @@ def notes(setup: TrainingSetup, completion: int, length: int) -> Iterator[str]:
     )
     yield f"{name} as the {trainer} runs it with its default loss{logged}: {what} of {length} tokens"
     if name != "reward":
-        said = "" if setup.completion_len is not None else " (--completion-len)"
+        said = "" if setup.max_completion_length is not None else " (--max-completion-length)"
         yield f"{completion} tokens of each sequence are its completion{said}"
     if name in ("dpo", "grpo", "ppo"):
-        said = "" if setup.reference is not None else " (--reference)"
+        said = "" if setup.reference_model is not None else " (--reference-model)"
         yield f"reference model: {_BESIDE[setup.reference_used]}{said}"
     if pairs:
         yield "dropout is switched off, in adapters too, as TRL does it"
@@ -41,6 +41,6 @@ def notes(setup: TrainingSetup, completion: int, length: int) -> Iterator[str]:
         )
     if name in ("grpo", "ppo"):
         yield (
-            "the completions were generated and rewarded before the step: --batch prompts with --generations each, "
+            "the completions were generated and rewarded before the step: --batch prompts with --num-generations each, "
             "whose product is TRL's per_device_train_batch_size; an inference engine on the same GPU is not counted"
         )

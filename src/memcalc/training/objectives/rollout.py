@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.models.common.heads import SequenceClassifier
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.run_context import run_context, training_mode
-from memcalc.setup.setup import TrainingSetup, sequences
+from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import FP32, INT64, DType
 from memcalc.training.objectives.frozen_models import Companion
 
@@ -39,12 +39,12 @@ class Actors:
     @property
     def completion(self) -> int:
         """Tokens of a completion: no token stands before the first, so that one is never learnt from."""
-        return min(self.setup.completion_len or self.length, self.length - 1)
+        return min(self.setup.max_completion_length or self.length, self.length - 1)
 
     @property
     def sequences(self) -> int:
         """Sequences of the micro-batch."""
-        return sequences(self.setup)
+        return self.setup.sequences
 
     @property
     def logits_dtype(self) -> DType:
@@ -94,7 +94,9 @@ class Actors:
     def _run(self, network: Network, ids: Tensor, logits_to_keep: int | None) -> Outputs:
         setup = self.setup
         self._mark_padding(ids)
-        batch = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images, setup.image_size, logits_to_keep)
+        batch = Batch(
+            ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size, logits_to_keep
+        )
         with self.tape.autocasting(self.autocast):
             outputs = network(batch)
         outputs.logits_as_fp32()

@@ -58,7 +58,7 @@ def pursue(
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
-    used: dict[str, Any] = {"reference": setup.reference_used, "sequences": actors.sequences}
+    used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": actors.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
     outlasting = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in actors.held}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.records import frozen
 from memcalc.config.reader import Config
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
 from memcalc.nn.kv_cache import Cache
@@ -21,7 +21,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
 
-@frozen
+@dataclass(frozen=True)
 class Style:
     """In what the family's models differ.
 

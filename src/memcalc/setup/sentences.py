@@ -1,0 +1,69 @@
+"""What pydantic finds wrong with options, in one sentence for the person who gave them."""
+
+from collections.abc import Iterable, Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError, close_matches, option_name
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+_BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+_NOUNS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+}
+
+
+def usage_error(problem: "ValidationError", fields: Mapping[str, "FieldInfo"]) -> UsageError:
+    """The first thing that is wrong; options that are none of `fields` come before all else."""
+    errors = problem.errors(include_url=False)
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    return UsageError(_sentence(first, fields))
+
+
+def value_type(annotation: Any) -> Any:
+    """What an option takes when it is given: `annotation` without None and without bounds."""
+    if get_origin(annotation) is Annotated:
+        return value_type(get_args(annotation)[0])
+    others = [argument for argument in get_args(annotation) if argument is not NoneType]
+    return value_type(others[0]) if NoneType in get_args(annotation) else annotation
+
+
+def choice_sentence(option: str, value: object, choices: Iterable[str]) -> str:
+    """Why `value` is none of `choices`."""
+    near = close_matches(str(value), choices) or f": choose from {', '.join(choices)}."
+    return f"{option} cannot be {quoted(str(value))}{near}"
+
+
+def _sentence(error: "ErrorDetails", fields: Mapping[str, "FieldInfo"]) -> str:
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    if not error["loc"]:
+        return f"Options are given by name, such as batch=4, not as {quoted(value)}."
+    name = str(error["loc"][0])
+    option = option_name(name)
+    if kind == "extra_forbidden":
+        return f"There is no option {option}{close_matches(name, fields) or '.'}"
+    if kind == "missing":
+        return f"{option} is missing: give it a value."
+    if kind in _BOUNDS:
+        words, bound = _BOUNDS[kind]
+        limit = context[bound]
+        return f"{option} must be {words} {int(limit) if limit == int(limit) else limit}, not {value}."
+    if kind in _NOUNS:
+        return f"{option} needs {_NOUNS[kind]}, not {quoted(str(value))}."
+    if kind == "literal_error":
+        return choice_sentence(option, value, get_args(value_type(fields[name].annotation)))
+    return f"{option} cannot be {quoted(str(value))}: {error['msg']}."

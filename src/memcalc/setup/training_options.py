@@ -1,0 +1,100 @@
+"""Options of one optimizer step of training."""
+
+from typing import Literal
+
+from memcalc.setup.options import option
+from memcalc.setup.shared_options import PositiveInt, Probability, SharedOptions
+
+Precision = Literal["fp32", "bf16", "fp16", "mixed-bf16", "mixed-fp16"]
+OptimizerImpl = Literal["foreach", "for-loop", "fused"]
+Objective = Literal["sft", "dpo", "reward", "grpo", "ppo", "distillation"]
+
+
+class TrainingOptions(SharedOptions):
+    """The options of `--mode training`."""
+
+    precision: Precision = option(
+        "Precision", "mixed-bf16", "Precision recipe: which dtype weights, compute and states have."
+    )
+    kernels: Literal["eager", "liger"] = option(
+        "Precision",
+        "eager",
+        "Norms, rotary embedding and SwiGLU: eager modules or Liger's fused kernels (torch.compile is not modelled).",
+    )
+
+    activation_checkpointing: Literal["none", "full", "selective"] = option(
+        "Checkpointing",
+        "none",
+        "Recompute activations in backward: none, full (each block keeps only its input), or selective (scores and "
+        "probabilities of attention only).",
+    )
+    checkpoint_every_n_blocks: PositiveInt = option(
+        "Checkpointing", 1, "With full checkpointing: checkpoint every N-th block only."
+    )
+    checkpoint_reentrant: bool = option(
+        "Checkpointing", False, "Reentrant checkpointing (use_reentrant=True), PyTorch's old way."
+    )
+    activation_offloading: bool = option("Checkpointing", False, "Keep the tensors saved for backward in host memory.")
+
+    optimizer: str = option("Optimizer", "adamw", "Optimizer; `memcalc optimizers` lists them.")
+    optimizer_impl: OptimizerImpl | None = option(
+        "Optimizer", None, "Implementation of the optimizer step.", unset="the optimizer's own default on CUDA"
+    )
+    optimizer_in_backward: bool = option(
+        "Optimizer", False, "Step each weight as soon as its gradient is there, and free the gradient at once."
+    )
+    galore_rank: PositiveInt = option("Optimizer", 128, "Rank of the gradient projection of the galore optimizers.")
+    grad_accum: PositiveInt = option("Optimizer", 1, "Gradient accumulation steps: micro-batches per optimizer step.")
+    train_only: str = option(
+        "Optimizer", "all", "Weights that are trained without LoRA: all, head, bias, last-N (blocks), or module names."
+    )
+    freeze: str | None = option("Optimizer", None, "Weights that are not trained: vision, embedding, or module names.")
+
+    lora_rank: PositiveInt | None = option("LoRA", None, "Train LoRA adapters of this rank on a frozen model.")
+    lora_targets: str | None = option(
+        "LoRA", None, "What gets adapters: all-linear, or module names with commas.", unset="PEFT's for the family"
+    )
+    lora_dtype: Literal["fp32", "bf16"] = option("LoRA", "fp32", "Dtype of the adapters (PEFT's default is fp32).")
+    lora_dropout: Probability = option("LoRA", 0.0, "Dropout in front of the adapters.")
+    lora_bias: Literal["none", "all", "lora-only", "adapter"] = option(
+        "LoRA", "none", "Biases trained with LoRA: all, those of adapted layers, or new ones on the adapters' B."
+    )
+    dora: bool = option("LoRA", False, "Weight-decomposed LoRA: train each adapted matrix's column norms too.")
+    modules_to_save: str | None = option(
+        "LoRA", None, "Modules trained in full beside LoRA as copies (embed_tokens,lm_head after adding tokens)."
+    )
+    prepare_kbit_training: bool = option(
+        "LoRA",
+        True,
+        "LoRA on a quantized model: cast norms, embeddings and head to fp32 first, as PEFT's "
+        "prepare_model_for_kbit_training does.",
+    )
+
+    loss_implementation: Literal["eager", "liger", "chunked", "cut-cross-entropy"] = option(
+        "Loss",
+        "eager",
+        "Cross-entropy of a language model: Transformers' own, Liger's fused linear, in chunks of the logits, or cut "
+        "cross-entropy.",
+    )
+    loss_num_chunks: PositiveInt = option("Loss", 8, "Chunks of tokens of --loss-implementation chunked.")
+    logits_to_keep: PositiveInt | None = option(
+        "Loss", None, "Compute logits and loss of the last N tokens of each sequence only.", unset="all tokens"
+    )
+    keep_logits: bool = option("Loss", False, "The loop keeps the model's outputs (the logits) through backward.")
+    label_smoothing: Probability = option("Loss", 0.0, "Label smoothing, as Hugging Face Trainer computes it.")
+    z_loss: bool = option("Loss", False, "Add the squared log-sum-exp of the logits to the loss.")
+
+    objective: Objective = option(
+        "Objective", "sft", "What is trained for, as TRL's trainers run it (sft: the model's own loss)."
+    )
+    reference_model: Literal["shared", "copy", "precomputed", "none"] | None = option(
+        "Objective",
+        None,
+        "Reference model of dpo, grpo and ppo: shared (the trained model with its adapters off), a copy, "
+        "log-probabilities precomputed, or none (grpo and ppo with beta 0).",
+        unset="shared with LoRA, else copy",
+    )
+    num_generations: PositiveInt = option("Objective", 1, "Completions per prompt in a micro-batch of grpo and ppo.")
+    max_completion_length: PositiveInt | None = option(
+        "Objective", None, "Tokens of each sequence that are the completion.", unset="all of them"
+    )
