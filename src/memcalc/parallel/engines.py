@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memcalc.autograd.tape import Tape
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError, UsageError
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.parallel.ddp import DistributedDataParallel
@@ -44,8 +49,11 @@ def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
     return recipe
 
 
-def prepare(network: Network, layout: ParallelSetup) -> Network:
+def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec], Network]) -> Network:
     """The part of a model, unbound, that this rank runs, with as many kinds of blocks as the engine tells apart."""
+    network = build(spec)
+    if layout.tensor > 1:
+        network = _divided(spec, layout.tensor, build, network)
     if layout.stage is not None:
         from memcalc.parallel.pipeline_stage import stage_of
 
@@ -61,6 +69,27 @@ def prepare(network: Network, layout: ParallelSetup) -> Network:
     return network
 
 
+def _divided(spec: ModelSpec, size: int, build: Callable[[ModelSpec], Network], whole: Network) -> Network:
+    """One tensor-parallel rank's share of a model. Raises UsageError where heads or widths do not divide."""
+    from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
+
+    kin = family(spec.model_type)
+    config = Config(spec.config, kin.defaults, kin.aliases)
+    kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads", 1))
+    if kv_heads % size:
+        raise UsageError(
+            f"--tensor-parallel-size {size} does not divide the {kv_heads} key-value heads, which training needs; take "
+            "a size that does."
+        )
+    local, _ = tensor_parallel(config, size, padded=False)
+    try:
+        network = build(replace(spec, config=local))
+    except ConfigError:
+        raise unknown_division(size, "attention") from None
+    check_divided(whole, network, size)
+    return network
+
+
 def bind(
     tape: Tape,
     trained: Module,
@@ -69,13 +98,19 @@ def bind(
     precision_name: str,
     *,
     accumulates: bool,
+    words: int = 0,
     before: Engine | None = None,
 ) -> Engine:
     """Put the weights of `trained`, in which `network` runs, on the tape, and the engine around them.
 
-    `before` is the engine of the step before, where that is known: some libraries learn from it.
+    `words` is the vocabulary of the whole model, `before` the engine of the step before, where that is known: some
+    libraries learn from it.
     """
     recipe = precision(precision_name, layout)
+    if layout.tensor > 1:
+        from memcalc.parallel.tensor_training import put_collectives
+
+        put_collectives(network, layout.tensor, words)
     in_leaves = accumulates and layout.engine in ("none", "ddp", "zero1")
     tensors = trained.bind(tape, recipe.weights, accumulated=in_leaves)
     inside = PRECISIONS[precision_name].autocast or (recipe.weights if recipe.weights is not FP32 else None)

@@ -132,6 +132,10 @@ class FSDP2(Engine):
         if count:
             self.tape.release(self._whole_gradient(p) * count, GRADIENTS, self.STANDING)
 
+    def parameter_groups(self, weights: Sequence[Weight]) -> list[Sequence[Weight]]:
+        """All weights are sharded alike."""
+        return [weights]
+
     def clipping(self) -> int:
         """As on one GPU, and what the norm of sharded tensors takes besides."""
         return 0 if self.offloads else super().clipping() + 2 * SCALAR

@@ -7,12 +7,12 @@ ScheduleInterleaved1F1B).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from memcalc.common.records import frozen
 from memcalc.parallel.setup import ParallelSetup
 
 
-@frozen
+@dataclass(frozen=True)
 class Action:
     """One micro-batch through one of the rank's stages, by its place among them; forward or backward."""
 

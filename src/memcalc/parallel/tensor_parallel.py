@@ -34,8 +34,10 @@ VOCABULARY_MULTIPLE = 64
 """Engines pad the vocabulary to a multiple of this before they divide it (vLLM's DEFAULT_VOCAB_PADDING_SIZE)."""
 
 
-def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[str]]:
+def tensor_parallel(config: Config, size: int, *, padded: bool = True) -> tuple[Mapping[str, Any], list[str]]:
     """The config of one GPU's share of a model over `size` GPUs, and what to say about it.
+
+    `padded` says whether the vocabulary is padded first, as serving engines do.
 
     Raises UsageError where heads or a width cannot be divided.
     """
@@ -76,8 +78,8 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
         for key in _FOUR_TIMES:
             _put(config, local, key, 4 * config.integer("hidden_size") // size)
     vocabulary = config.integer("vocab_size")
-    padded = -(-vocabulary // (VOCABULARY_MULTIPLE * size)) * VOCABULARY_MULTIPLE
-    _put(config, local, "vocab_size", padded)
+    multiple = VOCABULARY_MULTIPLE if padded else 1
+    _put(config, local, "vocab_size", -(-vocabulary // (multiple * size)) * multiple)
     return local, said
 
 

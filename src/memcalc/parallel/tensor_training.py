@@ -13,7 +13,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
-from memcalc.nn.layers.linear import Embedding, Linear
+from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.layers.mlp import GatedMLP
 from memcalc.nn.model import Network
@@ -42,6 +42,7 @@ def vocabulary(words: int, module: Module, ids: Tensor) -> Tensor:
     """
     weight = vars(module)["weight"]
     tape = weight.tape
+    ids.storage.allocation.aliased = True  # a DTensor is made of them
     mask = tape.empty(ids.shape, BOOL)
     masked = tape.empty(ids.shape, INT64)
     whole = Tensor((words, weight.shape[1]), weight.stride, weight.dtype, weight.storage, weight.node, weight.slot)
@@ -96,6 +97,3 @@ def put_collectives(network: Network, ranks: int, words: int) -> None:
         table.collective = partial(vocabulary, words)
     if isinstance(lm_head, Linear):
         lm_head.collective = partial(head, words)
-
-
-_ = Embedding

@@ -6,11 +6,10 @@ A micro-batch takes what its tape shows; others in flight keep what is alive bet
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 from memcalc.autograd.tape import Tape
-from memcalc.common.records import frozen
 from memcalc.common.sizes import rounded
 from memcalc.models.spec import ModelSpec
 from memcalc.optim.weight import SCALAR
@@ -77,7 +76,7 @@ def cast_bytes(tape: Tape) -> int:
     return tape.standing_casts
 
 
-@frozen
+@dataclass(frozen=True)
 class Worst:
     """The most that a kind of action has alive, and at which of them."""
 
@@ -141,7 +140,7 @@ def trace_rank(
 ) -> Step:
     """The step of one rank of a pipeline: that of the stage and micro-batch at which most is alive."""
     stages = []
-    held = {"hold_outputs": True}  # a stage's output stays with its micro-batch
+    held = {"keep_logits": True}  # a stage's output stays with its micro-batch
     for index in range(rank, layout.pipeline * layout.virtual, layout.pipeline):
         own = replace(layout, stage=index, rank=rank)
         pair = [

@@ -101,7 +101,7 @@ def _trace(
         from memcalc.training.objectives import run
 
         spec = run.pursuer(spec, setup)
-    network = engines.prepare(build(spec), layout)
+    network = engines.prepare(spec, layout, build)
     notes = adapt(network, spec, setup)
     walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
@@ -139,7 +139,10 @@ def _walk(
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     accumulates = setup.grad_accum > 1
-    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=accumulates, before=before)
+    words = spec.config.get("vocab_size", 0)
+    engine = engines.bind(
+        tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
+    )
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN

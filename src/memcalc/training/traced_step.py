@@ -94,7 +94,8 @@ class Step:
         """Name and bytes of the most that the optimizer's step has alive at once."""
         if not self.trained or self.optimizer is None:
             return "optimizer step", 0
-        nbytes = self.optimizer.step[self.implementation](self.update_order)
+        groups = [self.update_order] if self.engine is None else self.engine.parameter_groups(self.update_order)
+        nbytes = max(self.optimizer.step[self.implementation](group) for group in groups)
         return f"{self.optimizer.name} step ({self.implementation})", nbytes
 
     @property
