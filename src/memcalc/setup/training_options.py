@@ -3,6 +3,7 @@
 from typing import Literal
 
 from memcalc.setup.options import option
+from memcalc.setup.parallel_options import ParallelOptions
 from memcalc.setup.shared_options import PositiveInt, Probability, SharedOptions
 
 Precision = Literal["fp32", "bf16", "fp16", "mixed-bf16", "mixed-fp16"]
@@ -10,7 +11,7 @@ OptimizerImpl = Literal["foreach", "for-loop", "fused"]
 Objective = Literal["sft", "dpo", "reward", "grpo", "ppo", "distillation"]
 
 
-class TrainingOptions(SharedOptions):
+class TrainingOptions(ParallelOptions, SharedOptions):
     """The options of `--mode training`."""
 
     precision: Precision = option(

@@ -20,7 +20,8 @@ from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
-from memcalc.parallel.setup import SINGLE, ParallelSetup
+from memcalc.parallel.layout import layout_of
+from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import INT64
@@ -77,17 +78,19 @@ def trace(
     spec: ModelSpec,
     setup: TrainingSetup,
     *,
-    layout: ParallelSetup = SINGLE,
+    layout: ParallelSetup | None = None,
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
 ) -> Step:
-    """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
+    """Run one micro-batch forward and backward on shapes, as one rank of `layout` does (None: the setup's own).
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
+    layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
-    same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
+    own = engines.adapter_dtype(setup, layout)
+    same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
 
