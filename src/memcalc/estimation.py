@@ -152,8 +152,8 @@ def _run(
 def _traced(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
-    if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective == "distillation"):
-        raise UsageError("--teacher belongs to --objective distillation of --mode training; leave it out.")
+    if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
+        raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
     if isinstance(setup, TrainingSetup):
         layout = layout_of(setup, spec.config)
         return traced_ranks(spec, setup, layout, teacher), layout

@@ -60,7 +60,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         engine = "none"  # nothing is shared: the single GPU, to the byte
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
-    if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and _plain(setup):
+    if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and setup.trainer != "accelerate":
         return SINGLE
     return ParallelSetup(
         engine=engine,
@@ -89,13 +89,8 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         rank=setup.pipeline_rank,
         keep_outputs=setup.pipeline_keep_outputs,
         accelerate=setup.trainer == "accelerate",
-        clip=setup.max_grad_norm is not None,
+        clip=bool(setup.max_grad_norm),
     )
-
-
-def _plain(setup: TrainingSetup) -> bool:
-    """Whether nothing of the loop differs from a single GPU's plain one."""
-    return setup.trainer == "none" and setup.max_grad_norm is None
 
 
 def _data(setup: TrainingSetup, ranks: int) -> int:

@@ -79,7 +79,7 @@ class ParallelSetup:
     @property
     def alone(self) -> bool:
         """Whether nothing is divided, copied or sent, and the loop is a plain one."""
-        return self.gpus == 1 and not (self.engine != "none" or self.expert > 1 or self.accelerate or self.clip)
+        return self.gpus == 1 and not (self.engine != "none" or self.expert > 1 or self.accelerate)
 
     @property
     def gpus(self) -> int:

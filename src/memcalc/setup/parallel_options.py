@@ -74,12 +74,6 @@ class ParallelOptions(Options):
     gradient_as_bucket_view: bool = option("FSDP and DDP", False, "Gradients are views of DDP's buckets.")
     static_graph: bool = option("FSDP and DDP", False, "DDP's static_graph.")
     find_unused_parameters: bool = option("FSDP and DDP", False, "DDP's find_unused_parameters.")
-    max_grad_norm: float | None = option(
-        "Optimizer", None, "Clip gradients by their norm, which takes a little memory.", unset="none is clipped", gt=0
-    )
-    trainer: Literal["none", "accelerate"] = option(
-        "Parallel", "none", "What prepares model and loop: a plain loop, or Accelerate (and with it HF Trainer)."
-    )
     zero_auto: bool = option("DeepSpeed", False, "Fill DeepSpeed's sizes as HF Trainer fills 'auto'.")
     zero_reduce_bucket_size: PositiveInt | None = option(
         "DeepSpeed", None, "DeepSpeed's reduce_bucket_size, in elements.", unset="5e8"

@@ -58,14 +58,19 @@ def declared_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def dtypes(checkpoint: Checkpoint | None, config: Mapping[str, Any] | None, asked: str | None = None) -> Dtypes:
-    """The three dtypes. A run loads what was asked for, else what is declared, else what is stored, else F32.
+    """The three dtypes. A run loads what was asked for, else what is declared, else what is stored, else BF16.
 
-    That is what Transformers 5 does; Transformers 4 without a `torch_dtype` argument loads F32.
+    That is what Transformers 5 does, of the dtypes that weights are loaded in; Transformers 4 without a `torch_dtype`
+    argument loads F32.
     """
     stored = checkpoint.stored_dtype if checkpoint else None
     declared = declared_dtype(config or {})
     wanted = safetensors_dtype(asked) if asked else None
-    return Dtypes(stored, declared, wanted or declared or stored or "F32")
+    loaded = next((dtype for dtype in (declared, stored) if dtype in _LOADED), "BF16")
+    return Dtypes(stored, declared, wanted or loaded)
+
+
+_LOADED = ("F32", "BF16", "F16")
 
 
 def reconcile(

@@ -1,10 +1,11 @@
 """From what was read to what is estimated: the spec of a model, and the lines that its report owes to its files."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
 from memcalc.models.registry import family
@@ -83,23 +84,31 @@ def _by_part(path: str, positions: Sequence[int], weights: Sequence[NamedWeight]
     return counts
 
 
-def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = False) -> Described:
+def describe(
+    model: LoadedModel, name: str, setup: Setup, *, generic: bool = False, generic_ignore: Collection[str] = ()
+) -> Described:
     """The spec to estimate, under `name`.
 
     Raises:
         ConfigError, UnknownFamilyError: the config does not tell what the model is; the message names --generic.
     """
     if model.adapter is not None:
-        return _with_adapter(model, model.adapter, name, setup, generic=generic)
+        return _with_adapter(model, model.adapter, name, setup, generic=generic, generic_ignore=generic_ignore)
     with model.naming_its_file():
-        return _described(model, name, setup, generic=generic)
+        return _described(model, name, setup, generic=generic, generic_ignore=generic_ignore)
 
 
-def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) -> Described:
-    spec, lines = spec_of(model, name, generic=generic)
+def _described(
+    model: LoadedModel, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
+) -> Described:
+    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
     alike = generic and bool(lines)
     if model.checkpoint is not None:
         built = Built.of(spec)
+        if _has_own_head(model, spec, built):
+            spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
+            built = Built.of(spec)
+            lines += ("the config does not say whether the head is tied; the files hold one of its own, so it is not",)
         lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=_asked(setup))
         held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
         spec = replace(spec, stored=held)
@@ -111,14 +120,33 @@ def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) ->
     return Described(spec, setup, lines)
 
 
-def spec_of(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[str, ...]]:
+def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
+    """Whether files hold a head beside the embedding though only the class ties them, and the config does not.
+
+    Tied weights are written once, so that what is there twice has values of its own, which Transformers 5 then keeps.
+    """
+    assert model.checkpoint is not None
+    said = any("tie_word_embeddings" in section for section in (spec.config, spec.config.get("text_config") or {}))
+    if said or not built.tied or model.checkpoint.format == "gguf":
+        return False
+    sizes: dict[str, set[int]] = {"head": set(), "embedding": set()}
+    for tensor in model.checkpoint.tensors:
+        part = part_of(tensor.weight, built.layers)
+        if part in sizes and tensor.parameters:
+            sizes[part].add(tensor.parameters)
+    return bool(sizes["head"] & sizes["embedding"])
+
+
+def spec_of(
+    model: LoadedModel, name: str, *, generic: bool, generic_ignore: Collection[str] = ()
+) -> tuple[ModelSpec, tuple[str, ...]]:
     """The spec of a model's config; with `generic`, that of a Llama-like decoder where its family is unknown."""
     try:
         return ModelSpec.from_config(model.require_config(), name), ()
     except (UnknownFamilyError, ConfigError) as problem:
         if not generic:
             raise _offering_generic(problem, model) from None
-    config, lines = generic_config(model)
+    config, lines = generic_config(model, generic_ignore)
     return ModelSpec.from_config(config, name), lines
 
 
@@ -126,7 +154,35 @@ def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError
     text = str(problem).rstrip(".")
     if "--generic" in text or "diffusion pipeline" in text or model.components or model.adapter is not None:
         return problem
+    config, file = model.config or {}, model.config_file
+    if "model_type" not in config and (vendor := _vendor(config)):
+        return type(problem)(
+            f"{shown(file)} is a config of {vendor}, not of Transformers; give the config.json of the converted model"
+            f"{', or --generic, which reads its sizes' if vendor == _ORIGINAL else ''}."
+        )
+    if model.checkpoint is not None and model.checkpoint.format == "gguf":
+        architecture = model.checkpoint.metadata.get("general.architecture", "unknown")
+        return type(problem)(
+            f"{shown(model.name)} is of llama.cpp's architecture {quoted(architecture)}, which no family of memcalc "
+            "describes; `memcalc inspect` counts its weights, and --generic estimates it as a Llama-like decoder."
+        )
     return type(problem)(f"{text}; --generic estimates it as a Llama-like decoder.")
+
+
+_ORIGINAL = "the original release of Llama or Mistral (params.json)"
+_VENDORS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"dim", "n_layers", "n_heads"}), _ORIGINAL),
+    (frozenset({"model_cfg", "preprocess_cfg"}), "OpenCLIP"),
+    (frozenset({"mlc_chat_version"}), "MLC LLM"),
+    (frozenset({"pretrained_config", "build_config"}), "TensorRT-LLM"),
+    (frozenset({"encoder", "decoder", "joint"}), "NeMo"),
+)
+"""Keys by which the configs of other libraries are known."""
+
+
+def _vendor(config: Mapping[str, Any]) -> str | None:
+    """Whose config it is, where it is another library's."""
+    return next((name for keys, name in _VENDORS if keys <= config.keys()), None)
 
 
 def _asked(setup: Setup) -> str | None:
@@ -150,13 +206,15 @@ def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[str, ..
     return setup, tuple(lines)
 
 
-def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup, *, generic: bool) -> Described:
+def _with_adapter(
+    model: LoadedModel, adapter: Adapter, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
+) -> Described:
     """The base model that an adapter needs; training goes on as its config says, serving adds its weights."""
     base = model.base
     if base is None:
         model.require_config()  # says which base is missing, unless a config.json lies beside the adapter
         base = replace(model, adapter=None)
-    found = describe(base, name, setup, generic=generic)
+    found = describe(base, name, setup, generic=generic, generic_ignore=generic_ignore)
     size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
     lines = [f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}"]
     spec, setup = found.spec, found.setup
