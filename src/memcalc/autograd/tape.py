@@ -141,6 +141,9 @@ class Tape:
         """Bytes of those copies, all blocks of the model included."""
         self.last_autocast: DType | None = None
         """The dtype of the last autocast context."""
+        self.sent: dict[tuple[str, bool], int] = {}
+        """Bytes that this rank sends, all blocks of the model included, by collective and by whether only the last
+        micro-batch of a step sends them."""
         self.keeps_linear_inputs = False
         """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
@@ -173,6 +176,11 @@ class Tape:
     def keep(self, storage: Storage) -> None:
         """Let what was allocated outlive the tape, whatever happens to `storage`."""
         storage.allocation = Allocation(storage.allocation.row, storage.allocation.name, 0, BEFORE)
+
+    def send(self, collective: str, nbytes: int, *, last: bool = False) -> None:
+        """Note that this rank sends `nbytes` bytes here, in every block that the traced one answers for."""
+        copies = 1 if self.block is None else self.block.copies
+        self.sent[collective, last] = self.sent.get((collective, last), 0) + nbytes * copies
 
     def undo_last(self) -> None:
         """Remove the last allocation: the operation that it was made for does not run."""

@@ -8,25 +8,34 @@ from __future__ import annotations
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
+from memcalc.parallel import traffic
 
 
-def copy_to_ranks(x: Tensor) -> Tensor:
+def copy_to_ranks(x: Tensor, ranks: int) -> Tensor:
     """x, whose gradient is summed over the ranks: the partial one and the sum coexist."""
     if x.node is None:
         return x
     out = Tensor(x.shape, x.stride, x.dtype, x.storage, is_view=True)
-    record(x.tape, out, _sum_gradient, (x,))
+    record(x.tape, out, _sum_gradient, (x,), ranks)
     return out
 
 
 def _sum_gradient(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    return [None if grad is None else node.tape.empty(grad.shape, grad.dtype)]
+    if grad is None:
+        return [None]
+    traffic.reduce(node.tape, _nbytes(grad), node.context)
+    return [node.tape.empty(grad.shape, grad.dtype)]
 
 
-def all_reduce(x: Tensor) -> Tensor:
+def _nbytes(x: Tensor) -> int:
+    return x.numel * x.dtype.itemsize
+
+
+def all_reduce(x: Tensor, ranks: int) -> Tensor:
     """The sum of x over the ranks, in a tensor of its own; the gradient goes to every rank as it is."""
     out = x.tape.empty(x.shape, x.dtype)
+    traffic.reduce(x.tape, _nbytes(x), ranks)
     record(x.tape, out, _pass_gradient, (x,))
     return out
 
@@ -35,7 +44,7 @@ def _pass_gradient(node: Node, grads: Grads) -> list[Tensor | None]:
     return [grads[0]]
 
 
-def gather_last(x: Tensor, width: int) -> Tensor:
+def gather_last(x: Tensor, width: int, ranks: int) -> Tensor:
     """x of all ranks side by side along the last dimension: gathered pieces, and then what they are put together to.
 
     The gradient is cut by a copy.
@@ -43,6 +52,7 @@ def gather_last(x: Tensor, width: int) -> Tensor:
     shape = (*x.shape[:-1], width)
     pieces = x.tape.empty(shape, x.dtype)
     out = x.tape.empty(shape, x.dtype)
+    traffic.gather(x.tape, _nbytes(out), ranks)
     record(x.tape, out, _cut_gradient, (x,), x.shape)
     del pieces
     return out
@@ -62,6 +72,7 @@ def gather_sequence(x: Tensor, ranks: int) -> Tensor:
     shape = (x.shape[0], x.shape[1] * ranks, *x.shape[2:])
     pieces = x.tape.empty(shape, x.dtype)
     out = x.tape.empty(shape, x.dtype)
+    traffic.gather(x.tape, _nbytes(out), ranks)
     record(x.tape, out, _scatter_gradient, (x,), ranks)
     del pieces
     return out
@@ -80,6 +91,7 @@ def scatter_sequence(x: Tensor, ranks: int) -> Tensor:
 
 
 def _scattered(x: Tensor, ranks: int) -> Tensor:
+    x.tape.send(traffic.REDUCE_SCATTER, _nbytes(x) * (ranks - 1) // ranks)
     arranged = x.tape.empty(x.shape, x.dtype)
     out = x.tape.empty((x.shape[0], x.shape[1] // ranks, *x.shape[2:]), x.dtype)
     del arranged
@@ -93,5 +105,6 @@ def _gather_gradient(node: Node, grads: Grads) -> list[Tensor | None]:
     shape = (grad.shape[0], grad.shape[1] * node.context, *grad.shape[2:])
     pieces = node.tape.empty(shape, grad.dtype)
     out = node.tape.empty(shape, grad.dtype)
+    traffic.gather(node.tape, _nbytes(out), node.context)
     del pieces
     return [out]

@@ -19,7 +19,8 @@ from memcalc.parallel.fsdp2 import FSDP2
 from memcalc.parallel.setup import Parallel, ParallelSetup
 from memcalc.parallel.zero3 import Zero3
 from memcalc.parallel.zero12 import ZeroOneTwo
-from memcalc.tables.dtypes import FP32
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import FP32, short
 from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
 
 ENGINES: dict[Parallel, Callable[[Job], Engine]] = {
@@ -43,10 +44,22 @@ _CASTING = ("fsdp2", "fsdp1")
 def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
     """A precision recipe as the layout carries it out: without autocast where the engine casts weights itself."""
     recipe = PRECISIONS[name]
+    if layout.engine in _BUCKETS and recipe.autocast is not None:
+        source = "DeepSpeed's bf16 and fp16: 16-bit weights, and an fp32 partition of them"
+        return PrecisionRecipe(recipe.name, recipe.autocast, None, source)
     if layout.engine in _CASTING and not layout.autocast and recipe.autocast is not None:
         source = "MixedPrecisionPolicy over fp32 shards (torch.distributed.fsdp)"
         return PrecisionRecipe(recipe.name, recipe.weights, None, source, casts_to=recipe.autocast)
     return recipe
+
+
+def adapter_dtype(setup: TrainingSetup, layout: ParallelSetup) -> dict[str, str]:
+    """The dtype that adapters come to have: DeepSpeed casts the whole model, plain FSDP wants one dtype of a group."""
+    weights = short(precision(setup.precision, layout).weights)
+    plain_fsdp = layout.engine in _CASTING and not layout.accelerate and "lora_dtype" not in setup.model_fields_set
+    if setup.lora_rank is None or weights == "fp16" or not (layout.engine in _BUCKETS or plain_fsdp):
+        return {}
+    return {"lora_dtype": weights}
 
 
 def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec], Network]) -> Network:

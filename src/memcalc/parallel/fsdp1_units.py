@@ -11,6 +11,7 @@ from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.common.sizes import rounded
 from memcalc.nn.module import Parameter
 from memcalc.optim.weight import SCALAR
+from memcalc.parallel import traffic
 from memcalc.parallel.engine import leaf, tensors_of
 from memcalc.parallel.wrapping import Unit
 
@@ -91,6 +92,7 @@ class FlatUnit:
             cast = self.tape.communicate(self.shard * self.compute.itemsize, OVERHEAD, GATHERED)
         made = self.tape.communicate(self.ranks * self.shard * self.compute.itemsize, WEIGHTS, GATHERED)
         self.storage.allocation = made.allocation
+        traffic.gather(self.tape, self.ranks * self.shard * self.compute.itemsize, self.ranks)
         self.tape.keep(made)
         self.unsharded = True
         del cast
@@ -161,6 +163,7 @@ class FlatUnit:
         wide = None
         if reduce is not self.compute:
             wide = tape.communicate(self.numel * reduce.itemsize, OVERHEAD, BUFFERS)
+        traffic.scatter(tape, self.numel * reduce.itemsize, self.ranks)
         output = tape.communicate(self.shard * reduce.itemsize, GRADIENTS, SHARDED)
         del wide
         if reduce is not self.stored:

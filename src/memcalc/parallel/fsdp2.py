@@ -132,6 +132,15 @@ class FSDP2(Engine):
         if count:
             self.tape.release(self._whole_gradient(p) * count, GRADIENTS, self.STANDING)
 
+    def host(self) -> Iterator[Part]:
+        """With offloading: pinned shards and gradients, and the states of torch's AdamW in plain memory."""
+        if self.offloads:
+            params = [(p, p.local * p.parameter.copies) for group in self.groups for p in group.params]
+            trained = sum(n * p.stored.itemsize for p, n in params if p.parameter.reached)
+            yield "weight shards (pinned)", sum(n * p.stored.itemsize for p, n in params)
+            yield "sharded gradients (pinned)", trained
+            yield "optimizer states", 2 * trained
+
     def parameter_groups(self, weights: Sequence[Weight]) -> list[Sequence[Weight]]:
         """All weights are sharded alike."""
         return [weights]

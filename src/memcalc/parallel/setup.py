@@ -78,8 +78,18 @@ class ParallelSetup:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing is divided, copied or sent."""
-        return self.engine == "none" and max(self.tensor, self.context, self.pipeline, self.expert) == 1
+        """Whether nothing is divided, copied or sent, and the loop is a plain one."""
+        return self.gpus == 1 and not (self.engine != "none" or self.expert > 1 or self.accelerate)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.data * self.replicas * self.tensor * self.context * self.pipeline
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches that run at the same time, each on ranks of its own."""
+        return self.data * self.replicas
 
 
 SINGLE = ParallelSetup()

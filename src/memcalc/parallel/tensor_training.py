@@ -25,17 +25,17 @@ from memcalc.tables.dtypes import BOOL, INT64
 Collective = Callable[..., Any]
 
 
-def column(module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def column(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """A layer divided by its outputs: every rank reads the whole input, whose gradient is summed."""
-    return module.run(copy_to_ranks(x), *args, **kwargs)
+    return module.run(copy_to_ranks(x, ranks), *args, **kwargs)
 
 
-def row(module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def row(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """A layer divided by its inputs: the outputs of all ranks are summed."""
-    return all_reduce(module.run(x, *args, **kwargs))
+    return all_reduce(module.run(x, *args, **kwargs), ranks)
 
 
-def vocabulary(words: int, module: Module, ids: Tensor) -> Tensor:
+def vocabulary(ranks: int, words: int, module: Module, ids: Tensor) -> Tensor:
     """An embedding divided by words: those of other ranks are masked out of the partial look-up.
 
     Its gradient is as large as the whole table.
@@ -49,19 +49,19 @@ def vocabulary(words: int, module: Module, ids: Tensor) -> Tensor:
     with tape.scoped("embedding"):
         partial_look_up = ops.embedding(ids, whole)
         del masked
-        out = all_reduce(partial_look_up)
+        out = all_reduce(partial_look_up, ranks)
     del mask
     return out
 
 
-def head(words: int, module: Module, x: Tensor) -> Tensor:
+def head(ranks: int, words: int, module: Module, x: Tensor) -> Tensor:
     """A head divided by words, whose logits every rank gathers."""
-    return gather_last(module.run(copy_to_ranks(x)), words)
+    return gather_last(module.run(copy_to_ranks(x, ranks)), words, ranks)
 
 
-def experts(module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def experts(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Experts of a part of their width on all tokens; the sum over the ranks is made in place."""
-    out: Tensor = module.run(copy_to_ranks(x), *args, **kwargs)
+    out: Tensor = module.run(copy_to_ranks(x, ranks), *args, **kwargs)
     return out
 
 
@@ -85,15 +85,15 @@ def put_collectives(network: Network, ranks: int, words: int) -> None:
         )
     for module in attention:
         for name in ("q_proj", "k_proj", "v_proj"):
-            vars(module)[name].collective = column
-        vars(module)[module.out].collective = row
+            vars(module)[name].collective = partial(column, ranks)
+        vars(module)[module.out].collective = partial(row, ranks)
     for site in found:
         if isinstance(site.module, GatedMLP):
-            site.module.gate_proj.collective = site.module.up_proj.collective = column
-            site.module.down_proj.collective = row
+            site.module.gate_proj.collective = site.module.up_proj.collective = partial(column, ranks)
+            site.module.down_proj.collective = partial(row, ranks)
         elif isinstance(site.module, Experts):
-            site.module.collective = experts
+            site.module.collective = partial(experts, ranks)
     for table in tables:
-        table.collective = partial(vocabulary, words)
+        table.collective = partial(vocabulary, ranks, words)
     if isinstance(lm_head, Linear):
-        lm_head.collective = partial(head, words)
+        lm_head.collective = partial(head, ranks, words)

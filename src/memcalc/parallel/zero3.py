@@ -19,6 +19,7 @@ from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Outputs
 from memcalc.nn.module import Buffer, Parameter
 from memcalc.optim.weight import SCALAR, Weight
+from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
 from memcalc.parallel.zero3_coordinator import Coordinator, Recorded, Sharded
 from memcalc.tables.dtypes import short
@@ -139,6 +140,7 @@ class Zero3(Engine):
             return
         itemsize = self.dtype.itemsize
         flat: list[Storage] = []
+        traffic.scatter(self.tape, self.elements * itemsize, self.ranks)
         shards = [shard for shard, _ in self.waiting]
         in_place = self.options.contiguous_gradients and self.elements <= self.options.reduce_bucket_size
         ragged = len(shards) > 1 or shards[0].numel % self.ranks

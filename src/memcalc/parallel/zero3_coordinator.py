@@ -14,6 +14,7 @@ from memcalc.autograd.tape import BEFORE, OVERHEAD, WEIGHTS, Allocation, Tape
 from memcalc.autograd.tensor import Storage
 from memcalc.common.sizes import rounded
 from memcalc.nn.module import Parameter
+from memcalc.parallel import traffic
 from memcalc.parallel.setup import ZeroOptions
 
 GATHERED = "gathered weights (ZeRO-3)"
@@ -168,6 +169,8 @@ class Coordinator:
             gather = Gather(self.tape, sorted(shards, key=lambda shard: shard.order))
             for shard in shards:
                 shard.in_flight = gather
+                whole = shard.chunk * shard.ranks * shard.parameter.dtype.itemsize
+                traffic.gather(self.tape, whole, shard.ranks)
 
     def release(
         self, module: object, params: Sequence[Sharded], own: Sequence[Sharded], *, backward: bool = False

@@ -16,6 +16,9 @@ Panel = Literal[
     "Objective",
     "Serving",
     "Parallel",
+    "Pipeline",
+    "FSDP and DDP",
+    "DeepSpeed",
     "GPU",
     "Output",
 ]
