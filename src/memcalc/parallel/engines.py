@@ -14,6 +14,7 @@ from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.parallel.ddp import DistributedDataParallel
 from memcalc.parallel.engine import Engine, Job
+from memcalc.parallel.expert_parallel import divide_experts as divide_experts
 from memcalc.parallel.fsdp1 import FSDP1
 from memcalc.parallel.fsdp2 import FSDP2
 from memcalc.parallel.setup import Parallel, ParallelSetup

@@ -72,6 +72,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         context=setup.context_parallel_size,
         pipeline=setup.pipeline_parallel_size,
         expert=setup.expert_parallel_size,
+        expert_imbalance=setup.expert_imbalance,
         wrap=setup.fsdp_wrap,
         reshard=setup.reshard_after_forward,
         autocast=setup.fsdp_mixed_precision == "autocast",
@@ -161,8 +162,8 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
             )
-    if engine == "megatron" or setup.context_parallel_size > 1 or setup.expert_parallel_size > 1:
-        yield "Megatron, context parallel and expert parallel are not described yet; leave them out."
+    if engine == "megatron" or setup.context_parallel_size > 1:
+        yield "Megatron and context parallel are not described yet; leave them out."
     if setup.sequence_parallel:
         yield "--sequence-parallel is not described yet; leave it out."
     if setup.sequence_parallel and setup.tensor_parallel_size == 1:

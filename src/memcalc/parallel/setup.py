@@ -44,6 +44,8 @@ class ParallelSetup:
     context: int = 1
     pipeline: int = 1
     expert: int = 1
+    expert_imbalance: float = 1.0
+    """Rows that the most loaded expert rank receives, as a multiple of an even share."""
     # FSDP
     wrap: Wrap = "blocks"
     reshard: bool | None = None

@@ -91,7 +91,7 @@ def put_collectives(network: Network, ranks: int, words: int) -> None:
         if isinstance(site.module, GatedMLP):
             site.module.gate_proj.collective = site.module.up_proj.collective = partial(column, ranks)
             site.module.down_proj.collective = partial(row, ranks)
-        elif isinstance(site.module, Experts):
+        elif isinstance(site.module, Experts) and site.module.collective is None:
             site.module.collective = partial(experts, ranks)
     for table in tables:
         table.collective = partial(vocabulary, ranks, words)

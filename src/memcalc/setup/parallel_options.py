@@ -45,6 +45,12 @@ class ParallelOptions(Options):
         "Pipeline", True, "The last stage keeps the logits of every micro-batch (torch's return_outputs)."
     )
     expert_parallel_size: PositiveInt = option("Parallel", 1, "GPUs that the experts of a layer are spread over.")
+    expert_imbalance: float = option(
+        "Parallel",
+        1.0,
+        "Tokens that the most loaded expert rank receives, as a multiple of an even share (dropless).",
+        ge=1,
+    )
     fsdp_wrap: Literal["blocks", "root", "parts", "plan"] = option(
         "FSDP and DDP",
         "blocks",

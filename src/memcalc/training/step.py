@@ -105,6 +105,8 @@ def _trace(
         spec = run.pursuer(spec, setup)
     network = engines.prepare(spec, layout, build)
     notes = adapt(network, spec, setup)
+    if layout.expert > 1:
+        engines.divide_experts(network, layout)
     walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
     step = walk()
     if step.engine is not None and step.engine.learns:
