@@ -71,6 +71,7 @@ def test_what_no_library_does_is_refused_by_name(options: dict[str, Any], words:
         ({"tensor_parallel_size": 3}, "does not divide the"),
         ({"tensor_parallel_size": 4}, "does not divide the 2 key-value heads"),
         ({"pipeline_parallel_size": 6}, "6 stages of 5 blocks"),
+        ({"gpus": 4, "parallel": "fsdp2", "expert_parallel_size": 2}, "which this model has none of"),
     ],
 )
 def test_what_the_model_cannot_is_refused(options: dict[str, Any], words: str) -> None:

@@ -41,7 +41,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of)
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN

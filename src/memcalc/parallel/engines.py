@@ -67,7 +67,7 @@ def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec],
     """The part of a model, unbound, that this rank runs, with as many kinds of blocks as the engine tells apart."""
     network = build(spec)
     if layout.tensor > 1:
-        network = _divided(spec, layout.tensor, build, network)
+        network = _divided(spec, layout, build, network)
     if layout.stage is not None:
         from memcalc.parallel.pipeline_stage import stage_of
 
@@ -83,11 +83,11 @@ def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec],
     return network
 
 
-def _divided(spec: ModelSpec, size: int, build: Callable[[ModelSpec], Network], whole: Network) -> Network:
+def _divided(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec], Network], whole: Network) -> Network:
     """One tensor-parallel rank's share of a model. Raises UsageError where heads or widths do not divide."""
     from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 
-    kin = family(spec.model_type)
+    kin, size = family(spec.model_type), layout.tensor
     config = Config(spec.config, kin.defaults, kin.aliases)
     kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads", 1))
     if kv_heads % size:
@@ -95,12 +95,13 @@ def _divided(spec: ModelSpec, size: int, build: Callable[[ModelSpec], Network], 
             f"--tensor-parallel-size {size} does not divide the {kv_heads} key-value heads, which training needs; take "
             "a size that does."
         )
-    local, _ = tensor_parallel(config, size, padded=False)
+    local, _ = tensor_parallel(config, size, padded=False, experts=layout.expert == 1)
     try:
         network = build(replace(spec, config=local))
     except ConfigError:
         raise unknown_division(size, "attention") from None
-    check_divided(whole, network, size)
+    if layout.expert == 1:
+        check_divided(whole, network, size)
     return network
 
 

@@ -28,7 +28,9 @@ def divide_experts(network: Network, layout: ParallelSetup) -> None:
     ranks = layout.expert
     found = [module for _, module in network.modules() if isinstance(module, Experts)]
     if not found:
-        raise UsageError("--expert-parallel-size spreads experts over GPUs, which this model has none of; leave it out.")
+        raise UsageError(
+            "--expert-parallel-size spreads experts over GPUs, which this model has none of; leave it out."
+        )
     if layout.data * layout.tensor % ranks:
         raise UsageError(
             f"--expert-parallel-size {ranks} does not divide the {layout.data * layout.tensor} GPUs that share a "
@@ -44,6 +46,7 @@ def divide_experts(network: Network, layout: ParallelSetup) -> None:
         for _, parameter in module.direct_tensors():
             parameter.shape = (parameter.shape[0] // ranks, *parameter.shape[1:])
             parameter.stride = contiguous_stride(parameter.shape)
+        module.masks_rows = True
         module.collective = Dispatch(layout)
 
 
@@ -124,9 +127,9 @@ def _like_gradient(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def _part(x: Tensor, ranks: int) -> Tensor:
-    """This rank's rows of x, a view; the gradients of all ranks' rows are gathered."""
+    """A copy of this rank's rows of x; the gradients of all ranks' rows are gathered."""
     rows = -(-x.shape[0] // ranks)
-    out = Tensor((rows, *x.shape[1:]), x.stride, x.dtype, x.storage, is_view=True)
+    out = x.tape.empty((rows, *x.shape[1:]), x.dtype)
     record(x.tape, out, _gather_rows, (x,), (x.shape, ranks))
     return out
 

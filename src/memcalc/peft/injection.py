@@ -54,10 +54,16 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
         _adapt_mixture(site, wrapped, lora)
     if lora.bias in ("all", "lora-only"):
         _train_biases(network, only_adapted=lora.bias == "lora-only")
+    unsaved: list[str] = []
     if lora.modules_to_save is not None:
-        save_modules(network, lora.modules_to_save)
+        saved = save_modules(network, lora.modules_to_save)
+        wanted = split_names(lora.modules_to_save)
+        unsaved = sorted(name for name in wanted if not any(site.name.endswith(name) for site in saved))
     idle = sorted(name for name in split_names(lora.targets or "") & names if not _matching(found, name))
-    return [f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle]
+    return [
+        *(f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle),
+        *(f"no module is called {name[:40]}: it is not trained (--modules-to-save)" for name in unsaved),
+    ]
 
 
 def _matching(found: list[Site], name: str) -> bool:

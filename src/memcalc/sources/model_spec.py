@@ -1,23 +1,24 @@
 """From what was read to what is estimated: the spec of a model, and the lines that its report owes to its files."""
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
+from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError, option_name
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
 from memcalc.nn.state_dict import NamedWeight, weights_by_stack
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.adapter import Adapter
+from memcalc.sources.adapter_options import check_kind, lora_options, refuse_others
 from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
-from memcalc.sources.config_vs_weights import part_of
-from memcalc.sources.display_names import shown, some
+from memcalc.sources.config_vs_weights import check_names, part_of
+from memcalc.sources.display_names import shown
+from memcalc.sources.file_selection import ADAPTER_CONFIG
 from memcalc.sources.generic.config import generic_config
 from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
@@ -27,9 +28,6 @@ from memcalc.training.step import build
 from memcalc.units import format_bytes, format_count
 
 Setup = TrainingSetup | InferenceSetup
-
-_NAME = re.compile(r"[\w.]+")
-"""A target that is a module's name and no pattern."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,8 @@ class Built:
     expected: Mapping[str, int]
     tied: bool
     layers: int | None
+    modules: frozenset[str]
+    """The last names of all modules that have weights."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "Built":
@@ -58,14 +58,16 @@ class Built:
         kin = family(spec.model_type)
         config = Config(spec.config, kin.defaults, kin.aliases)
         expected: dict[str, int] = {}
+        modules: set[str] = set()
         for path, positions, weights in weights_by_stack(build(spec)):
+            modules.update(f".{weight.name}".split(".")[-2] for weight in weights)
             for name, count in _by_part(path, positions, weights).items():
                 for position in positions or (0,):
                     full = f"{path}.{position}.{name}" if positions else name
                     expected[full] = expected.get(full, 0) + count
         layers = config.get("num_hidden_layers")
         tied = config.get("tie_word_embeddings") is True and not any(part_of(name) == "head" for name in expected)
-        return cls(expected, tied, layers if isinstance(layers, int) else None)
+        return cls(expected, tied, layers if isinstance(layers, int) else None, frozenset(modules))
 
     @property
     def parts(self) -> set[str]:
@@ -105,6 +107,8 @@ def _described(
     alike = generic and bool(lines)
     if model.checkpoint is not None:
         built = Built.of(spec)
+        if not alike:
+            check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
         if _has_own_head(model, spec, built):
             spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
             built = Built.of(spec)
@@ -215,28 +219,30 @@ def _with_adapter(
         model.require_config()  # says which base is missing, unless a config.json lies beside the adapter
         base = replace(model, adapter=None)
     found = describe(base, name, setup, generic=generic, generic_ignore=generic_ignore)
+    check_kind(adapter)
     size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
     lines = [f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}"]
     spec, setup = found.spec, found.setup
     if isinstance(setup, TrainingSetup):
-        setup, more = _trained_on(adapter, setup)
+        options, more = lora_options(adapter, spec)
+        given = setup.model_fields_set
+        setup = setup.model_copy(update={key: value for key, value in options.items() if key not in given})
         lines += more
-    elif adapter.weights is not None:
+        own = sorted(option_name(key) for key in options if key in given)
+        lines += [f"{', '.join(own)} as given, in place of what {ADAPTER_CONFIG} says"] if own else []
+    elif adapter.weights is None:
+        raise ConfigError(
+            f"{shown(model.name)} has no adapter_model.safetensors, so that it is not known what serving adds; save "
+            "the adapter as safetensors, or give its base alone."
+        )
+    else:
+        refuse_others({**adapter.config, "r": adapter.rank})
+        if adapter.config.get("use_dora"):
+            raise ConfigError(
+                f"{ADAPTER_CONFIG} gives 'use_dora', and memcalc computes DoRA in training only; merge the adapter "
+                "into its base for inference."
+            )
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
         spec = replace(spec, beside={f"{adapter.kind} adapter": nbytes})
         lines.append("the adapter is kept beside the weights, not merged into them")
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))
-
-
-def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
-    """LoRA options as adapter_config.json has them, where the user gives none."""
-    if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train_only != "all":
-        return setup, []
-    options: dict[str, Any] = {"lora_rank": adapter.rank}
-    plain = all(target == "all-linear" or _NAME.fullmatch(target) for target in adapter.targets)
-    if adapter.targets and plain:
-        options["lora_targets"] = ",".join(adapter.targets)
-    if adapter.modules_to_save:
-        options["modules_to_save"] = ",".join(adapter.modules_to_save)
-    targets = f" on {some(list(adapter.targets), 8)}" if adapter.targets and plain else ""
-    return setup.model_copy(update=options), [f"LoRA of rank {adapter.rank}{targets}, as adapter_config.json says"]
