@@ -144,6 +144,8 @@ class Tape:
         self.sent: dict[tuple[str, bool], int] = {}
         """Bytes that this rank sends, all blocks of the model included, by collective and by whether only the last
         micro-batch of a step sends them."""
+        self.shards_logits = False
+        """Logits are this rank's columns alone, and the loss is computed of them (`loss_parallel`)."""
         self.keeps_linear_inputs = False
         """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []

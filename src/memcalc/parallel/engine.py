@@ -109,7 +109,7 @@ class Engine:
 
     def updated(self, weights: Sequence[tuple[Parameter, Weight]]) -> tuple[Weight, ...]:
         """The weights that this rank's optimizer updates, in order, of those that a single GPU would."""
-        if self.layout.tensor == 1:
+        if self.layout.tensor == 1 or self.layout.sequence:
             return tuple(weight for _, weight in weights)
         divided = {
             id(parameter)
@@ -123,7 +123,7 @@ class Engine:
 
     def parameter_groups(self, weights: Sequence[Weight]) -> list[Sequence[Weight]]:
         """The weights as the optimizer gets them: torch's refuses a list that mixes divided and whole ones."""
-        if self.layout.tensor == 1:
+        if self.layout.tensor == 1 or self.layout.sequence:
             return [weights]
         whole = [weight for weight in weights if weight.group == WHOLE]
         divided = [weight for weight in weights if weight.group != WHOLE]

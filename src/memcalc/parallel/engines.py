@@ -125,7 +125,13 @@ def bind(
     if layout.tensor > 1:
         from memcalc.parallel.tensor_training import put_collectives
 
-        put_collectives(network, layout.tensor, words)
+        if layout.sequence:
+            from memcalc.parallel.sequence_parallel import put_sequence_collectives
+
+            put_sequence_collectives(network, layout.tensor, words, loss_parallel=layout.loss_parallel)
+            tape.shards_logits = layout.loss_parallel
+        else:
+            put_collectives(network, layout.tensor, words)
     in_leaves = accumulates and layout.engine in ("none", "ddp", "zero1")
     tensors = trained.bind(tape, recipe.weights, accumulated=in_leaves)
     inside = PRECISIONS[precision_name].autocast or (recipe.weights if recipe.weights is not FP32 else None)

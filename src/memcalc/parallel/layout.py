@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from memcalc.errors import UsageError
 from memcalc.parallel.setup import SINGLE, Offloaded, Parallel, ParallelSetup, ZeroOptions
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.parallel_options import ParallelOptions
 from memcalc.setup.setup import TrainingSetup
 
@@ -164,10 +165,15 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
             )
     if engine == "megatron" or setup.context_parallel_size > 1:
         yield "Megatron and context parallel are not described yet; leave them out."
-    if setup.sequence_parallel:
-        yield "--sequence-parallel is not described yet; leave it out."
     if setup.sequence_parallel and setup.tensor_parallel_size == 1:
         yield "--sequence-parallel shards over tensor-parallel ranks, but there is one; add --tensor-parallel-size."
+    if setup.sequence_parallel and (setup.seq_len or DEFAULT_SEQ_LEN) % setup.tensor_parallel_size:
+        yield (
+            f"--sequence-parallel cuts sequences of {setup.seq_len or DEFAULT_SEQ_LEN} tokens into "
+            f"{setup.tensor_parallel_size} parts, which does not work out; change --seq-len."
+        )
+    if setup.sequence_parallel and (setup.padding_mask or setup.attention == "eager"):
+        yield "--sequence-parallel is described without masks: leave out --padding-mask and --attention eager."
     if setup.loss_parallel and not setup.sequence_parallel:
         yield "--loss-parallel belongs to the plan of --sequence-parallel; add it, or leave --loss-parallel out."
     for name in _PIPELINED:

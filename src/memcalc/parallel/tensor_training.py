@@ -18,7 +18,7 @@ from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.layers.mlp import GatedMLP
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
-from memcalc.nn.module_paths import output_head, sites, token_embeddings
+from memcalc.nn.module_paths import Site, output_head, sites, token_embeddings
 from memcalc.parallel.collectives import all_reduce, copy_to_ranks, gather_last
 from memcalc.tables.dtypes import BOOL, INT64
 
@@ -35,8 +35,8 @@ def row(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Ten
     return all_reduce(module.run(x, *args, **kwargs), ranks)
 
 
-def vocabulary(ranks: int, words: int, module: Module, ids: Tensor) -> Tensor:
-    """An embedding divided by words: those of other ranks are masked out of the partial look-up.
+def partial_look_up(words: int, module: Module, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """An embedding divided by words: those of other ranks are masked out of the look-up. Also gives the mask.
 
     Its gradient is as large as the whole table.
     """
@@ -47,9 +47,16 @@ def vocabulary(ranks: int, words: int, module: Module, ids: Tensor) -> Tensor:
     masked = tape.empty(ids.shape, INT64)
     whole = Tensor((words, weight.shape[1]), weight.stride, weight.dtype, weight.storage, weight.node, weight.slot)
     with tape.scoped("embedding"):
-        partial_look_up = ops.embedding(ids, whole)
-        del masked
-        out = all_reduce(partial_look_up, ranks)
+        out = ops.embedding(ids, whole)
+    del masked
+    return out, mask
+
+
+def vocabulary(ranks: int, words: int, module: Module, ids: Tensor) -> Tensor:
+    """An embedding divided by words, summed over the ranks."""
+    looked_up, mask = partial_look_up(words, module, ids)
+    with ids.tape.scoped("embedding"):
+        out = all_reduce(looked_up, ranks)
     del mask
     return out
 
@@ -65,18 +72,24 @@ def experts(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) ->
     return out
 
 
-def put_collectives(network: Network, ranks: int, words: int) -> None:
-    """Put Transformers' collectives around the modules of one rank's share of a model of `words` words.
-
-    Raises UsageError where the family has no plan that memcalc knows.
-    """
-    found = sites(network)
+def divided_attention(found: list[Site], ranks: int) -> list[GroupedQueryAttention]:
+    """The attention modules of a model. Raises UsageError where the family has no plan that memcalc knows."""
     attention = [site.module for site in found if isinstance(site.module, GroupedQueryAttention)]
     if not attention or any(module.fused for module in attention):
         raise UsageError(
             f"memcalc does not know Transformers' plan for this family over {ranks} GPUs in training; leave out "
             "--tensor-parallel-size."
         )
+    return attention
+
+
+def put_collectives(network: Network, ranks: int, words: int) -> None:
+    """Put Transformers' collectives around the modules of one rank's share of a model of `words` words.
+
+    Raises UsageError where the family has no plan that memcalc knows.
+    """
+    found = sites(network)
+    attention = divided_attention(found, ranks)
     tables, lm_head = token_embeddings(found), output_head(found)
     if lm_head is not None and any(table.weight is vars(lm_head).get("weight") for table in tables):
         raise UsageError(
