@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
-from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
+from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import Outside
 from memcalc.errors import TooLongError, UsageError
@@ -15,7 +14,7 @@ from memcalc.nn.parameter_counts import idle_parameters
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.peak.ranks import phase_totals, traced_ranks
-from memcalc.peak.sweep import Moment, Sweep
+from memcalc.peak.sweep import Moment, Sweep, swept
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
 from memcalc.report.schema import (
@@ -57,7 +56,7 @@ def estimate(
     steps, layout = _run(spec, setup, teacher)
     rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
     step = steps[rank]
-    sweep, found, highest = _sweep(step.tape)
+    sweep, found, highest = swept(step.tape)
     phases = {phase: _standing(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
@@ -187,13 +186,6 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
     return Serving(largest_batch=found.batch, longest_context=found.context, occupied_bytes=occupied)
-
-
-@lru_cache(maxsize=64)
-def _sweep(tape: Tape) -> tuple[Sweep, dict[str, tuple[int, Moment]], dict[str, list[int]]]:
-    """The sweep of a tape, with the peak of each phase and the maximum of each row."""
-    sweep = Sweep(tape)
-    return sweep, *sweep.peaks()
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:

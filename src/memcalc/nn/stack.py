@@ -117,10 +117,11 @@ class Stack(Module):
 
         What a parallel engine gathers for one block lives into the next, and what it reduces too.
         """
-        weights = [
-            tuple((parameter.shape, parameter.fixed_dtype) for _, parameter in block.parameters())
-            for _, block in self.positions
-        ]
+        of_block = {
+            id(block): tuple((parameter.shape, parameter.fixed_dtype) for _, parameter in block.parameters())
+            for block in self.blocks
+        }
+        weights = [of_block[id(block)] for _, block in self.positions]
         if self.depth > 1 and not self.shared:
             self.split(list(zip([None, *weights[:-1]], [*weights[1:], None], strict=True)))
 

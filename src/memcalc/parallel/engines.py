@@ -35,7 +35,7 @@ ENGINES: dict[Parallel, Callable[[Job], Engine]] = {
 
 _BUCKETS = ("zero1", "zero2", "zero3")
 """Engines whose buckets span blocks as it comes, so that no two blocks are alike."""
-_TRACED_ONE_BY_ONE = 128
+_TRACED_ONE_BY_ONE = 40
 """The deepest stack of which every block is traced for that; in deeper ones a bucket's flush may lie elsewhere."""
 
 _CASTING = ("fsdp2", "fsdp1")

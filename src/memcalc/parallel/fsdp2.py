@@ -17,7 +17,7 @@ from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import SCALAR, Weight
-from memcalc.parallel.engine import Engine, Job, Part, replaced, tensors_of
+from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
 from memcalc.parallel.fsdp2_groups import SHARDED, FSDPParam, Group
 from memcalc.parallel.wrapping import units
 from memcalc.tables.dtypes import ALIASES, FP32, DType, short
@@ -67,6 +67,9 @@ class FSDP2(Engine):
         for group in self.groups:
             for p in group.params:
                 p.settle(tape)
+                node = leaf(p.parameter)
+                if node is not None and self.accumulates_whole and self.reduce_dtype in (None, p.compute):
+                    node.gradient = tape.external_tensor(p.parameter.shape, p.compute, GRADIENTS, "")
             for module in group.modules:
                 module.hooks = group
         run_context(tape).weights_dtype = self.job.compute

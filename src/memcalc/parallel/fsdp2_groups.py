@@ -233,7 +233,7 @@ class Group:
         grads: list[tuple[FSDPParam, Tensor | None]] = []
         for p in self.params:
             node = leaf(p.parameter)
-            if node is not None and node.gradient is not None:
+            if node is not None and node.gradient is not None and node.reached:
                 grads.append((p, None if accumulated else node.gradient))
                 node.gradient = None
         self.reshard(tape)

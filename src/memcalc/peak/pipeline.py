@@ -17,7 +17,7 @@ from memcalc.parallel.engine import Engine, Job, Part
 from memcalc.parallel.pipeline_stage import PipelineStage
 from memcalc.parallel.schedules import actions
 from memcalc.parallel.setup import ParallelSetup
-from memcalc.peak.sweep import Sweep
+from memcalc.peak.sweep import Sweep, swept
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import INT64, DType
 from memcalc.training.step import Step, trace
@@ -35,8 +35,8 @@ class TracedStage:
         network = first.network
         assert isinstance(network, PipelineStage)
         assert isinstance(first.setup, TrainingSetup)
-        sweeps = [Sweep(step.tape) for step in self.steps]
-        peaks = [sweep.peaks()[0] for sweep in sweeps]
+        found = [swept(step.tape) for step in self.steps]
+        sweeps, peaks = [one[0] for one in found], [one[1] for one in found]
         self.forward = peaks[0]["forward"][0]
         self.backward = tuple(found["backward"][0] for found in peaks)
         self.left = _after_forward(sweeps[0], first.tape)

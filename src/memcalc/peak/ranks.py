@@ -7,14 +7,14 @@ from memcalc.errors import UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.pipeline import trace_rank
-from memcalc.peak.sweep import Sweep
+from memcalc.peak.sweep import swept
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import Step, trace
 
 
 def phase_totals(step: Step) -> dict[str, int]:
     """Bytes of tensors at the peak of each phase."""
-    found, _ = Sweep(step.tape).peaks()
+    _, found, _ = swept(step.tape)
     return {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in step.phases}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
@@ -66,6 +67,8 @@ class Sweep:
                 yield from self._inside(region, settled, offset)
                 for traced in region.spans:
                     count = traced.block.copies - 1  # type: ignore[union-attr]
+                    if not count:
+                        continue
                     settled.append((traced, count))
                     offset = [have + count * net for have, net in zip(offset, self._untraced.net(traced), strict=True)]
                 region = next(regions, None)
@@ -75,6 +78,15 @@ class Sweep:
     def _inside(
         self, region: Region, settled: Sequence[tuple[Span, int]], offset: list[int]
     ) -> Iterator[tuple[Moment, Span, list[int]]]:
+        if all(copies(span) == 1 for span in region.spans):  # every block was traced
+            for span in region.spans:
+                assert span.block is not None
+                yield (
+                    Moment(span.phase, span.start, span.block, span.block.position, tuple(settled)),
+                    span,
+                    list(offset),
+                )
+            return
         before: dict[int, int] = {}
         traced_before: dict[int, dict[int, int]] = {}
         for span in region.spans:
@@ -174,3 +186,10 @@ class Sweep:
                 weight = handed_on if allocation.handed_over else stands_for
                 kept += allocation.raw_nbytes * weight[allocation.born]
         return kept
+
+
+@lru_cache(maxsize=64)
+def swept(tape: Tape) -> tuple[Sweep, dict[str, tuple[int, Moment]], dict[str, list[int]]]:
+    """The sweep of a tape, with the peak of each phase and the maximum of each row."""
+    sweep = Sweep(tape)
+    return sweep, *sweep.peaks()

@@ -43,10 +43,12 @@ class UntracedBlocks:
         """By backward span: allocations that all its blocks share. They are released once, by the last block."""
         self.released_between_stacks = list(self._released_between_stacks())
         """Allocations of blocks that are released between stacks, each with its number of untraced copies."""
-        self._net = {id(span): self._net_effect(span) for region in self.regions for span in region.spans}
+        self._net: dict[int, list[int]] = {}
 
     def net(self, span: Span) -> list[int]:
         """Bytes by row that are alive after `span` and were not before it, less those it released."""
+        if id(span) not in self._net:
+            self._net[id(span)] = self._net_effect(span)
         return self._net[id(span)]
 
     def within_stack(self, span: Span) -> bool:
