@@ -29,8 +29,6 @@ KNOWN: dict[str, dict[str, int]] = {
     "fsdp1:7": {"forward": -1024, "backward": -1024, "step": -1024},
     # Autocast over many micro-batches: the gradient of one MLP's inner activations lives a node too long here.
     "pp:10": {"pipeline": 540672},
-    # Recomputation under stage 3 with small limits: three weights stay gathered that are released here.
-    "zero:29": {"backward": -4161536},
 }
 """Bytes that an answer has more than its row, by phase."""
 

@@ -72,14 +72,12 @@ def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec],
         from memcalc.parallel.pipeline_stage import stage_of
 
         network = stage_of(network, layout)
-    if layout.engine not in ("none", "ddp"):
+    if layout.engine in _BUCKETS:
         from memcalc.parallel.wrapping import stacks
 
         for stack in stacks(network):
-            if layout.engine in _BUCKETS and stack.depth <= _TRACED_ONE_BY_ONE:
+            if stack.depth <= _TRACED_ONE_BY_ONE:
                 stack.split(range(stack.depth))
-            else:
-                stack.split_by_neighbours()
     return network
 
 

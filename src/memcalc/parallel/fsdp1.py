@@ -51,7 +51,7 @@ class FSDP1(Engine):
         run_context(tape).weights_dtype = self.job.compute
         if not self.job.accumulates:  # shards of gradients go with the first hook of the next step
             nbytes = sum(rounded(u.shard * u.stored.itemsize) * u.copies for u in self.units if u.trains)
-            before = tape.communicate(nbytes, GRADIENTS, SHARDED)
+            before = tape.allocate(nbytes, GRADIENTS, SHARDED)
             del before
 
     def backward_over(self) -> None:

@@ -89,8 +89,8 @@ class FlatUnit:
             return
         cast = None
         if self.compute is not self.stored:
-            cast = self.tape.communicate(self.shard * self.compute.itemsize, OVERHEAD, GATHERED)
-        made = self.tape.communicate(self.ranks * self.shard * self.compute.itemsize, WEIGHTS, GATHERED)
+            cast = self.tape.allocate(self.shard * self.compute.itemsize, OVERHEAD, GATHERED)
+        made = self.tape.allocate(self.ranks * self.shard * self.compute.itemsize, WEIGHTS, GATHERED)
         self.storage.allocation = made.allocation
         traffic.gather(self.tape, self.ranks * self.shard * self.compute.itemsize, self.ranks)
         self.tape.keep(made)
@@ -148,8 +148,8 @@ class FlatUnit:
             own = self.leaves[id(parameter)]
             if own is not None and gradient is not None:
                 own.reached = True
-        zeros = [self.tape.communicate(SCALAR, OVERHEAD, BUFFERS) for _ in range(self.paddings)]
-        made = self.tape.communicate(self.numel * self.compute.itemsize, GRADIENTS, BUFFERS)
+        zeros = [self.tape.allocate(SCALAR, OVERHEAD, BUFFERS) for _ in range(self.paddings)]
+        made = self.tape.allocate(self.numel * self.compute.itemsize, GRADIENTS, BUFFERS)
         del zeros
         assert isinstance(grads, list)
         grads.clear()
@@ -162,12 +162,12 @@ class FlatUnit:
         engine, tape, reduce = self.engine, self.tape, self.engine.reduce_dtype
         wide = None
         if reduce is not self.compute:
-            wide = tape.communicate(self.numel * reduce.itemsize, OVERHEAD, BUFFERS)
+            wide = tape.allocate(self.numel * reduce.itemsize, OVERHEAD, BUFFERS)
         traffic.scatter(tape, self.numel * reduce.itemsize, self.ranks)
-        output = tape.communicate(self.shard * reduce.itemsize, GRADIENTS, SHARDED)
+        output = tape.allocate(self.shard * reduce.itemsize, GRADIENTS, SHARDED)
         del wide
         if reduce is not self.stored:
-            output = tape.communicate(self.shard * self.stored.itemsize, GRADIENTS, SHARDED)
+            output = tape.allocate(self.shard * self.stored.itemsize, GRADIENTS, SHARDED)
         if not engine.accumulates_sharded:
             tape.keep(output)
         if engine.accumulates_whole:

@@ -57,7 +57,7 @@ class Sharded:
         """Give the whole weight memory. In backward it is a tensor of its own, which a recomputed block may go on
         keeping: what is saved when a block runs again is detached from the parameter.
         """
-        made = tape.communicate(nbytes, WEIGHTS, GATHERED)
+        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
         if tape.phase == "backward":
             self.parameter.storage = made
             return
@@ -84,10 +84,10 @@ class Gather:
         whole = sum(shard.chunk * shard.ranks for shard in shards) * itemsize
         self.buffer: Storage | None = None
         if len(shards) > 1:
-            self.buffer = tape.communicate(whole, OVERHEAD, GATHERED)
+            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED)
         else:
             shards[0].fill(tape, whole)
-        inputs = [tape.communicate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
+        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
         del inputs
         self.waited = False
 

@@ -64,8 +64,8 @@ def _logits_dtype(step: Step) -> DType:
 
 def _after_forward(sweep: Sweep, tape: Tape) -> int:
     """Bytes alive when a micro-batch has run forward and not yet backward."""
-    for moment, span, _ in sweep.moments():
-        if span.phase == "backward" and span.end > span.start:
+    for moment, span in sweep.moments():
+        if moment.phase == "backward" and span.end > span.start:
             live = sum(sweep.live_at(replace(moment, tick=span.start)).values())
             return live - tape.allocations[span.start].nbytes
     return 0
