@@ -22,7 +22,7 @@ from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
 from memcalc.parallel.zero3_coordinator import Coordinator, Recorded, Sharded
-from memcalc.tables.dtypes import short
+from memcalc.tables.dtypes import FP32, short
 
 BUCKET = "reduce buckets (ZeRO)"
 GATHERED = "gathered weights (ZeRO-3)"
@@ -245,7 +245,8 @@ class Zero3(Engine):
         master = rounded(largest * MASTER)
         flat = rounded(largest * self.dtype.itemsize) if len(self.chunks) > 1 else 0
         totals = 2 * SCALAR
-        early, late = max(norms, totals + flat + master), totals + master + step[1]
+        cast = 0 if self.dtype is FP32 else master  # fp32 gradients are flattened, and that is all
+        early, late = max(norms, totals + flat + cast), totals + (cast or flat) + step[1]
         if early >= late:
             yield "gradient norms or fp32 gradients (ZeRO)", early
         else:
