@@ -37,3 +37,13 @@ def test_zero_paper(engine: str, gigabytes: float) -> None:
     assert (held + gradients) * 7.5e9 / parameters / 1e9 == pytest.approx(gigabytes, rel=0.02)
     own = sum(nbytes for _, nbytes in BREAKDOWN[GRADIENTS](step, phase))
     assert own >= 2 * parameters / 64 or engine != "zero3"
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_megatrons_distributed_optimizer(ranks: int) -> None:
+    """Megatron-LM, docs/user-guide/features/dist_optimizer.md: bf16 with fp32 gradients takes 6 + 12 / d bytes."""
+    setup = TrainingSetup(seq_len=16)
+    step = trace(ModelSpec.from_config(GPT_7_5B), setup, layout=ParallelSetup("megatron", data=ranks))
+    parameters = sum(p.numel * p.copies for _, p in step.parameters)
+    held = sum(nbytes for row in (WEIGHTS, OPTIMIZER, GRADIENTS) for _, nbytes in BREAKDOWN[row](step, "step"))
+    assert held / parameters == pytest.approx(6 + 12 / ranks, rel=1e-3)

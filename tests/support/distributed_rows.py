@@ -17,7 +17,7 @@ from memcalc.peak.pipeline import PipelineRank, trace_rank
 from memcalc.peak.sweep import Sweep
 from memcalc.training.step import Step, trace
 from support.measured_rows import standing, training_setup
-from support.module_hooks import as_tracked
+from support.module_hooks import as_tracked, kept_leaves
 
 ZERO_KEYS = (
     "reduce_bucket_size",
@@ -112,6 +112,11 @@ def answer(case: dict[str, Any]) -> dict[str, int]:
     if case.get("clip") and mode != "zero":
         peaks["clip"] = standing(step, "clip")
     peaks["step"] = standing(step, "step")
+    if mode not in BARE:
+        kept = kept_leaves(step)
+        once = kept["step"] - kept["forward"]
+        for phase, nbytes in kept.items():
+            peaks[phase] += nbytes + (once * setup.grad_accum if mode == "ddp" else 0)  # three steps, not two
     if mode in ("zero", "fsdp1"):  # these rows count the token ids
         peaks = {phase: nbytes + step.input_bytes for phase, nbytes in peaks.items()}
     if case.get("stage") == 3 and "param" in (case.get("offload") or ()):

@@ -17,6 +17,7 @@ from memcalc.parallel.engine import Engine, Job
 from memcalc.parallel.expert_parallel import divide_experts as divide_experts
 from memcalc.parallel.fsdp1 import FSDP1
 from memcalc.parallel.fsdp2 import FSDP2
+from memcalc.parallel.megatron import Megatron
 from memcalc.parallel.setup import Parallel, ParallelSetup
 from memcalc.parallel.zero3 import Zero3
 from memcalc.parallel.zero12 import ZeroOneTwo
@@ -31,6 +32,7 @@ ENGINES: dict[Parallel, Callable[[Job], Engine]] = {
     "zero1": ZeroOneTwo,
     "zero2": ZeroOneTwo,
     "zero3": Zero3,
+    "megatron": Megatron,
 }
 
 _BUCKETS = ("zero1", "zero2", "zero3")
@@ -45,8 +47,8 @@ _CASTING = ("fsdp2", "fsdp1")
 def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
     """A precision recipe as the layout carries it out: without autocast where the engine casts weights itself."""
     recipe = PRECISIONS[name]
-    if layout.engine in _BUCKETS and recipe.autocast is not None:
-        source = "DeepSpeed's bf16 and fp16: 16-bit weights, and an fp32 partition of them"
+    if layout.engine in (*_BUCKETS, "megatron") and recipe.autocast is not None:
+        source = "DeepSpeed's and Megatron's bf16 and fp16: 16-bit weights, and an fp32 partition of them"
         return PrecisionRecipe(recipe.name, recipe.autocast, None, source)
     if layout.engine in _CASTING and not layout.autocast and recipe.autocast is not None:
         source = "MixedPrecisionPolicy over fp32 shards (torch.distributed.fsdp)"

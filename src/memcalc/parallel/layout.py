@@ -10,6 +10,7 @@ from memcalc.parallel.setup import SINGLE, Offloaded, Parallel, ParallelSetup, Z
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.parallel_options import ParallelOptions
 from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.optimizers import optimizer
 
 _FSDP: tuple[Parallel, ...] = ("fsdp2", "fsdp1")
 _ZERO: tuple[Parallel, ...] = ("zero1", "zero2", "zero3")
@@ -41,7 +42,7 @@ _AXES: Mapping[Parallel, tuple[str, ...]] = {
     "zero1": (),
     "zero2": (),
     "zero3": (),
-    "megatron": ("tensor", "context", "pipeline", "expert"),
+    "megatron": ("tensor", "pipeline"),
 }
 """Axes that may stand beside each engine's data parallel."""
 
@@ -57,7 +58,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
     engine: Parallel = setup.parallel or ("ddp" if copies > 1 else "none")
     for sentence in _refused(setup, engine):
         raise UsageError(sentence)
-    if copies == 1 and engine in (*_FSDP, *_ZERO, "ddp"):
+    if copies == 1 and engine in (*_FSDP, *_ZERO, "ddp", "megatron"):
         engine = "none"  # nothing is shared: the single GPU, to the byte
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
@@ -163,8 +164,10 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
             )
-    if engine == "megatron" or setup.context_parallel_size > 1:
-        yield "Megatron and context parallel are not described yet; leave them out."
+    if setup.context_parallel_size > 1:
+        yield "context parallel is not described yet; leave out --context-parallel-size."
+    if engine == "megatron" and (setup.lora_rank is not None or setup.precision == "fp32"):
+        yield "--parallel megatron is described for full training in 16 bits; leave out what asks for else."
     if setup.sequence_parallel and setup.tensor_parallel_size == 1:
         yield "--sequence-parallel shards over tensor-parallel ranks, but there is one; add --tensor-parallel-size."
     if setup.sequence_parallel and (setup.seq_len or DEFAULT_SEQ_LEN) % setup.tensor_parallel_size:
@@ -186,11 +189,11 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
             "ZeRO-3 does not shard weights that bitsandbytes or a packed format holds; leave out --quantization, or "
             "use --parallel zero2."
         )
-    if engine in ("fsdp2", "fsdp1", *_ZERO) and (setup.optimizer_in_backward or setup.objective != "sft"):
-        yield (
-            f"--parallel {engine} is described with --objective sft and an optimizer that steps after backward; leave "
-            "out what asks for another."
-        )
+    in_backward = setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
+    if engine != "none" and in_backward:
+        yield f"--parallel {engine} needs all gradients before the optimizer steps; leave out the step in backward."
+    if engine not in ("none", "ddp") and setup.objective != "sft":
+        yield f"--parallel {engine} is described for --objective sft only; use --parallel ddp, or leave it out."
     if "optimizer" in _offloaded(setup) and engine == "fsdp2" and "parameters" not in _offloaded(setup):
         yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
     if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):

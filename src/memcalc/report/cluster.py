@@ -80,6 +80,11 @@ def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[str]:
     """Lines about what was taken for granted of several GPUs."""
     axes = " × ".join(f"{words} {size}" for words, size in found.axes.items())
     yield f"{layout.gpus} GPUs ({axes or 'one rank each'}): the report is for the most loaded one"
+    if layout.engine == "megatron":
+        yield (
+            "Megatron-LM's buffers and optimizer as its documents have them, which nothing here has measured; layers "
+            "and activations are Transformers' (--parallel megatron)"
+        )
     if layout.engine.startswith("zero"):
         yield "DeepSpeed 0.19.6 with torch's optimizer; mixed-bf16 is DeepSpeed's bf16, with fp32 master weights"
     if found.host_bytes:
