@@ -27,8 +27,6 @@ KNOWN: dict[str, dict[str, int]] = {
     "zero:23": {"forward": -1024, "backward": -1024, "step": -1024},
     # The same two scalars, counted by a tracker that saw the model being made.
     "fsdp1:7": {"forward": -1024, "backward": -1024, "step": -1024},
-    # Autocast over many micro-batches: the gradient of one MLP's inner activations lives a node too long here.
-    "pp:10": {"pipeline": 540672},
 }
 """Bytes that an answer has more than its row, by phase."""
 

@@ -124,6 +124,8 @@ class Tape:
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
         self.casts_outlast_step = False
         """Keep the 16-bit copies of autocast through many micro-batches: they stand outside the tape."""
+        self.casts_precede = False
+        """Those copies were made in the forward of an earlier micro-batch."""
         self.standing_casts = 0
         """Bytes of those copies, all blocks of the model included."""
         self.last_autocast: DType | None = None

@@ -42,6 +42,8 @@ def cached_cast(x: Tensor) -> Tensor:
             tape.undo_last()
             allocation.born = BEFORE
             tape.standing_casts += allocation.nbytes * getattr(x, "copies", 1)
+            if tape.casts_precede and cached.node is not None:
+                cached.node.sequence -= 1 << 40  # made in the first micro-batch's forward: its backward comes last
     return cached
 
 

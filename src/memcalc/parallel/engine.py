@@ -35,6 +35,8 @@ class Job:
     """The dtype that the model computes in where the engine casts its weights; that of the weights otherwise."""
     accumulates: bool
     """Whether gradients of earlier micro-batches exist."""
+    words: int = 0
+    """Vocabulary of the whole model."""
     autocast: DType | None = None
     """The dtype of Accelerate's autocast, where that prepares the model."""
 

@@ -135,10 +135,11 @@ def bind(
     in_leaves = accumulates and layout.engine in ("none", "ddp", "zero1")
     tensors = trained.bind(tape, recipe.weights, accumulated=in_leaves)
     inside = PRECISIONS[precision_name].autocast or (recipe.weights if recipe.weights is not FP32 else None)
-    job = Job(network, tensors, layout, recipe.compute, accumulates, inside)
+    job = Job(network, tensors, layout, recipe.compute, accumulates, words, inside)
     engine = ENGINES.get(layout.engine, Engine)(job)
     engine.learn(before)
     tape.casts_outlast_step = layout.pipeline > 1
+    tape.casts_precede = tape.casts_outlast_step and accumulates
     engine.attach(tape)
     tape.final_callbacks.append(engine.backward_over)
     return engine

@@ -129,7 +129,10 @@ class FSDP2(Engine):
                     yield self._whole_gradient(p) * p.parameter.copies
 
     def _whole_gradient(self, p: FSDPParam) -> int:
-        return rounded(p.parameter.numel * (self.reduce_dtype or p.compute).itemsize)
+        numel = p.parameter.numel
+        if self.layout.tensor > 1 and p.parameter.group == "embedding":  # DTensor's is as large as the whole table
+            numel = self.job.words * p.parameter.shape[-1]
+        return rounded(numel * (self.reduce_dtype or p.compute).itemsize)
 
     def release(self, p: FSDPParam, count: int) -> None:
         """Free `count` accumulated whole gradients of a parameter's kind."""
