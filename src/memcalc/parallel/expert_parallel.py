@@ -58,7 +58,7 @@ class Dispatch:
 
     def __call__(self, module: Any, hidden: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
         """Tokens [n, h], weights and indices of their experts [n, k], to [n, h]."""
-        tensor = self.layout.tensor
+        tensor, dtype = self.layout.tensor, hidden.dtype
         if tensor > 1:  # the ranks of a tensor-parallel group share one batch, and each sends a part of it
             hidden, weights, indices = (_part(x, tensor) for x in (hidden, weights, indices))
         tape = hidden.tape
@@ -78,7 +78,7 @@ class Dispatch:
         product = ops.mul(ops.view(restored, *weights.shape, restored.shape[-1]), ops.unsqueeze(weights, -1))
         summed = ops.sum(product, 1)
         del counts
-        return summed if tensor == 1 else _whole(summed, tensor)
+        return ops.to(summed if tensor == 1 else _whole(summed, tensor), dtype)
 
     @property
     def _imbalance(self) -> float:
