@@ -16,7 +16,7 @@ SEGMENT = 2 * MIB
 
 
 @dataclass(frozen=True)
-class Outside:
+class ProcessMemory:
     """Bytes outside the traced tensors, and the three counters that follow from them."""
 
     tensors: int
@@ -27,13 +27,13 @@ class Outside:
     context: int
     nccl: int
     """Bytes of the communicators' buffers."""
-    said: frozenset[str]
+    explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
 
     @classmethod
-    def of(
+    def for_job(
         cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int, communicators: int = 0
-    ) -> Outside:
+    ) -> ProcessMemory:
         """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
         given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
         workspace = overheads.workspace_of(gpu)
@@ -93,16 +93,16 @@ class Outside:
     def assumptions(self) -> Iterator[str]:
         """A line for everything that the user did not say."""
         name, nbytes, count = self.workspaces
-        if "cuda_context" not in self.said:
+        if "cuda_context" not in self.explicit_options:
             yield f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)"
-        if "cublas_workspace" not in self.said:
+        if "cublas_workspace" not in self.explicit_options:
             yield f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
-        if self.nccl and "nccl_buffers" not in self.said:
+        if self.nccl and "nccl_buffers" not in self.explicit_options:
             yield (
                 f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
                 f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)"
             )
-        if "allocator_reserve" not in self.said:
+        if "allocator_reserve" not in self.explicit_options:
             yield (
                 f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it more "
                 f"(--allocator-reserve)"

@@ -75,7 +75,7 @@ def experts(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) ->
 def divided_attention(found: list[Site], ranks: int) -> list[GroupedQueryAttention]:
     """The attention modules of a model. Raises UsageError where the family has no plan that memcalc knows."""
     attention = [site.module for site in found if isinstance(site.module, GroupedQueryAttention)]
-    whole_norms = any(module.head_norm and module.head_norm.at in ("projection", "later") for module in attention)
+    whole_norms = any(module.qk_norm and module.qk_norm.at in ("projection", "later") for module in attention)
     if not attention or whole_norms or any(module.fused for module in attention):
         raise UsageError(
             f"memcalc does not know Transformers' plan for this family over {ranks} GPUs in training; leave out "

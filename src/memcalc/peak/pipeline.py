@@ -20,7 +20,8 @@ from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.sweep import Sweep, swept
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import INT64, DType
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 IN_FLIGHT = "activations of micro-batches in flight"
 RECEIVED = "receive buffers (pipeline)"

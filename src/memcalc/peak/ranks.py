@@ -9,7 +9,8 @@ from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.pipeline import trace_rank
 from memcalc.peak.sweep import swept
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 
 def phase_totals(step: Step) -> dict[str, int]:

@@ -10,7 +10,7 @@ from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.ranks import phase_totals
 from memcalc.report.schema import Cluster, RankPeak
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.step import Step
+from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
 
 GPUS_OF_A_NODE = 8
