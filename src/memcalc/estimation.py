@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from dataclasses import replace
 
-from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
+from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.errors import TooLongError, UsageError
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import inactive_parameters
 from memcalc.nn.state_space_kernels import has_mixers
-from memcalc.peak.sweep import Moment, Sweep
+from memcalc.parallel.layout import layout_of
+from memcalc.parallel.setup import SINGLE, ParallelSetup
+from memcalc.peak.ranks import phase_totals, traced_ranks
+from memcalc.peak.sweep import Moment, Sweep, swept
 from memcalc.report.assumptions import assumed
+from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
 from memcalc.report.schema import (
     Component,
     Components,
@@ -32,7 +37,7 @@ from memcalc.report.schema import (
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
-from memcalc.training.step import trace
+from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
 
@@ -53,18 +58,20 @@ def estimate(
     `assumptions` are lines that the caller already has to say, `teacher` is the model that distillation asks. Raises
     MemcalcError with one sentence for the user where the model or the combination of options cannot be answered for.
     """
-    step = _run(spec, setup, teacher)
-    sweep, found, highest = _sweep(step.tape)
+    steps, layout = _run(spec, setup, teacher)
+    rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
+    step = steps[rank]
+    sweep, found, highest = swept(step.tape)
     phases = {phase: _static_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    process_memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, totals[top])
+    process_memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, totals[top], communicators(layout))
     rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     maxima = _maxima(phases, highest, process_memory)
-    parameters = _parameters(step)
+    parameters = _parameters(step, spec, layout)
     components = {
         row: Component(
             peak_bytes=sum_parts(parts),
@@ -74,6 +81,9 @@ def estimate(
         )
         for row, parts in rows.items()
     }
+    found_cluster = None
+    if isinstance(setup, TrainingSetup) and layout.gpus > 1:
+        found_cluster = cluster(setup, layout, rank, step)
     peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
     return Report(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
@@ -84,6 +94,7 @@ def estimate(
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
             *_attended(spec, setup, step, teacher),
             *_without_kernels(spec, setup, step, teacher),
+            *(() if found_cluster is None else assumed_of_cluster(layout, found_cluster)),
             *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
@@ -108,6 +119,8 @@ def estimate(
             free_bytes=_usable(setup, gpu) - process_memory.process,
         ),
         serving=_serving(spec, setup, gpu, step),
+        cluster=found_cluster,
+        ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
 
 
@@ -155,8 +168,13 @@ def _without_kernels(
         )
 
 
-def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
-    """The traced step. Where nobody named a length, it is no more than the model has positions for."""
+def _run(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+) -> tuple[dict[int, Step], ParallelSetup]:
+    """The traced steps of the ranks that differ.
+
+    Where nobody named a length, it is no more than the model has positions for.
+    """
     try:
         return _traced(spec, setup, teacher)
     except TooLongError as problem:
@@ -167,14 +185,17 @@ def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelS
     return _traced(spec, shorter, teacher)
 
 
-def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
+def _traced(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+) -> tuple[dict[int, Step], ParallelSetup]:
     if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
         raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
     if isinstance(setup, TrainingSetup):
-        return trace(spec, setup, teacher=teacher)
+        layout = layout_of(setup, spec.config)
+        return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
 
-    return generate(spec, setup)
+    return {0: generate(spec, setup)}, SINGLE
 
 
 def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
@@ -202,13 +223,6 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
     return Serving(largest_batch=found.batch, longest_context=found.context, occupied_bytes=occupied)
-
-
-@lru_cache(maxsize=64)
-def _sweep(tape: Tape) -> tuple[Sweep, dict[str, tuple[int, Moment]], dict[str, list[int]]]:
-    """The sweep of a tape, with the peak of each phase and the maximum of each row."""
-    sweep = Sweep(tape)
-    return sweep, *sweep.peaks()
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:
@@ -249,8 +263,12 @@ def _maxima(
     return maxima
 
 
-def _parameters(step: Step) -> Parameters:
+def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
     total = trainable = embedding = 0
+    if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
+        whole = build(spec)
+        adapt(whole, spec, step.setup)
+        step = replace(step, network=whole, tensors=tuple(whole.tensors()))
     for _, parameter in step.parameters:
         count = parameter.count * parameter.copies
         total += count

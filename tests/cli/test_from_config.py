@@ -14,11 +14,7 @@ from memcalc.run_configs import option_names
 
 FOLDER = DATA / "run_configs"
 
-NOT_YET = {
-    *("context_parallel_size", "cpu_offload", "data_parallel_replicas", "data_parallel_size", "ddp_bucket_mb", "gpus"),
-    *("expert_parallel_size", "grad_accum_dtype", "loss_parallel", "packing", "parallel", "pipeline_parallel_size"),
-    *("pipeline_schedule", "reshard_after_forward", "sequence_parallel"),
-}
+NOT_YET = {"grad_accum_dtype", "packing"}
 """Options that run files are translated to and that the command line does not have."""
 
 _VALUES = {"LOSS_EAGER", "LOSS_LIGER", "LOSS_CHUNKED", "LOSS_CUT", "LOSS_TILED", "ZERO_PREFIX"}

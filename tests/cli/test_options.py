@@ -130,7 +130,7 @@ def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
         ("memcalc estimate --mode inf", {"inference"}),
         ("memcalc estimate --unit G", {"GiB", "GB"}),
         ("memcalc estimate --see", set()),
-        ("memcalc estimate --seq", {"--seq-len"}),
+        ("memcalc estimate --seq-", {"--seq-len"}),
     ],
 )
 def test_completion(words: str, expected: set[str]) -> None:

@@ -128,6 +128,19 @@ class Tape:
         """Tensors without a node of their own that ask for a gradient: the graph holds them as long as it lasts."""
         self.kept_by_graph: list[object] = []
         """What the graph keeps alive besides saved tensors (leaves, attributes of functions) until the loss goes."""
+        self.casts_outlast_step = False
+        """Keep the 16-bit copies of autocast through many micro-batches: they stand outside the tape."""
+        self.casts_precede = False
+        """Those copies were made in the forward of an earlier micro-batch."""
+        self.standing_casts = 0
+        """Bytes of those copies, all blocks of the model included."""
+        self.last_autocast: DType | None = None
+        """The dtype of the last autocast context."""
+        self.sent: dict[tuple[str, bool], int] = {}
+        """Bytes that this rank sends, all blocks of the model included, by collective and by whether only the last
+        micro-batch of a step sends them."""
+        self.shards_logits = False
+        """Logits are this rank's columns alone, and the loss is computed of them (`loss_parallel`)."""
         self.keeps_linear_inputs = False
         """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
@@ -156,6 +169,11 @@ class Tape:
     def keep(self, storage: Storage) -> None:
         """Let what was allocated outlive the tape, whatever happens to `storage`."""
         storage.allocation = Allocation(storage.allocation.row, storage.allocation.name, 0, BEFORE)
+
+    def send(self, collective: str, nbytes: int, *, last: bool = False) -> None:
+        """Note that this rank sends `nbytes` bytes here, in every block that the traced one answers for."""
+        copies = 1 if self.block is None else self.block.copies
+        self.sent[collective, last] = self.sent.get((collective, last), 0) + nbytes * copies
 
     def undo_last(self) -> None:
         """Remove the last allocation: the operation that it was made for does not run."""
@@ -240,6 +258,7 @@ class Tape:
     def autocasting(self, dtype: DType | None) -> Iterator[None]:
         """Run inside `torch.autocast` to `dtype` (None: no autocast). The cast weights go when the context exits."""
         before, self.autocast = self.autocast, dtype
+        self.last_autocast = dtype or self.last_autocast
         try:
             yield
         finally:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.gpus import MIB, Gpu
+from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
 from memcalc.units import parse_size
 
 SEGMENT = 2 * MIB
@@ -24,14 +25,17 @@ class ProcessMemory:
     """Name, bytes of one, how many."""
     reserve_fraction: float
     context: int
+    nccl: int
+    """Bytes of the communicators' buffers."""
     explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
 
     @classmethod
     def for_job(
-        cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int
+        cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int, communicators: int = 0
     ) -> ProcessMemory:
         """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
+        given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
         context = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
@@ -45,6 +49,7 @@ class ProcessMemory:
             ),
             overheads.ALLOCATOR_RESERVE if setup.allocator_reserve is None else setup.allocator_reserve,
             context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
+            communicators * NCCL.communicator if given is None else parse_size(given),
             frozenset(setup.model_fields_set),
         )
 
@@ -66,12 +71,13 @@ class ProcessMemory:
     @property
     def process(self) -> int:
         """What nvidia-smi shows for the process."""
-        return self.reserved + self.context
+        return self.reserved + self.context + self.nccl
 
     def parts(self) -> Iterator[tuple[str, int]]:
         """The parts of OTHER OVERHEAD."""
         name, nbytes, count = self.workspaces
         yield overheads.CUDA_CONTEXT_PART, self.context
+        yield overheads.NCCL_PART, self.nccl
         yield f"{name}s" if count > 1 else name, nbytes * count
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
@@ -91,6 +97,11 @@ class ProcessMemory:
             yield f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)"
         if "cublas_workspace" not in self.explicit_options:
             yield f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
+        if self.nccl and "nccl_buffers" not in self.explicit_options:
+            yield (
+                f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
+                f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)"
+            )
         if "allocator_reserve" not in self.explicit_options:
             yield (
                 f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it more "

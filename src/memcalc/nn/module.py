@@ -92,6 +92,8 @@ class Module:
 
     hooks: Hooks | None = None
     """What runs around this module's forward, where a parallel engine asks for it."""
+    collective: Hooks | None = None
+    """What runs in its place where its weights are divided over tensor-parallel ranks."""
 
     def __getattr__(self, name: str) -> Any:
         """A weight that an adapter replaces while this module runs is made when it is first asked for."""
@@ -109,7 +111,13 @@ class Module:
         return self.call(x, *args, **kwargs)
 
     def call(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward` under this module's name, without its hooks."""
+        """Run the module without its hooks, but with what its ranks send to each other."""
+        if self.collective is not None:
+            return self.collective(self, x, *args, **kwargs)
+        return self.run(x, *args, **kwargs)
+
+    def run(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run `forward` under this module's name alone."""
         scope = self.scope
         if scope is None and not self.output_needs_gradient:
             return self.forward(x, *args, **kwargs)

@@ -102,6 +102,14 @@ class Stack(Module):
             self._kinds = tuple(zip(self._kinds, marks, strict=True))
             self._arrange(self._kinds)
 
+    def keep(self, positions: range) -> None:
+        """Be these blocks alone: a part of the stack."""
+        build, start = self._build, positions.start
+        self._kinds = self._kinds[positions.start : positions.stop]
+        self._build = lambda position: build(position + start)
+        self.depth = len(self._kinds)
+        self._arrange(self._kinds)
+
     @property
     def positions(self) -> list[tuple[int, Module]]:
         """Every position of the stack with the block that answers for it."""

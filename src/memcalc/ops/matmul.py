@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.autograd.graph import AccumulateGrad, Grads, Node, record
-from memcalc.autograd.tape import WEIGHTS
+from memcalc.autograd.tape import BEFORE, WEIGHTS
 from memcalc.autograd.tensor import Tensor, contiguous_stride, is_contiguous
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import add, add_, broadcast_shapes, empty_like, to
@@ -38,6 +38,12 @@ def cached_cast(x: Tensor) -> Tensor:
         allocation = cached.storage.allocation
         allocation.row, allocation.name = WEIGHTS, f"{short(dtype)} copies for matmuls"
         tape.cast_cache[id(x.node)] = cached
+        if tape.casts_outlast_step:
+            tape.undo_last()
+            allocation.born = BEFORE
+            tape.standing_casts += allocation.nbytes * getattr(x, "copies", 1)
+            if tape.casts_precede and cached.node is not None:
+                cached.node.sequence -= 1 << 40  # made in the first micro-batch's forward: its backward comes last
     return cached
 
 

@@ -218,6 +218,10 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
     Under autocast the log-softmax keeps its own dtype and only the negative log-likelihood is cast to fp32.
     """
+    if logits.tape.shards_logits:
+        from memcalc.ops.loss_parallel import loss_parallel_cross_entropy
+
+        return loss_parallel_cross_entropy(logits, target)
     log_probs = log_softmax(logits, logits.dtype)
     return nll_loss(log_probs, target)
 

@@ -13,9 +13,9 @@ from memcalc import ops
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tape import GRADIENTS, Tape, TracedBlock
 from memcalc.common.sizes import rounded
-from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Parameter
+from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, in_model_order, leaf
 from memcalc.tables.dtypes import INT32
 
@@ -53,6 +53,7 @@ class DistributedDataParallel(Engine):
     def _arrived(self, parameter: Parameter, node: AccumulateGrad) -> None:
         tape = node.tape
         self._arrivals.append((tape.block, parameter))
+        traffic.reduce(tape, parameter.numel * parameter.dtype.itemsize, self.layout.data, last=True)
         if self.layout.gradient_as_bucket_view:  # the gradient was copied: from here on it is a view of the bucket
             node.gradient = None
             if self.job.accumulates and not self.layout.sync_every_micro_step:
@@ -109,7 +110,3 @@ class DistributedDataParallel(Engine):
             places = [(position, own) for block, own in by_block.values() for position in block.positions]
             for _, own in sorted(places, key=lambda place: -place[0]):
                 yield from own
-
-    def reduced_bytes(self) -> int:
-        """Bytes of gradients that are all-reduced in a step."""
-        return parameter_bytes.in_files(self.trained)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.autograd.graph import AccumulateGrad
@@ -16,6 +16,9 @@ from memcalc.nn.stack import Stack
 from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.tables.dtypes import FP32, DType
+
+WHOLE = "whole on every rank"
+"""Group of weights that tensor parallel does not divide."""
 
 Part = tuple[str, int]
 """Name and bytes of a part of a row."""
@@ -32,6 +35,8 @@ class Job:
     """The dtype that the model computes in where the engine casts its weights; that of the weights otherwise."""
     accumulates: bool
     """Whether gradients of earlier micro-batches exist."""
+    words: int = 0
+    """Vocabulary of the whole model."""
     autocast: DType | None = None
     """The dtype of Accelerate's autocast, where that prepares the model."""
 
@@ -106,7 +111,25 @@ class Engine:
 
     def updated(self, weights: Sequence[tuple[Parameter, Weight]]) -> tuple[Weight, ...]:
         """The weights that this rank's optimizer updates, in order, of those that a single GPU would."""
-        return tuple(weight for _, weight in weights)
+        if self.layout.tensor == 1 or self.layout.sequence:
+            return tuple(weight for _, weight in weights)
+        divided = {
+            id(parameter)
+            for _, module in self.job.network.modules()
+            if module.collective is not None
+            for _, parameter in module.tensors()
+        }
+        return tuple(
+            weight if id(parameter) in divided else replace(weight, group=WHOLE) for parameter, weight in weights
+        )
+
+    def parameter_groups(self, weights: Sequence[Weight]) -> list[Sequence[Weight]]:
+        """The weights as the optimizer gets them: torch's refuses a list that mixes divided and whole ones."""
+        if self.layout.tensor == 1 or self.layout.sequence:
+            return [weights]
+        whole = [weight for weight in weights if weight.group == WHOLE]
+        divided = [weight for weight in weights if weight.group != WHOLE]
+        return [group for group in (divided, whole) if group] or [()]
 
     def host(self) -> Iterator[Part]:
         """What this rank keeps in host memory."""

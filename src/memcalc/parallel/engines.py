@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memcalc.autograd.tape import Tape
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError, UsageError
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.parallel.ddp import DistributedDataParallel
 from memcalc.parallel.engine import Engine, Job
+from memcalc.parallel.expert_parallel import divide_experts as divide_experts
+from memcalc.parallel.fsdp1 import FSDP1
 from memcalc.parallel.fsdp2 import FSDP2
+from memcalc.parallel.megatron import Megatron
 from memcalc.parallel.setup import Parallel, ParallelSetup
 from memcalc.parallel.zero3 import Zero3
 from memcalc.parallel.zero12 import ZeroOneTwo
-from memcalc.tables.dtypes import FP32
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import FP32, short
 from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
 
 ENGINES: dict[Parallel, Callable[[Job], Engine]] = {
     "ddp": DistributedDataParallel,
     "fsdp2": FSDP2,
+    "fsdp1": FSDP1,
     "zero1": ZeroOneTwo,
     "zero2": ZeroOneTwo,
     "zero3": Zero3,
+    "megatron": Megatron,
 }
 
 _BUCKETS = ("zero1", "zero2", "zero3")
 """Engines whose buckets span blocks as it comes, so that no two blocks are alike."""
-_TRACED_ONE_BY_ONE = 128
+_TRACED_ONE_BY_ONE = 40
 """The deepest stack of which every block is traced for that; in deeper ones a bucket's flush may lie elsewhere."""
 
 _CASTING = ("fsdp2", "fsdp1")
@@ -36,20 +47,62 @@ _CASTING = ("fsdp2", "fsdp1")
 def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
     """A precision recipe as the layout carries it out: without autocast where the engine casts weights itself."""
     recipe = PRECISIONS[name]
+    if layout.engine in (*_BUCKETS, "megatron") and recipe.autocast is not None:
+        source = "DeepSpeed's and Megatron's bf16 and fp16: 16-bit weights, and an fp32 partition of them"
+        return PrecisionRecipe(recipe.name, recipe.autocast, None, source)
     if layout.engine in _CASTING and not layout.autocast and recipe.autocast is not None:
         source = "MixedPrecisionPolicy over fp32 shards (torch.distributed.fsdp)"
         return PrecisionRecipe(recipe.name, recipe.weights, None, source, casts_to=recipe.autocast)
     return recipe
 
 
-def prepare(network: Network, layout: ParallelSetup) -> None:
-    """Let a model, unbound, trace as many kinds of blocks as the engine tells apart."""
+def adapter_dtype(setup: TrainingSetup, layout: ParallelSetup) -> dict[str, str]:
+    """The dtype that adapters come to have: DeepSpeed casts the whole model, plain FSDP wants one dtype of a group."""
+    weights = short(precision(setup.precision, layout).weights)
+    plain_fsdp = layout.engine in _CASTING and not layout.accelerate and "lora_dtype" not in setup.model_fields_set
+    if setup.lora_rank is None or weights == "fp16" or not (layout.engine in _BUCKETS or plain_fsdp):
+        return {}
+    return {"lora_dtype": weights}
+
+
+def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec], Network]) -> Network:
+    """The part of a model, unbound, that this rank runs, with as many kinds of blocks as the engine tells apart."""
+    network = build(spec)
+    if layout.tensor > 1:
+        network = _divided(spec, layout, build, network)
+    if layout.stage is not None:
+        from memcalc.parallel.pipeline_stage import stage_of
+
+        network = stage_of(network, layout)
     if layout.engine in _BUCKETS:
         from memcalc.parallel.wrapping import stacks
 
         for stack in stacks(network):
             if stack.depth <= _TRACED_ONE_BY_ONE:
                 stack.split(range(stack.depth))
+    return network
+
+
+def _divided(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec], Network], whole: Network) -> Network:
+    """One tensor-parallel rank's share of a model. Raises UsageError where heads or widths do not divide."""
+    from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
+
+    kin, size = family(spec.model_type), layout.tensor
+    config = Config(spec.config, kin.defaults, kin.aliases)
+    kv_heads = config.integer("num_key_value_heads", config.integer("num_attention_heads", 1))
+    if kv_heads % size:
+        raise UsageError(
+            f"--tensor-parallel-size {size} does not divide the {kv_heads} key-value heads, which training needs; take "
+            "a size that does."
+        )
+    local, _ = tensor_parallel(config, size, padded=False, experts=layout.expert == 1)
+    try:
+        network = build(replace(spec, config=local))
+    except ConfigError:
+        raise unknown_division(size, "attention") from None
+    if layout.expert == 1:
+        check_divided(whole, network, size)
+    return network
 
 
 def bind(
@@ -60,19 +113,33 @@ def bind(
     precision_name: str,
     *,
     accumulates: bool,
+    words: int = 0,
     before: Engine | None = None,
 ) -> Engine:
     """Put the weights of `trained`, in which `network` runs, on the tape, and the engine around them.
 
-    `before` is the engine of the step before, where that is known: some libraries learn from it.
+    `words` is the vocabulary of the whole model, `before` the engine of the step before, where that is known: some
+    libraries learn from it.
     """
     recipe = precision(precision_name, layout)
+    if layout.tensor > 1:
+        from memcalc.parallel.tensor_training import put_collectives
+
+        if layout.sequence:
+            from memcalc.parallel.sequence_parallel import put_sequence_collectives
+
+            put_sequence_collectives(network, layout.tensor, words, loss_parallel=layout.loss_parallel)
+            tape.shards_logits = layout.loss_parallel
+        else:
+            put_collectives(network, layout.tensor, words)
     in_leaves = accumulates and layout.engine in ("none", "ddp", "zero1")
     tensors = trained.bind(tape, recipe.weights, accumulated=in_leaves)
     inside = PRECISIONS[precision_name].autocast or (recipe.weights if recipe.weights is not FP32 else None)
-    job = Job(network, tensors, layout, recipe.compute, accumulates, inside)
+    job = Job(network, tensors, layout, recipe.compute, accumulates, words, inside)
     engine = ENGINES.get(layout.engine, Engine)(job)
     engine.learn(before)
+    tape.casts_outlast_step = layout.pipeline > 1
+    tape.casts_precede = tape.casts_outlast_step and accumulates
     engine.attach(tape)
     tape.final_callbacks.append(engine.backward_over)
     return engine

@@ -17,7 +17,7 @@ from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import SCALAR, Weight
-from memcalc.parallel.engine import Engine, Job, Part, replaced, tensors_of
+from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
 from memcalc.parallel.fsdp2_groups import SHARDED, FSDPParam, Group
 from memcalc.parallel.wrapping import units
 from memcalc.tables.dtypes import ALIASES, FP32, DType, short
@@ -56,9 +56,10 @@ class FSDP2(Engine):
 
     def _groups(self) -> Iterator[Group]:
         layout = self.layout
-        for unit in units(self.job.network, layout.wrap):
+        for unit in units(self.job.network, layout.wrap, experts=layout.expert > 1):
+            ranks = layout.data * layout.tensor // layout.expert if unit.expert else layout.data
             reshard = unit.reshard if layout.reshard is None or layout.wrap == "plan" else layout.reshard
-            yield Group(self, unit, layout.data, reshard=reshard, root=unit.root)
+            yield Group(self, unit, ranks, reshard=reshard, root=unit.root)
 
     def attach(self, tape: Tape) -> None:
         """Shard every weight, and put the groups' hooks around their modules."""
@@ -66,6 +67,9 @@ class FSDP2(Engine):
         for group in self.groups:
             for p in group.params:
                 p.settle(tape)
+                node = leaf(p.parameter)
+                if node is not None and self.accumulates_whole and self.reduce_dtype in (None, p.compute):
+                    node.gradient = tape.external_tensor(p.parameter.shape, p.compute, GRADIENTS, "")
             for module in group.modules:
                 module.hooks = group
         run_context(tape).weights_dtype = self.job.compute
@@ -125,12 +129,28 @@ class FSDP2(Engine):
                     yield self._whole_gradient(p) * p.parameter.copies
 
     def _whole_gradient(self, p: FSDPParam) -> int:
-        return rounded(p.parameter.numel * (self.reduce_dtype or p.compute).itemsize)
+        numel = p.parameter.numel
+        if self.layout.tensor > 1 and p.parameter.group == "embedding":  # DTensor's is as large as the whole table
+            numel = self.job.words * p.parameter.shape[-1]
+        return rounded(numel * (self.reduce_dtype or p.compute).itemsize)
 
     def release(self, p: FSDPParam, count: int) -> None:
         """Free `count` accumulated whole gradients of a parameter's kind."""
         if count:
             self.tape.release(self._whole_gradient(p) * count, GRADIENTS, self.STANDING)
+
+    def host(self) -> Iterator[Part]:
+        """With offloading: pinned shards and gradients, and the states of torch's AdamW in plain memory."""
+        if self.offloads:
+            params = [(p, p.local * p.parameter.copies) for group in self.groups for p in group.params]
+            trained = sum(n * p.stored.itemsize for p, n in params if p.parameter.reached)
+            yield "weight shards (pinned)", sum(n * p.stored.itemsize for p, n in params)
+            yield "sharded gradients (pinned)", trained
+            yield "optimizer states", 2 * trained
+
+    def parameter_groups(self, weights: Sequence[Weight]) -> list[Sequence[Weight]]:
+        """All weights are sharded alike."""
+        return [weights]
 
     def clipping(self) -> int:
         """As on one GPU, and what the norm of sharded tensors takes besides."""

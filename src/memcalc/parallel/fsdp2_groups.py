@@ -14,6 +14,7 @@ from memcalc.autograd.tape import BEFORE, GRADIENTS, OVERHEAD, WEIGHTS, Allocati
 from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.common.sizes import rounded
 from memcalc.nn.module import Parameter
+from memcalc.parallel import traffic
 from memcalc.parallel.engine import leaf, replaced, tensors_of
 from memcalc.parallel.wrapping import Unit
 from memcalc.tables.dtypes import DType
@@ -102,6 +103,7 @@ class Group:
         inputs = list(self._inputs(tape))
         nbytes = self.ranks * sum(p.local * p.count * p.compute.itemsize for p in self.params)
         self.buffer = tape.allocate(nbytes, OVERHEAD, ALL_GATHER)
+        traffic.gather(tape, nbytes, self.ranks)
         del inputs
 
     def _inputs(self, tape: Tape) -> Iterator[Storage]:
@@ -231,7 +233,7 @@ class Group:
         grads: list[tuple[FSDPParam, Tensor | None]] = []
         for p in self.params:
             node = leaf(p.parameter)
-            if node is not None and node.gradient is not None:
+            if node is not None and node.gradient is not None and node.reached:
                 grads.append((p, None if accumulated else node.gradient))
                 node.gradient = None
         self.reshard(tape)
@@ -246,6 +248,7 @@ class Group:
         dtype = engine.reduce_dtype or grads[0][0].compute
         local = sum(p.local * p.count for p, _ in grads)
         whole = tape.allocate(self.ranks * local * dtype.itemsize, OVERHEAD, REDUCE_SCATTER)
+        traffic.scatter(tape, self.ranks * local * dtype.itemsize, self.ranks)
         last = grads[-1] if self.ranks > 1 else None  # a loop variable keeps the last gradient to the end
         if engine.accumulates_whole:
             for p, _ in grads[:-1] if last else grads:
@@ -256,6 +259,7 @@ class Group:
         output = tape.allocate(local * dtype.itemsize, GRADIENTS, SHARDED)
         if engine.layout.replicas > 1:
             self.partial = output
+            traffic.reduce(tape, local * dtype.itemsize, engine.layout.replicas, last=True)
         if dtype is not stored:
             output = tape.allocate(local * stored.itemsize, GRADIENTS, SHARDED)
         self.reduced = True

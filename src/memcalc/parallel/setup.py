@@ -44,6 +44,8 @@ class ParallelSetup:
     context: int = 1
     pipeline: int = 1
     expert: int = 1
+    expert_imbalance: float = 1.0
+    """Rows that the most loaded expert rank receives, as a multiple of an even share."""
     # FSDP
     wrap: Wrap = "blocks"
     reshard: bool | None = None
@@ -66,7 +68,10 @@ class ParallelSetup:
     microbatches: int = 8
     rank: int | None = None
     """The pipeline rank that is asked for; None is the most loaded one."""
+    stage: int | None = None
+    """The stage that is traced, among those of the pipeline rank."""
     keep_outputs: bool = True
+    """Whether the last stage keeps the logits of every micro-batch (`return_outputs`)."""
     # around the loop
     accelerate: bool = False
     """Whether Accelerate prepares the model: autocast inside it, outputs converted to fp32."""
@@ -75,8 +80,18 @@ class ParallelSetup:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing is divided, copied or sent."""
-        return self.engine == "none" and max(self.tensor, self.context, self.pipeline, self.expert) == 1
+        """Whether nothing is divided, copied or sent, and the loop is a plain one."""
+        return self.gpus == 1 and not (self.engine != "none" or self.expert > 1 or self.accelerate)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole job."""
+        return self.data * self.replicas * self.tensor * self.context * self.pipeline
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches that run at the same time, each on ranks of its own."""
+        return self.data * self.replicas
 
 
 SINGLE = ParallelSetup()

@@ -14,6 +14,8 @@ from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module
 
+EXPERT_WIDTH = "moe_intermediate_size"
+
 _WIDTHS = (
     "intermediate_size",
     "moe_intermediate_size",
@@ -34,8 +36,13 @@ VOCABULARY_MULTIPLE = 64
 """Engines pad the vocabulary to a multiple of this before they divide it (vLLM's DEFAULT_VOCAB_PADDING_SIZE)."""
 
 
-def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[str]]:
+def tensor_parallel(
+    config: Config, size: int, *, padded: bool = True, experts: bool = True
+) -> tuple[Mapping[str, Any], list[str]]:
     """The config of one GPU's share of a model over `size` GPUs, and what to say about it.
+
+    `padded` says whether the vocabulary is padded first, as serving engines do, `experts` whether those of a mixture
+    are divided by their width.
 
     Raises UsageError where heads or a width cannot be divided.
     """
@@ -66,7 +73,7 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     _put(config, local, "num_key_value_heads", max(1, kv_heads // size))
     for key in _WIDTHS:
         width = config.get(key)
-        if isinstance(width, int):
+        if isinstance(width, int) and (experts or key != EXPERT_WIDTH):
             if width % size:
                 raise UsageError(
                     f"--tensor-parallel-size {size} does not divide {key!r} {width}; take a size that does."
@@ -76,8 +83,8 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
         for key in _FOUR_TIMES:
             _put(config, local, key, 4 * config.integer("hidden_size") // size)
     vocabulary = config.integer("vocab_size")
-    padded = -(-vocabulary // (VOCABULARY_MULTIPLE * size)) * VOCABULARY_MULTIPLE
-    _put(config, local, "vocab_size", padded)
+    multiple = VOCABULARY_MULTIPLE if padded else 1
+    _put(config, local, "vocab_size", -(-vocabulary // (multiple * size)) * multiple)
     return local, said
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memcalc.errors import UsageError
+from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.module_paths import output_head, sites, token_embeddings
@@ -24,22 +25,31 @@ class Unit:
     """Whether its weights are freed after forward where nobody asked otherwise."""
     copies: int = 1
     root: bool = False
+    expert: bool = False
+    """Whether these are experts, which are sharded over the ranks that hold the same ones."""
 
 
-def units(network: Network, wrap: Wrap) -> list[Unit]:
+def units(network: Network, wrap: Wrap, *, experts: bool = False) -> list[Unit]:
     """The units of a model, the root last.
 
     blocks: each block of a stack, and the root with the rest; root: the model as a whole; parts: embedding and head
     apart too; plan: the embedding, each block, and all that is left (final norm and head) together, which stays
-    gathered (Transformers' `fsdp_plan`, Accelerate).
+    gathered (Transformers' `fsdp_plan`, Accelerate). With `experts`, those of each layer are a unit of their own.
     """
     taken: set[int] = set()
-    found = list(_inner(network, wrap, taken))
+    found = list(_experts(network, taken)) if experts else []
+    found += _inner(network, wrap, taken)
     rest = tuple(own_parameters([network], taken))
     if wrap == "plan" and rest:
         found.append(Unit(_holders(network, rest), rest, reshard=False))
         rest = ()
     return [*found, Unit((network,), rest, reshard=False, root=True)]
+
+
+def _experts(network: Network, taken: set[int]) -> Iterator[Unit]:
+    for _, module in network.modules():
+        if isinstance(module, Experts):
+            yield Unit((module,), tuple(own_parameters([module], taken)), True, module.copies, expert=True)
 
 
 def _inner(network: Network, wrap: Wrap, taken: set[int]) -> Iterator[Unit]:

@@ -16,6 +16,7 @@ from memcalc.common.sizes import rounded
 from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Parameter
 from memcalc.optim.weight import SCALAR, Scratch, Weight
+from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, in_model_order, leaf
 from memcalc.parallel.zero_bucket import Bucket, Memory, Partition
 from memcalc.tables.dtypes import FP32, short
@@ -98,6 +99,9 @@ class ZeroOneTwo(Engine):
 
     def backward_over(self) -> None:
         """The epilogue: reduce what waits; without overlap stage 1 reduces everything only now."""
+        whole = self.partition.padded * self.dtype.itemsize
+        traffic.reduce(self.tape, whole, self.layout.data, last=not self.partitions_gradients)
+        self.tape.send(traffic.ALL_GATHER, whole * (self.layout.data - 1) // self.layout.data, last=True)
         if self.bucket is None:
             return
         if self.partitions_gradients or self.overlap:

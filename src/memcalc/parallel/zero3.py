@@ -19,13 +19,16 @@ from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Outputs
 from memcalc.nn.module import Buffer, Parameter
 from memcalc.optim.weight import SCALAR, Weight
+from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
 from memcalc.parallel.zero3_coordinator import Coordinator, Recorded, Sharded
-from memcalc.tables.dtypes import short
+from memcalc.tables.dtypes import FP32, short
 
 BUCKET = "reduce buckets (ZeRO)"
 GATHERED = "gathered weights (ZeRO-3)"
 NORMS = "gradient norms (ZeRO)"
+_UNSCALING = 4
+"""Scalars that are alive while a sub-group's gradients are unscaled and clipped."""
 _SUMMING = 6
 """Scalars that are alive while offloaded gradients' norms are summed."""
 MASTER = 4
@@ -139,6 +142,7 @@ class Zero3(Engine):
             return
         itemsize = self.dtype.itemsize
         flat: list[Storage] = []
+        traffic.scatter(self.tape, self.elements * itemsize, self.ranks)
         shards = [shard for shard, _ in self.waiting]
         in_place = self.options.contiguous_gradients and self.elements <= self.options.reduce_bucket_size
         ragged = len(shards) > 1 or shards[0].numel % self.ranks
@@ -243,7 +247,9 @@ class Zero3(Engine):
         master = rounded(largest * MASTER)
         flat = rounded(largest * self.dtype.itemsize) if len(self.chunks) > 1 else 0
         totals = 2 * SCALAR
-        early, late = max(norms, totals + flat + master), totals + master + step[1]
+        cast = 0 if self.dtype is FP32 else master  # fp32 gradients are flattened, and that is all
+        unscaled = totals + (cast or flat) + _UNSCALING * SCALAR
+        early, late = max(norms, totals + flat + cast, unscaled), totals + (cast or flat) + step[1]
         if early >= late:
             yield "gradient norms or fp32 gradients (ZeRO)", early
         else:

@@ -14,6 +14,7 @@ from memcalc.autograd.tape import BEFORE, OVERHEAD, WEIGHTS, Allocation, Tape
 from memcalc.autograd.tensor import Storage
 from memcalc.common.sizes import rounded
 from memcalc.nn.module import Parameter
+from memcalc.parallel import traffic
 from memcalc.parallel.setup import ZeroOptions
 
 GATHERED = "gathered weights (ZeRO-3)"
@@ -50,17 +51,25 @@ class Sharded:
 
     def settle(self, tape: Tape) -> None:
         """Be sharded: modules see a weight without memory."""
-        self.parameter.storage = Storage(tape, Allocation(WEIGHTS, self.parameter.group, 0, BEFORE))
+        self.parameter.storage = self.sharded = Storage(tape, Allocation(WEIGHTS, self.parameter.group, 0, BEFORE))
 
     def fill(self, tape: Tape, nbytes: int) -> None:
-        """Give the whole weight memory."""
+        """Give the whole weight memory. In backward it is a tensor of its own, which a recomputed block may go on
+        keeping: what is saved when a block runs again is detached from the parameter.
+        """
         made = tape.allocate(nbytes, WEIGHTS, GATHERED)
+        if tape.phase == "backward":
+            self.parameter.storage = made
+            return
         self.parameter.storage.allocation = made.allocation
         tape.keep(made)
 
     def free(self, tape: Tape) -> None:
         """Take it away."""
         storage = self.parameter.storage
+        if storage is not self.sharded:
+            self.parameter.storage = self.sharded
+            return
         storage.allocation.dies = tape.clock
         storage.allocation = Allocation(WEIGHTS, self.parameter.group, 0, BEFORE)
 
@@ -168,6 +177,8 @@ class Coordinator:
             gather = Gather(self.tape, sorted(shards, key=lambda shard: shard.order))
             for shard in shards:
                 shard.in_flight = gather
+                whole = shard.chunk * shard.ranks * shard.parameter.dtype.itemsize
+                traffic.gather(self.tape, whole, shard.ranks)
 
     def release(
         self, module: object, params: Sequence[Sharded], own: Sequence[Sharded], *, backward: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
@@ -158,3 +159,10 @@ def _plus(labels: Mapping[Label, int], changes: Mapping[Label, int], count: int)
     for label, nbytes in changes.items():
         out[label] = out.get(label, 0) + count * nbytes
     return out
+
+
+@lru_cache(maxsize=64)
+def swept(tape: Tape) -> tuple[Sweep, dict[str, tuple[int, Moment]], dict[str, list[int]]]:
+    """The sweep of a tape, with the peak of each phase and the maximum of each row."""
+    sweep = Sweep(tape)
+    return sweep, *sweep.peaks()

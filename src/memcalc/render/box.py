@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from memcalc.render.captions import served, trained, workload
+from memcalc.render.cluster_lines import cluster_lines as _of_cluster
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
 from memcalc.report.schema import Component, Part, Report
@@ -206,6 +207,8 @@ class _Box:
         yield "", f"{self._both(peak.process_bytes)} process, in nvidia-smi", ""
         each = {name: getattr(phases, name).peak_bytes for name in phases.__dataclass_fields__}
         yield "PHASES", " · ".join(f"{name} {format_bytes(nbytes, self.unit)}" for name, nbytes in each.items()), ""
+        if (cluster := self.report.cluster) is not None:
+            yield from _of_cluster(cluster, self.report.ranks, self.unit)
         if self.report.kv_cache_bytes is not None:
             yield "KV CACHE", format_bytes(self.report.kv_cache_bytes, self.unit), ""
         if (gpu := self.report.gpu) is not None:

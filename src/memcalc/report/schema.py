@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from memcalc.tables.overheads import ALLOCATOR_RESERVE_PART, CUDA_CONTEXT_PART
+from memcalc.tables.overheads import ALLOCATOR_RESERVE_PART, OUTSIDE_THE_ALLOCATOR
 
 
 def _says(description: str, **constraints: int) -> dict[str, Any]:
@@ -177,6 +177,38 @@ class Serving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankPeak:
+    """What one kind of rank holds."""
+
+    pipeline_rank: int | None = field(metadata=_says("Its rank in the pipeline; null where there is none."))
+    count: int = field(metadata=_says("How many GPUs hold about as much.", ge=1))
+    model_weights_bytes: int = field(metadata=_says("Weights and buffers.", ge=0))
+    optimizer_states_bytes: int = field(metadata=_says("Optimizer states and master weights.", ge=0))
+    gradients_bytes: int = field(metadata=_says("Gradients that stand in the optimizer step.", ge=0))
+    phase: str = field(metadata=_says("The phase of its peak."))
+    peak_bytes: int = field(metadata=_says("Tensor bytes at its peak, as in `phases`.", ge=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A job on several GPUs: how it is laid out, what a step takes in, what a rank sends and keeps on its host."""
+
+    gpus: int = field(metadata=_says("GPUs of the whole job.", ge=1))
+    axes: dict[str, int] = field(metadata=_says("Sizes of the axes that are used, by name."))
+    parallel: str = field(metadata=_says("The engine of the data-parallel ranks."))
+    pipeline_rank: int | None = field(metadata=_says("The pipeline rank that is reported; null without a pipeline."))
+    sequences_per_step: int = field(
+        metadata=_says("Sequences of one optimizer step, of all ranks (global batch).", ge=1)
+    )
+    tokens_per_step: int | None = field(metadata=_says("Tokens of one optimizer step; null where no text is read."))
+    sent_bytes: dict[str, int] = field(
+        metadata=_says("Bytes that the rank sends in one step with ring algorithms, by collective.")
+    )
+    host_bytes: int = field(metadata=_says("Bytes that the rank keeps in host memory.", ge=0))
+    node_host_bytes: int = field(metadata=_says("The same for all ranks of a node of eight GPUs.", ge=0))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The memory of one job on its most loaded GPU. All sizes are integer bytes."""
 
@@ -200,14 +232,18 @@ class Report:
     serving: Serving | None = field(
         default=None, metadata=_says("What the GPU can serve; absent in training and where no GPU was asked about.")
     )
+    cluster: Cluster | None = field(default=None, metadata=_says("The job on several GPUs; absent on a single one."))
+    ranks: tuple[RankPeak, ...] = field(
+        default=(), metadata=_says("What each kind of rank holds; absent on a single GPU.")
+    )
 
     def __post_init__(self) -> None:
         overhead = {part.name: part.bytes for part in self.components.other_overhead.parts}
         total = sum(component.peak_bytes for _, component in self.components.rows())
         if total != self.peak.process_bytes:
             raise ValueError(f"the rows sum to {total}, not to process_bytes {self.peak.process_bytes}")
-        if self.peak.reserved_bytes != total - overhead.get(CUDA_CONTEXT_PART, 0):
-            raise ValueError("process_bytes less the CUDA context is not reserved_bytes")
+        if self.peak.reserved_bytes != total - sum(overhead.get(part, 0) for part in OUTSIDE_THE_ALLOCATOR):
+            raise ValueError("process_bytes less the CUDA context and NCCL's buffers is not reserved_bytes")
         if self.peak.allocated_bytes != self.peak.reserved_bytes - overhead.get(ALLOCATOR_RESERVE_PART, 0):
             raise ValueError("reserved_bytes less the allocator reserve is not allocated_bytes")
 
@@ -221,6 +257,8 @@ class Report:
         contract = asdict(self)
         if self.serving is None:
             del contract["serving"]
+        if self.cluster is None:
+            del contract["cluster"], contract["ranks"]
         return contract
 
 

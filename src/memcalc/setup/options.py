@@ -18,6 +18,9 @@ Panel = Literal[
     "Diffusion",
     "Serving",
     "Parallel",
+    "Pipeline",
+    "FSDP and DDP",
+    "DeepSpeed",
     "GPU",
     "Output",
 ]

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from memcalc.setup.defaults import FUSED_HEAD
 from memcalc.setup.options import option
+from memcalc.setup.parallel_options import ParallelOptions
 from memcalc.setup.shared_options import PositiveInt, Probability, SharedOptions
 
 Precision = Literal["fp32", "bf16", "fp16", "mixed-bf16", "mixed-fp16"]
@@ -13,14 +14,14 @@ OptimizerImpl = Literal["foreach", "for-loop", "fused"]
 Objective = Literal["sft", "dpo", "kto", "reward", "grpo", "rloo", "ppo", "distillation", "gkd", "orpo", "cpo"]
 
 
-class TrainingOptions(SharedOptions):
+class TrainingOptions(ParallelOptions, SharedOptions):
     """The options of `--mode training`."""
 
-    trainer: Literal["plain", "hf", "trl", "diffusers"] | None = option(
+    trainer: Literal["plain", "accelerate", "hf", "trl", "diffusers"] | None = option(
         "Batch",
         None,
-        "Training loop: plain PyTorch, Hugging Face Trainer (hf), TRL's trainers (trl), or diffusers' scripts, with "
-        "what each keeps and its defaults.",
+        "Training loop: plain PyTorch, one that Accelerate prepares, Hugging Face Trainer (hf), TRL's trainers (trl), "
+        "or diffusers' scripts, with what each keeps and its defaults.",
         unset="plain for sft, trl for other objectives, diffusers for denoisers",
     )
 

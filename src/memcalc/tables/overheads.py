@@ -11,6 +11,11 @@ from memcalc.tables.gpus import MIB, Gpu
 CUDA_CONTEXT_PART = "CUDA context"
 """Part of OTHER OVERHEAD that lies outside PyTorch's allocator."""
 
+NCCL_PART = "NCCL buffers"
+"""Part of OTHER OVERHEAD that communicators take outside PyTorch's allocator (`tables/nccl.py`)."""
+
+OUTSIDE_THE_ALLOCATOR = (CUDA_CONTEXT_PART, NCCL_PART)
+
 ALLOCATOR_RESERVE_PART = "allocator reserve"
 """Part of OTHER OVERHEAD that the allocator holds without having handed it out."""
 

@@ -22,7 +22,8 @@ from memcalc.nn.stack import trace_every_block
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
-from memcalc.parallel.setup import SINGLE, ParallelSetup
+from memcalc.parallel.layout import layout_of
+from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.cuda_devices import CudaDevice
@@ -67,12 +68,12 @@ def trace(
     spec: ModelSpec,
     setup: TrainingSetup,
     *,
-    layout: ParallelSetup = SINGLE,
+    layout: ParallelSetup | None = None,
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
     device: CudaDevice | None = None,
 ) -> Step:
-    """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
+    """Run one micro-batch forward and backward on shapes, as one rank of `layout` does (None: the setup's own).
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
@@ -81,8 +82,10 @@ def trace(
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
         setup = as_scripts_train(setup)
+    layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
-    same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
+    own = engines.adapter_dtype(setup, layout)
+    same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
@@ -102,14 +105,15 @@ def _trace(
         from memcalc.training.objectives import run
 
         spec = run.trained_spec(spec, setup)
-    network = build(spec)
+    network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
     if device is not None:
         trace_every_block(network)
-    engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup)
+    if layout.expert > 1:
+        engines.divide_experts(network, layout)
     run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
     step = run_once()
     if step.engine is not None and step.engine.learns:
@@ -148,7 +152,10 @@ def _run_micro_batch(
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs
     trained = network if setup.objective == "sft" else run.trained(network, spec, setup)
     accumulates = setup.grad_accum > 1
-    engine = engines.bind(tape, trained, network, layout, setup.precision, accumulates=accumulates, before=before)
+    words = spec.config.get("vocab_size", 0)
+    engine = engines.bind(
+        tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
+    )
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN

@@ -109,9 +109,11 @@ class Step:
         """What comes one after another between backward and the next step: only the largest stands in the peak."""
         assert self.optimizer is not None
         assert isinstance(self.setup, TrainingSetup)
-        nbytes = self.optimizer.step[self.implementation](self.update_order)
+        groups = [self.update_order] if self.engine is None else self.engine.parameter_groups(self.update_order)
+        nbytes = max(self.optimizer.step[self.implementation](group) for group in groups)
         yield f"{self.optimizer.name} step ({self.implementation})", nbytes
-        yield "norms of gradients (clipping)", clipping_bytes(self.setup, self.trained)
+        clips = clipping_bytes(self.setup, self.trained)
+        yield "norms of gradients (clipping)", self.engine.clipping() if clips and self.engine else clips
         if runs_trainer(self.setup) and self.left_by_backward:
             scalars = scalar_bytes(self.setup, "backward") - scalar_bytes(self.setup, "step")
             yield "leaves of the graph, until the loss goes", self.left_by_backward + scalars

@@ -15,7 +15,7 @@ from memcalc.errors import ConfigError
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.ops.jitter import jitter_
-from memcalc.tables.dtypes import INT32
+from memcalc.tables.dtypes import BOOL, INT32
 
 ROW_BYTES = 16
 """Rows of a grouped matrix multiplication take a multiple of these (torch/_meta_registrations.py)."""
@@ -49,6 +49,8 @@ class ExpertWeights(Module):
     scope = "experts"
     count: int
     per_token: int
+    masks_rows: bool = False
+    """Whether rows of experts that lie elsewhere are masked out (expert parallel)."""
     transposed: bool = False
     """Whether the weights lie as [in, out]."""
 
@@ -104,14 +106,18 @@ class Experts(ExpertWeights):
         expert_ids = ops.reshape(top_k_index, -1)
         expert_ids, order = ops.sort(expert_ids)
         rows = ops.index_select(hidden, ops.empty_like(order))
+        others = tape.empty((rows.shape[0], 1), BOOL) if self.masks_rows else None
         row_weights = ops.index_select(sample_weights, order)
         histogram = ops.empty_like(expert_ids, INT32), tape.empty((self.count,), INT32)
         offsets = tape.empty((self.count,), INT32)
         bias = None if self.up_proj_bias is None else ops.index_select(self.up_proj_bias, expert_ids)
+        rows = rows if others is None else ops.masked_fill_(rows, others)
         out = self._grouped(rows, self.up_proj, offsets, bias)
+        out = out if others is None else ops.masked_fill(out, others)
         out = self.gate(out)
         bias = None if self.down_proj_bias is None else ops.index_select(self.down_proj_bias, expert_ids)
         out = self._grouped(out, self.down_proj, offsets, bias)
+        out = out if others is None else ops.masked_fill(out, others)
         weighted = ops.mul(out, ops.unsqueeze(row_weights, -1))
         back = ops.empty_like(order)
         arranged = ops.empty_like(order)

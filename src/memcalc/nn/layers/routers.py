@@ -117,7 +117,7 @@ class GroupLimitedRouter(Module):
     def forward(self, hidden: Tensor) -> Routing:
         """Tokens [n, h] to their routing."""
         hidden = ops.view(hidden, -1, hidden.shape[-1])
-        logits = ops.linear(ops.to(hidden, FP32), self.weight)
+        logits = ops.linear(ops.to(hidden, FP32), ops.to(self.weight, FP32))
         scores = ops.sigmoid(logits)
         choice = ops.add(scores, self.correction)
         group_scores = ops.sum(ops.topk(ops.view(choice, -1, self.groups, choice.shape[-1] // self.groups), 2)[0])
@@ -182,7 +182,7 @@ class BiasCorrectedRouter(Router):
             weights = ops.gather(weights, indices)
             return logits, ops.div_(weights, ops.sum(weights, keepdim=True)), indices
         with hidden.tape.autocasting(None):
-            logits = ops.linear(ops.to(hidden, FP32), self.weight)
+            logits = ops.linear(ops.to(hidden, FP32), ops.to(self.weight, FP32))
             weights = ops.softmax(logits, FP32)
             _values, indices = ops.topk(ops.add(weights, ops.select(self.correction, 0)), self.per_token)
             weights = ops.gather(weights, indices)
@@ -205,7 +205,7 @@ class SoftmaxGroupRouter(Module):
     def forward(self, hidden: Tensor) -> Routing:
         """Tokens [n, h] to their routing."""
         hidden = ops.view(hidden, -1, hidden.shape[-1])
-        logits = ops.linear(ops.to(hidden, FP32), self.weight)
+        logits = ops.linear(ops.to(hidden, FP32), ops.to(self.weight, FP32))
         scores = ops.softmax(logits, FP32)
         if self.groups is not None and self.top_groups is not None:
             group_scores = ops.max(ops.view(scores, -1, self.groups, scores.shape[-1] // self.groups))[0]

@@ -1,0 +1,217 @@
+"""The layout that a setup's options ask for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from memcalc.errors import UsageError
+from memcalc.parallel.setup import SINGLE, Offloaded, Parallel, ParallelSetup, ZeroOptions
+from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.parallel_options import ParallelOptions
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.optimizers import optimizer
+
+_FSDP: tuple[Parallel, ...] = ("fsdp2", "fsdp1")
+_ZERO: tuple[Parallel, ...] = ("zero1", "zero2", "zero3")
+
+_BELONGS: Mapping[str, tuple[Parallel, ...]] = {
+    "data_parallel_replicas": ("fsdp2",),
+    "fsdp_wrap": _FSDP,
+    "fsdp_mixed_precision": _FSDP,
+    "reshard_after_forward": _FSDP,
+    "reduce_dtype": _FSDP,
+    "sync_every_micro_step": ("ddp", *_FSDP),
+    "cpu_offload": ("fsdp2", *_ZERO),
+    "ddp_bucket_mb": ("ddp",),
+    "gradient_as_bucket_view": ("ddp",),
+    "static_graph": ("ddp",),
+    "find_unused_parameters": ("ddp",),
+    **{name: _ZERO for name in ParallelOptions.model_fields if name.startswith("zero_")},
+    **{name: ("zero3",) for name in ParallelOptions.model_fields if name.startswith("zero_stage3_")},
+}
+"""The engines that have an option."""
+
+_PIPELINED = ("pipeline_schedule", "microbatches", "pipeline_rank", "pipeline_keep_outputs", "virtual_pipeline_size")
+
+_AXES: Mapping[Parallel, tuple[str, ...]] = {
+    "none": ("tensor", "pipeline"),
+    "ddp": ("pipeline",),
+    "fsdp2": ("tensor", "pipeline", "expert"),
+    "fsdp1": (),
+    "zero1": (),
+    "zero2": (),
+    "zero3": (),
+    "megatron": ("tensor", "pipeline"),
+}
+"""Axes that may stand beside each engine's data parallel."""
+
+
+def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> ParallelSetup:
+    """The layout of a setup's options; `config` is the model's, for sizes that follow from it.
+
+    Raises UsageError, in one sentence, where sizes do not multiply or an engine lacks what is asked of it.
+    """
+    ranks = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
+    data = _data(setup, ranks)
+    copies = data * setup.data_parallel_replicas
+    engine: Parallel = setup.parallel or ("ddp" if copies > 1 else "none")
+    for sentence in _refused(setup, engine):
+        raise UsageError(sentence)
+    if copies == 1 and engine in (*_FSDP, *_ZERO, "ddp", "megatron"):
+        engine = "none"  # nothing is shared: the single GPU, to the byte
+    if engine == "none" and copies > 1:
+        raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
+    if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and setup.trainer != "accelerate":
+        return SINGLE
+    return ParallelSetup(
+        engine=engine,
+        data=data,
+        replicas=setup.data_parallel_replicas,
+        tensor=setup.tensor_parallel_size,
+        sequence=setup.sequence_parallel,
+        loss_parallel=setup.loss_parallel,
+        context=setup.context_parallel_size,
+        pipeline=setup.pipeline_parallel_size,
+        expert=setup.expert_parallel_size,
+        expert_imbalance=setup.expert_imbalance,
+        wrap=setup.fsdp_wrap,
+        reshard=setup.reshard_after_forward,
+        autocast=setup.fsdp_mixed_precision == "autocast",
+        reduce_dtype=setup.reduce_dtype,
+        sync_every_micro_step=setup.sync_every_micro_step,
+        offload=_offloaded(setup),
+        bucket_mb=setup.ddp_bucket_mb,
+        gradient_as_bucket_view=setup.gradient_as_bucket_view,
+        static_graph=setup.static_graph,
+        find_unused_parameters=setup.find_unused_parameters,
+        zero=_zero(setup, config or {}),
+        schedule=setup.pipeline_schedule,
+        virtual=setup.virtual_pipeline_size,
+        microbatches=setup.microbatches,
+        rank=setup.pipeline_rank,
+        keep_outputs=setup.pipeline_keep_outputs,
+        accelerate=setup.trainer == "accelerate",
+        clip=bool(setup.max_grad_norm),
+    )
+
+
+def _data(setup: TrainingSetup, ranks: int) -> int:
+    """Data-parallel ranks: those asked for, or what the GPUs leave. Raises UsageError where sizes do not multiply."""
+    per_replica = ranks * setup.data_parallel_replicas
+    if setup.data_parallel_size is not None:
+        total = per_replica * setup.data_parallel_size
+        if setup.gpus is not None and setup.gpus != total:
+            raise UsageError(
+                f"the sizes of the axes multiply to {total} GPUs, but --gpus is {setup.gpus}; make them agree, or "
+                "leave --gpus out."
+            )
+        return setup.data_parallel_size
+    if setup.gpus is None:
+        return 1
+    if setup.gpus % per_replica:
+        raise UsageError(
+            f"--gpus {setup.gpus} is no multiple of the {per_replica} GPUs that the other sizes multiply to; change "
+            "one of them."
+        )
+    return setup.gpus // per_replica
+
+
+def _offloaded(setup: TrainingSetup) -> tuple[Offloaded, ...]:
+    names = [name.strip() for name in (setup.cpu_offload or "").split(",") if name.strip()]
+    for name in names:
+        if name not in get_args(Offloaded):
+            raise UsageError(
+                f"--cpu-offload cannot be {name!r}: choose optimizer, parameters, or optimizer,parameters."
+            )
+    return tuple(what for what in get_args(Offloaded) if what in names)
+
+
+def _zero(setup: TrainingSetup, config: Mapping[str, Any]) -> ZeroOptions:
+    """DeepSpeed's sizes: those given, then HF Trainer's for 'auto' (transformers/integrations/deepspeed.py)."""
+    sizes: dict[str, Any] = {}
+    hidden = config.get("hidden_size") or config.get("d_model") or config.get("n_embd")
+    if setup.zero_auto:
+        if not isinstance(hidden, int):
+            raise UsageError("--zero-auto takes sizes from the model's hidden_size, which its config does not have.")
+        sizes = {
+            "reduce_bucket_size": hidden * hidden,
+            "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
+            "stage3_param_persistence_threshold": 10 * hidden,
+        }
+    for name in ZeroOptions.__dataclass_fields__:
+        given = getattr(setup, f"zero_{name}")
+        if given is not None and (f"zero_{name}" in setup.model_fields_set or name not in sizes):
+            sizes[name] = given
+    return ZeroOptions(**sizes)
+
+
+def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
+    """What an engine does not have, or what has no effect."""
+    for name, engines in _BELONGS.items():
+        if name in setup.model_fields_set and engine not in engines:
+            option = f"--{name.replace('_', '-')}"
+            yield f"{option} belongs to --parallel {' or '.join(engines)}, not to {engine}; leave one of them out."
+    sizes = {
+        "tensor": setup.tensor_parallel_size,
+        "context": setup.context_parallel_size,
+        "pipeline": setup.pipeline_parallel_size,
+        "expert": setup.expert_parallel_size,
+    }
+    for axis, size in sizes.items():
+        if size > 1 and axis not in _AXES[engine]:
+            yield (
+                f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
+                f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
+            )
+    if setup.context_parallel_size > 1:
+        yield "context parallel is not described yet; leave out --context-parallel-size."
+    if engine == "megatron" and (setup.lora_rank is not None or setup.precision == "fp32"):
+        yield "--parallel megatron is described for full training in 16 bits; leave out what asks for else."
+    if setup.sequence_parallel and setup.tensor_parallel_size == 1:
+        yield "--sequence-parallel shards over tensor-parallel ranks, but there is one; add --tensor-parallel-size."
+    if setup.sequence_parallel and (setup.seq_len or DEFAULT_SEQ_LEN) % setup.tensor_parallel_size:
+        yield (
+            f"--sequence-parallel cuts sequences of {setup.seq_len or DEFAULT_SEQ_LEN} tokens into "
+            f"{setup.tensor_parallel_size} parts, which does not work out; change --seq-len."
+        )
+    if setup.sequence_parallel and (setup.padding_mask or setup.attention == "eager"):
+        yield "--sequence-parallel is described without masks: leave out --padding-mask and --attention eager."
+    if setup.loss_parallel and not setup.sequence_parallel:
+        yield "--loss-parallel belongs to the plan of --sequence-parallel; add it, or leave --loss-parallel out."
+    for name in _PIPELINED:
+        if name in setup.model_fields_set and setup.pipeline_parallel_size == 1:
+            option = f"--{name.replace('_', '-')}"
+            yield f"{option} is about pipelines, but there is one stage; add --pipeline-parallel-size."
+    yield from _of_pipeline(setup)
+    if engine in _ZERO and setup.quantization != "none" and engine == "zero3":
+        yield (
+            "ZeRO-3 does not shard weights that bitsandbytes or a packed format holds; leave out --quantization, or "
+            "use --parallel zero2."
+        )
+    in_backward = setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
+    if engine != "none" and in_backward:
+        yield f"--parallel {engine} needs all gradients before the optimizer steps; leave out the step in backward."
+    if engine not in ("none", "ddp") and setup.objective != "sft":
+        yield f"--parallel {engine} is described for --objective sft only; use --parallel ddp, or leave it out."
+    if "optimizer" in _offloaded(setup) and engine == "fsdp2" and "parameters" not in _offloaded(setup):
+        yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
+    if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):
+        yield f"--parallel {engine} keeps whole parameters on every GPU; use zero3 to offload them."
+
+
+def _of_pipeline(setup: TrainingSetup) -> Iterator[str]:
+    stages = setup.pipeline_parallel_size
+    if stages == 1:
+        return
+    if setup.virtual_pipeline_size > 1 and setup.pipeline_schedule != "interleaved":
+        yield (
+            "--virtual-pipeline-size belongs to --pipeline-schedule interleaved; add it, or leave "
+            "--virtual-pipeline-size out."
+        )
+    if setup.pipeline_rank is not None and setup.pipeline_rank >= stages:
+        yield f"--pipeline-rank {setup.pipeline_rank} is none of the {stages} ranks, which count from 0."
+    if setup.grad_accum > 1:
+        yield "--grad-accum counts micro-batches without a pipeline; with one, --microbatches does."
+    if setup.objective != "sft":
+        yield f"a pipeline is described for --objective sft only, not for {setup.objective}."

@@ -1,0 +1,37 @@
+"""Which rank of a job holds most, and what each kind of rank holds."""
+
+from __future__ import annotations
+
+from memcalc.breakdown import standing
+from memcalc.errors import UsageError
+from memcalc.models.spec import ModelSpec
+from memcalc.parallel.setup import ParallelSetup
+from memcalc.peak.pipeline import trace_rank
+from memcalc.peak.sweep import swept
+from memcalc.setup.setup import TrainingSetup
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
+
+
+def phase_totals(step: Step) -> dict[str, int]:
+    """Bytes of tensors at the peak of each phase."""
+    _, found, _ = swept(step.tape)
+    return {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in step.phases}
+
+
+def traced_ranks(
+    spec: ModelSpec, setup: TrainingSetup, layout: ParallelSetup, teacher: ModelSpec | None
+) -> dict[int, Step]:
+    """The steps of the ranks that differ, by their place in the pipeline; a job without one has rank 0 alone.
+
+    The first stage holds most micro-batches, the last one the logits: unless all are asked for, the others hold less.
+    """
+    if layout.pipeline == 1:
+        return {0: trace(spec, setup, layout=layout, teacher=teacher)}
+    if teacher is not None:
+        raise UsageError("a pipeline is described for --objective sft only; leave out --teacher.")
+    if layout.rank is not None and setup.ranks != "all":
+        return {layout.rank: trace_rank(spec, setup, layout, layout.rank)}
+    everything = range(layout.pipeline)
+    chosen = everything if setup.ranks == "all" else (0, layout.pipeline - 1)
+    return {rank: trace_rank(spec, setup, layout, rank) for rank in chosen}
