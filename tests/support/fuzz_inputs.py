@@ -19,7 +19,7 @@ from support.fuzz_answers import asked
 from support.gguf_files import gguf, llama_gguf
 from support.hostile_hub import HostileHub, Way, whole
 from support.hub_server import serving
-from support.mutations import ODD, mutated, mutated_bytes
+from support.mutations import ODD, mutated, mutated_bytes, mutated_text
 from support.paths import DATA
 from support.weights import framed, header, layers
 
@@ -214,11 +214,33 @@ def _command_lines(random: Random, folder: Path) -> str:
         if option.kind is not bool:
             arguments.append(random.choice(_WORDS))
     arguments += random.choice([[], ["--gpu", random.choice(_WORDS)], ["--json"], ["--mode", "inference"]])
+    return _typed(arguments)
+
+
+def _typed(arguments: list[str]) -> str:
+    """What stderr says after `memcalc ARGUMENTS`: one line and the exit code of its kind, or ""."""
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code in (0, 1, 2, 3), (arguments, result.exception)
     assert "fault in memcalc" not in result.stderr, (arguments, result.stderr)
-    assert result.exit_code in (0, 3) or result.stderr.count("\n") == 1, (arguments, result.stderr)
-    return result.stderr.removeprefix("memcalc: ").rstrip("\n").replace("lists the options.", "lists them.")
+    if result.exit_code in (0, 3):
+        return ""
+    assert result.stdout == "", (arguments, result.stdout[:200])
+    return result.stderr.removeprefix("memcalc: ").rstrip("\n")
+
+
+@cache
+def _run_files_of_tests() -> list[Path]:
+    return sorted(path for path in (DATA / "run_configs").rglob("*.*") if path.is_file())
+
+
+def _run_files(random: Random, folder: Path) -> str:
+    """Configs and scripts of training and serving frameworks, damaged as lines or as bytes."""
+    original = random.choice(_run_files_of_tests())
+    data = original.read_bytes()
+    damaged = mutated_text(random, data.decode()).encode("utf-8", "surrogatepass")
+    path = folder / original.name
+    path.write_bytes(damaged if random.random() < 0.7 else mutated_bytes(random, data))
+    return _typed(["from-config", str(path), *random.choice([["--show-setup"], ["--model", "1B"], ["--model", "1B"]])])
 
 
 @cache
@@ -260,5 +282,6 @@ KINDS: dict[str, Kind] = {
     "adapters": _adapters,
     "pipelines": _pipelines,
     "command lines": _command_lines,
+    "run files": _run_files,
     "Hub answers": _hub_answers,
 }

@@ -104,3 +104,23 @@ def mutated_bytes(random: Random, data: bytes) -> bytes:
         else:
             found[at:at] = bytes(random.randrange(256) for _ in range(random.randint(1, 16)))
     return bytes(found)
+
+
+def mutated_text(random: Random, text: str) -> str:
+    """A copy of a config or script whose lines are swapped, doubled, taken out, or given other values."""
+    lines = text.splitlines()
+    for _ in range(random.randint(1, 4)):
+        at = random.randrange(len(lines) or 1)
+        what = random.random()
+        if not lines or what < 0.1:
+            lines.insert(at, random.choice(["- x", "a: &a [*a]", "<<: *x", "\t", "}", "x" * 5000, "---"]))
+        elif what < 0.2:
+            del lines[at]
+        elif what < 0.3:
+            lines.insert(at, random.choice(lines))
+        elif what < 0.4:
+            lines[at] = "  " + lines[at]
+        else:
+            key, separator, _ = lines[at].partition(random.choice([":", "=", " "]))
+            lines[at] = f"{key}{separator} {json.dumps(random.choice(ODD))}"
+    return "\n".join(lines)

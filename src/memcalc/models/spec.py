@@ -12,6 +12,7 @@ from memcalc.common.arguments import check_type
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
+from memcalc.models.registry import family
 from memcalc.models.stored_weights import StoredWeights
 
 
@@ -32,7 +33,7 @@ class ModelSpec:
     """The values of config.json."""
     stored: StoredWeights | None = None
     """Its weights as they are stored, where headers tell."""
-    beside: Mapping[str, int] = field(default_factory=dict)
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served beside the model's own (an adapter), by name."""
 
     @property
@@ -66,8 +67,6 @@ class ModelSpec:
 
         Raises ConfigError where it says what no number of positions can be.
         """
-        from memcalc.models.registry import family
-
         known = family(self.model_type)
         return Config(self.config, known.defaults, known.aliases).optional("max_position_embeddings")
 
@@ -77,8 +76,6 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
-        from memcalc.models.registry import family
-
         if isinstance(config, str) or hasattr(config, "__fspath__"):
             raise UsageError(
                 f"from_config needs the object of a config.json, not its path ({quoted(str(config))}); read the file "
