@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from types import NoneType
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.common.arguments import check_type
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.build import build
 from memcalc.models.registry import family
@@ -36,7 +38,7 @@ from memcalc.report.schema import (
     TrainingPhases,
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import Gpu
+from memcalc.tables.gpus import Gpu, find_gpu
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
@@ -48,16 +50,29 @@ _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 def estimate(
     spec: ModelSpec,
     setup: TrainingSetup | InferenceSetup,
-    gpu: Gpu | None = None,
+    gpu: Gpu | str | None = None,
     *,
     assumptions: Sequence[str] = (),
     teacher: ModelSpec | None = None,
 ) -> Report:
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
 
-    `assumptions` are lines that the caller already has to say, `teacher` is the model that distillation asks. Raises
-    MemcalcError with one sentence for the user where the model or the combination of options cannot be answered for.
+    Args:
+        spec: the model.
+        setup: what is run.
+        gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
+        assumptions: lines that the caller already has to say.
+        teacher: the model that distillation asks.
+
+    Raises:
+        MemcalcError: an argument is of a wrong type, or the model or the combination of options cannot be answered for.
     """
+    check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
+    check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
+    check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
+    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
+    check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
+    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     steps, layout = _run(spec, setup, teacher)
     rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
     step = steps[rank]

@@ -128,11 +128,6 @@ def test_a_full_disk_is_told(command: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_closed_stdout_is_no_error() -> None:
-    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *ESTIMATE], stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_ctrl_c_is_quiet() -> None:
     program = (
         "import os, signal, memcalc\n"

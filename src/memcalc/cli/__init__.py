@@ -1,6 +1,8 @@
 """The command line: one file per command. Nothing is computed here."""
 
 import gc
+import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +17,30 @@ def main() -> None:
     # The process gives one answer and ends. Nearly all that it makes lives until then, so looking for garbage only
     # costs time, about a tenth of the whole.
     gc.disable()
+    sys.unraisablehook = _end_where_nothing_can_be_raised
     try:
         from memcalc.cli.program import app
 
         app(prog_name="memcalc")
     except KeyboardInterrupt:  # while something is being imported
         sys.exit(130)
+    except SystemExit as leaving:
+        if not leaving.code and sys.stdout is None:  # help and version are written by Typer, which does not mind
+            from memcalc.cli.errors import warn
+            from memcalc.cli.output import CLOSED
+
+            warn(f"memcalc: {CLOSED}")
+            sys.exit(1)
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: what is left is Python's own
+
+
+def _end_where_nothing_can_be_raised(ignored: "sys.UnraisableHookArgs") -> None:
+    """Ctrl-C that lands in a finalizer would be printed and forgotten. Nothing is being written there: end at once."""
+    if issubclass(ignored.exc_type, KeyboardInterrupt):
+        os._exit(130)
+    sys.__unraisablehook__(ignored)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,26 +9,32 @@ from typing import Any, TextIO
 import typer
 
 from memcalc.errors import MemcalcError
-from memcalc.render.terminal_text import cells, visible
+from memcalc.render.terminal_text import cells, encodable, visible
+
+CLOSED = "The answer could not be written: standard output is closed."
 
 
 def write(text: str) -> None:
     """Write the answer to stdout. A reader that has gone away has what it wanted, so that is no error.
 
+    Characters that the stream cannot encode are written in ASCII.
+
     Raises:
-        MemcalcError: the stream fails in another way, such as a full disk.
+        MemcalcError: there is no stdout, or it fails in another way, such as a full disk.
     """
     stream = sys.stdout
     if stream is None:
-        return
+        raise MemcalcError(CLOSED)
     try:
-        stream.write(text)
+        stream.write(encodable(text, stream.encoding, stream.errors))
         stream.flush()
     except BrokenPipeError:
         _silence(stream)
     except OSError as problem:
         _silence(stream)
         raise MemcalcError(f"The answer could not be written ({problem.strerror}): write it elsewhere.") from None
+    except ValueError:  # of a closed file
+        raise MemcalcError(CLOSED) from None
 
 
 def _silence(stream: TextIO) -> None:

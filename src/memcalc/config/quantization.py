@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from memcalc.common.escaping import quoted
+from memcalc.common.escaping import printable, quoted
 from memcalc.config.quantization_checks import check_settings, nameless
 from memcalc.errors import ConfigError, UsageError
 
@@ -44,7 +44,8 @@ class Quantization:
     known: bool
 
     def __str__(self) -> str:
-        return f"{self.method} {self.bits}-bit" if self.bits else self.method
+        method = printable(self.method[:40])  # a word of somebody else's file
+        return f"{method} {self.bits}-bit" if self.bits else method
 
 
 def find_quantization(

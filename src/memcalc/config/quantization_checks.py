@@ -16,6 +16,7 @@ LARGEST_GROUP = 2**20
 _BITS = ("bits", "w_bit", "num_bits", "nbits")
 _GROUPS = ("group_size", "q_group_size")
 _FLAGS = ("load_in_4bit", "load_in_8bit", "bnb_4bit_use_double_quant", "desc_act", "sym", "zero_point")
+_NAMED = ("targets", "modules_in_block_to_quantize")
 _LISTED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules", "exclude")
 
 
@@ -37,6 +38,8 @@ def check_settings(settings: Mapping[str, Any], where: str, depth: int = 4) -> N
         if key in _FLAGS and not isinstance(value, bool):
             raise _wrong(key, where, value, "true or false")
         if key in _LISTED and not isinstance(value, list | tuple | bool | str):
+            raise _wrong(key, where, value, "a list of names of modules")
+        if key in _NAMED and not _are_names(value):
             raise _wrong(key, where, value, "a list of names of modules")
         if key == "config_groups" and not isinstance(value, Mapping):
             raise _wrong(key, where, value, "an object")
@@ -65,6 +68,13 @@ def _is_size(value: Any, largest: int) -> bool:
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 9:
         value = int(value)
     return type(value) is int and 1 <= value <= largest
+
+
+def _are_names(value: Any, depth: int = 1) -> bool:
+    """A list of names, or of lists of names."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(item, str) or (depth and _are_names(item, depth - 1)) for item in value
+    )
 
 
 def _is_block(value: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memcalc.common.arguments import check_type
 from memcalc.config.reader import DEEPEST
 from memcalc.errors import UsageError, option_name
 from memcalc.models.spec import ModelSpec
@@ -55,6 +56,8 @@ def canonical_spec(
     Every number of the shape can be given instead. Raises UsageError where neither a count nor enough of a shape is
     given, or the count is too small for a shape to be guessed.
     """
+    if parameters is not None:
+        check_type("--params", parameters, int, "a whole number")
     _check(
         {
             "hidden_size": hidden_size,
@@ -121,6 +124,8 @@ def canonical_spec(
 def _check(sizes: Mapping[str, int | None]) -> None:
     """Raise UsageError for a size that no model has; the message names its option."""
     for name, value in sizes.items():
+        if value is not None:
+            check_type(option_name(name), value, int, "a whole number")
         most = DEEPEST if name == "num_layers" else WIDEST
         if value is not None and not 1 <= value <= most:
             raise UsageError(f"{option_name(name)} must lie between 1 and {most}, not {value}.")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any
 
+from memcalc.common.arguments import check_type
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
@@ -44,6 +46,8 @@ class ModelSpec:
 
         Raises UsageError where there is no such task.
         """
+        check_type("--task", head, (str, NoneType), "the name of a task")
+        check_type("--num-labels", num_labels, (int, NoneType), "a whole number")
         if head is not None and head not in HEADS:
             near = close_matches(head, list(HEADS)) or f": choose from {', '.join(HEADS)}."
             raise UsageError(f"--task cannot be {quoted(head)}{near}")
@@ -74,6 +78,13 @@ class ModelSpec:
         """
         from memcalc.models.registry import known
 
+        if isinstance(config, str) or hasattr(config, "__fspath__"):
+            raise UsageError(
+                f"from_config needs the object of a config.json, not its path ({quoted(str(config))}); read the file "
+                "with json.load."
+            )
+        check_type("config", config, Mapping, "the object of a config.json")
+        check_type("name", name, str, "text")
         model_type = config.get("model_type")
         part = config.get("_class_name")
         if model_type is None and isinstance(part, str) and part in known():

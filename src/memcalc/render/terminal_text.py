@@ -16,6 +16,15 @@ def visible(text: str, unicode: bool = True) -> str:
     return clean if unicode else clean.translate(_ASCII).encode("ascii", "backslashreplace").decode()
 
 
+def encodable(text: str, encoding: str | None, errors: str | None) -> str:
+    """`text` as a stream of this encoding can write it: unchanged where it can, else in ASCII as far as needed."""
+    try:
+        text.encode(encoding or "utf-8", errors or "strict")
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(_ASCII).encode("ascii", "backslashreplace").decode()
+    return text
+
+
 def cells(text: str) -> int:
     """Columns that a terminal needs for `text`: East Asian characters take two, combining marks none."""
     return len(text) if text.isascii() else sum(map(_cells_of, text))

@@ -8,7 +8,7 @@ from typing import Any
 from memcalc.errors import ConfigError
 from memcalc.run_configs import deepspeed
 from memcalc.run_configs import option_names as our
-from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, names, table, text, whole
+from memcalc.run_configs.keys import Key, Keys, anything, checked, flag, harmless, mapping, names, table, text, whole
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.presets import ACCELERATE
 from memcalc.run_configs.sharding import Sharding
@@ -129,7 +129,7 @@ def fsdp(values: dict[str, Any], where: str, out: Mapping, found: Sharding, defa
     strategy = _STRATEGIES.get(strategy, strategy)
     reshard = keys.value("fsdp_reshard_after_forward")
     if found.version == 2:
-        found.reshard = True if reshard is None else flag(reshard)
+        found.reshard = True if reshard is None else checked(flag, reshard, "fsdp_reshard_after_forward", where)
         if keys.has("fsdp_sharding_strategy") and reshard is not None:
             out.drop(keys.get("fsdp_sharding_strategy"), "version 2 has reshard_after_forward in its place")
         elif keys.has("fsdp_sharding_strategy"):
@@ -192,7 +192,7 @@ def _megatron(values: dict[str, Any], found: Sharding, out: Mapping) -> None:
     for name, option in (("tp_degree", our.TENSOR_PARALLEL), ("pp_degree", our.PIPELINE_PARALLEL)):
         size = values.get(f"megatron_lm_{name}")
         if size is not None:
-            found.sizes[option] = whole(size)
+            found.sizes[option] = checked(whole, size, f"megatron_lm_{name}", "the Accelerate file")
 
 
 def _mesh(values: dict[str, Any], found: Sharding, where: str) -> None:

@@ -12,7 +12,7 @@ from memcalc.run_configs import axolotl_ways, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.axolotl_keys import HARMLESS, KEYS
 from memcalc.run_configs.context import Context
-from memcalc.run_configs.keys import Keys, flag
+from memcalc.run_configs.keys import Keys, checked, flag
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.sharding import Sharding
 
@@ -162,7 +162,9 @@ def _quantization(keys: Keys, adapter: Given) -> bool:
         kwargs = keys.value("bnb_config_kwargs")
         kind = str(kwargs.get("bnb_4bit_quant_type", "nf4"))
         double = kwargs.get("bnb_4bit_use_double_quant", True)
-        name = "nf4-double" if kind == "nf4" and flag(double) else kind
+        name = (
+            "nf4-double" if kind == "nf4" and checked(flag, double, "bnb_4bit_use_double_quant", keys.where) else kind
+        )
         training.quantization(keys.out, four, name, "double quantization, compute in the model's dtype")
     elif eight.value:
         training.quantization(keys.out, eight, "int8", "LLM.int8")

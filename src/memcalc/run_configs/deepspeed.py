@@ -12,7 +12,7 @@ from typing import Any
 
 from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
-from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, number, table, text, whole
+from memcalc.run_configs.keys import Key, Keys, anything, checked, flag, harmless, mapping, number, table, text, whole
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import spelled
 from memcalc.run_configs.presets import PRESETS
@@ -159,13 +159,14 @@ def read(values: dict[str, Any], where: str, out: Mapping, given: Given | None =
 
 
 def _precision(keys: Keys, where: str) -> str:
-    states = {}
+    states: dict[str, Any] = {}
     for name in ("bf16", "fp16"):
         value = keys.value(name)
         enabled = value.get("enabled", False) if isinstance(value, dict) else value
-        states[name] = (
-            "auto" if enabled == "auto" else flag(enabled) if isinstance(enabled, (bool, str, int)) else False
-        )
+        states[name] = "auto"
+        if enabled != "auto":
+            known = isinstance(enabled, (bool, str, int))
+            states[name] = checked(flag, enabled, name, where) if known else False
     if states["bf16"] is True and states["fp16"] is True:
         raise ConfigError(f"{where} enables both bf16 and fp16: DeepSpeed takes one of them.")
     for name, state in states.items():
@@ -179,7 +180,11 @@ def device(value: Any) -> str:
     name = value.get("device", "none") if isinstance(value, dict) else value
     if name is True:
         return "cpu"
-    return "" if name in (None, False, "none", "None") else text(name)
+    return (
+        ""
+        if name in (None, False, "none", "None")
+        else checked(text, name, "device of what is offloaded", "the DeepSpeed file")
+    )
 
 
 def _offload(zero: Keys, found: Sharding, keys: Keys, out: Mapping) -> tuple[str, ...]:
@@ -203,7 +208,7 @@ def _offload(zero: Keys, found: Sharding, keys: Keys, out: Mapping) -> tuple[str
 def _optimizer(keys: Keys, found: Sharding) -> None:
     kind = keys.value("optimizer").get("type")
     if kind is not None:
-        found.optimizer = text(kind)
+        found.optimizer = checked(text, kind, "type of optimizer", "the DeepSpeed file")
         if found.optimizer.lower() not in ("adam", "adamw"):
             spelled(found.optimizer)
 
@@ -227,7 +232,7 @@ def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding 
     """
     if isinstance(reference, dict):
         return read(reference, f"deepspeed of {where}", out)
-    name = text(reference)
+    name = checked(text, reference, "deepspeed", where)
     base = os.path.basename(name.replace("\\", "/"))
     owner = "llamafactory" if base.startswith("ds_z") else framework
     for known in (base, base.removesuffix(".json")):

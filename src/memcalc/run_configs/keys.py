@@ -201,6 +201,14 @@ class Keys:
                     self.out.assume(f"{name} is no key that memcalc knows: did you mean {near[0]}?")
 
 
+def checked(kind: Callable[[Any], Any], raw: Any, name: str, where: str) -> Any:
+    """A value that no table of keys reads, as `kind` does. Raises ConfigError that names it."""
+    try:
+        return kind(raw)
+    except WrongTypeError as problem:
+        raise ConfigError(f"{name} in {where} needs {problem}, not {quoted(raw)}: correct it.") from None
+
+
 def harmless(words: str, *patterns: str) -> Callable[[str], bool]:
     """Keys that do not change memory: exact names, and patterns of whole names."""
     exact = frozenset(words.split())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 
+from memcalc.common.arguments import check_type
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
 from memcalc.tables.gpu_capacities import cuda_total
@@ -203,8 +204,9 @@ def find_gpu(text: str) -> Gpu:
     a name is not enough: `A100` alone is an error, because there are two.
 
     Raises:
-        UsageError: no such name, a size without a unit, or one too small for a GPU.
+        UsageError: no text, no such name, a size without a unit, or one too small for a GPU.
     """
+    check_type("--gpu", text, str, "a name of `memcalc gpus`, or a size such as 24GB")
     key = _key(text)
     if (found := _by_name().get(key)) is not None:
         return found

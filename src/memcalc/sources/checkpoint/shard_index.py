@@ -62,10 +62,10 @@ def _declared(metadata: Mapping[str, Any]) -> Declared:
 
 
 def _whole(value: Any) -> int | None:
-    """Old writers store the totals as floats; text and booleans are no totals."""
+    """Old writers store the totals as floats; text and booleans are no totals, nor is what no disk holds."""
     if type(value) is float and value.is_integer():
-        return int(value)
-    return value if type(value) is int and value >= 0 else None
+        value = int(value)
+    return value if type(value) is int and 0 <= value < 2**63 else None
 
 
 def check_present(index: ShardIndex, present: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from memcalc.config.dtypes import INNER
+from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.families.decoders.generic import GENERIC
 from memcalc.sources.config_vs_weights import part_of
@@ -84,7 +85,7 @@ def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[d
             answer is not understood.
     """
     given = _flat(model.config or {})
-    known = {key: value for key, names in _SIZES.items() if (value := _first(given, names)) is not None}
+    known = {key: _sizes(key, value) for key, names in _SIZES.items() if (value := _first(given, names)) is not None}
     known |= {key: value for key, names in _FLAGS.items() if isinstance(value := _first(given, names), bool)}
     if given.get("multi_query_attention") is False and "multi_query_group_num" in given:
         known.pop("num_key_value_heads", None)
@@ -103,6 +104,13 @@ def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[d
     kept = {key: given[key] for key in ("dtype", "torch_dtype", "quantization_config") if given.get(key) is not None}
     config = _as_family(given, {**config, **kept})
     return config, tuple(_said(model, given, config, ignored))
+
+
+def _sizes(key: str, value: Any) -> Any:
+    """A size, or a list with one for each layer, of which some may be 0. Raises ConfigError where it is none."""
+    if not isinstance(value, list | tuple):
+        return Config({key: value}).integer(key, minimum=1 if key in _NEEDED else 0)
+    return Config({key: value}).integers(key)
 
 
 def _plain(known: Mapping[str, Any]) -> dict[str, Any]:

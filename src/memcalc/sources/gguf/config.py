@@ -87,9 +87,10 @@ def config_from_gguf(header: GgufHeader, name: str) -> dict[str, Any]:
             found[ours] = _checked(value, f"{architecture}.{key}", name)
     missing = [key for key, ours in _KEYS[:2] if ours not in found]
     if missing or not header.tensors:
+        lacking = shown(f"{architecture}.{missing[0]}") if missing else "tensors"
         raise CheckpointError(
-            f"{shown(name)} has no {f'{architecture}.{missing[0]}' if missing else 'tensors'}, so it does not tell the "
-            "size of a model; is it a tokenizer alone, or cut short?"
+            f"{shown(name)} has no {lacking}, so it does not tell the size of a model; is it a tokenizer alone, or cut "
+            "short?"
         )
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     if architecture in TRANSLATIONS:
