@@ -6,6 +6,8 @@ the input to the adapter's dtype, A, B, scaling, the sum, and a cast back.
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc import ops
 from memcalc.autograd.graph import as_parameter
 from memcalc.autograd.tensor import Tensor
@@ -46,7 +48,7 @@ class LoraLinear(Module):
         bias: bool = False,
         dora: bool = False,
     ) -> None:
-        self.base_layer = base
+        self.base_layer: Any = base
         self.copies = base.copies
         self.inputs = inputs
         self.dropout = dropout

@@ -160,7 +160,7 @@ class VisionLanguage(Network):
 
     def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
         """Embeddings of ids [b, s], and what stays alive until the decoder is through."""
-        return self.text.model.embed_tokens(ids), None
+        return vars(self.text.model)["embed_tokens"](ids), None
 
     def _encode_images(self, batch: Batch) -> ImageFeatures:
         """Features of the images. Raises TooShortError if they take more tokens than a sequence has."""

@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.attention_backends import attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend_same_dtype, split_heads
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
@@ -108,15 +108,12 @@ class SelfAttention(Module):
         self.out_dropout = c.probability("hidden_dropout_prob") if norm else 0.0
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
         of_query, of_key, of_value = (vars(self)[name] for name in self.names)
-        query = self._heads(of_query(hidden))
-        key = self._heads(of_key(hidden))
-        value = self._heads(of_value(hidden))
+        query = split_heads(of_query(hidden), self.head_dim)
+        key = split_heads(of_key(hidden), self.head_dim)
+        value = split_heads(of_value(hidden), self.head_dim)
         if (cache := run_context(query).cache) is not None:
             key, value = cache.update(self, key, value)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)

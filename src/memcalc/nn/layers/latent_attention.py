@@ -81,6 +81,20 @@ class LatentAttention(Module):
             return self.q_proj(hidden)  # type: ignore[no-any-return]
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))  # type: ignore[no-any-return]
 
+    def _compressed(self, hidden: Tensor, query: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Query without and with rotation [b, h, s, d], latent and rotary key [b, 1, s, d], and the projection that the
+        last two are cut from, which stays bound in forward."""
+        batch, length, _ = hidden.shape
+        query = ops.transpose(ops.view(query, batch, length, -1, sum(self.query_dims)), 1, 2)
+        query_pass, query_rot = ops.split(query, self.query_dims, -1)
+        compressed = self.kv_a_proj_with_mqa(hidden)
+        latent, key_rot = ops.split(compressed, self.kv_dims, -1)
+        latent = self.kv_a_layernorm(latent)
+        latent = ops.view(latent, batch, 1, length, -1)
+        key_rot = ops.view(key_rot, batch, 1, length, -1)
+        query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
+        return query_pass, query_rot, latent, key_rot, compressed
+
     def _expand(self, latent: Tensor, key_rot: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [b, h, s, nope + rope] and values [b, h, s, value] from the latent [b, 1, s, rank] and rotary key."""
         nope_dim, rope_dim = self.query_dims
@@ -113,14 +127,7 @@ class LatentAttention(Module):
         """Hidden states [b, s, h] to [b, s, h], and the probabilities where they exist."""
         batch, length, _ = hidden.shape
         query = self._query(hidden)
-        query = ops.transpose(ops.view(query, batch, length, -1, sum(self.query_dims)), 1, 2)
-        query_pass, query_rot = ops.split(query, self.query_dims, -1)
-        compressed = self.kv_a_proj_with_mqa(hidden)
-        latent, key_rot = ops.split(compressed, self.kv_dims, -1)
-        latent = self.kv_a_layernorm(latent)
-        latent = ops.view(latent, batch, 1, length, -1)
-        key_rot = ops.view(key_rot, batch, 1, length, -1)
-        query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
+        query_pass, query_rot, latent, key_rot, _compressed = self._compressed(hidden, query, rotation)
         cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)

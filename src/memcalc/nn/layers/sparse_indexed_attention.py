@@ -90,14 +90,8 @@ class IndexedLatentAttention(LatentAttention):
         """Hidden states [b, s, h] to [b, s, h], the probabilities where they exist, and indices [b, s, count]."""
         batch, length, _ = hidden.shape
         resid = self.q_a_layernorm(self.q_a_proj(hidden))
-        query = ops.transpose(ops.view(self.q_b_proj(resid), batch, length, -1, sum(self.query_dims)), 1, 2)
-        query_pass, query_rot = ops.split(query, self.query_dims, -1)
-        compressed = self.kv_a_proj_with_mqa(hidden)
-        latent, key_rot = ops.split(compressed, self.kv_dims, -1)
-        latent = self.kv_a_layernorm(latent)
-        latent = ops.view(latent, batch, 1, length, -1)
-        key_rot = ops.view(key_rot, batch, 1, length, -1)
-        query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
+        query = self.q_b_proj(resid)
+        query_pass, query_rot, latent, key_rot, _compressed = self._compressed(hidden, query, rotation)
         cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from memcalc import ops
 from memcalc.autograd.graph import require_gradient
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.attention_backends import attend, attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend, attend_same_dtype, split_heads
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.rotary import Rotate, Rotation
 from memcalc.nn.module import Module, Parameter
@@ -106,9 +107,6 @@ class VisionAttention(Module):
         self.q_norm: Module | None = norm(hidden) if norm else None
         self.k_norm: Module | None = norm(hidden) if norm else None
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -119,13 +117,13 @@ class VisionAttention(Module):
             if self.q_norm is not None and self.k_norm is not None:
                 query = self.q_norm(query)
                 key = self.k_norm(key)
-            query = self._heads(query)
-            key = self._heads(key)
-            value = self._heads(value)
+            query = split_heads(query, self.head_dim)
+            key = split_heads(key, self.head_dim)
+            value = split_heads(value, self.head_dim)
         else:
-            query = self._heads(of_query(hidden))
-            key = self._heads(of_key(hidden))
-            value = self._heads(of_value(hidden))
+            query = split_heads(of_query(hidden), self.head_dim)
+            key = split_heads(of_key(hidden), self.head_dim)
+            value = split_heads(of_value(hidden), self.head_dim)
         if self.rotate is not None and rotation is not None:
             query, key = self.rotate(query, key, *rotation)
         if self.own_dtype:
@@ -283,7 +281,10 @@ VISION = "vision"
 """Group of the weights of a vision tower inside a larger model."""
 
 
-def as_tower(tower: Module, group: str = VISION, scope: str = "vision tower") -> Module:
+_M = TypeVar("_M", bound=Module)
+
+
+def as_tower(tower: _M, group: str = VISION, scope: str = "vision tower") -> _M:
     """A tower inside a larger model: its weights and its memory are shown under one name."""
     for _, parameter in tower.tensors():
         parameter.group = group

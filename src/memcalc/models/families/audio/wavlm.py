@@ -22,6 +22,10 @@ class GatedBiasAttention(Module):
     """PyTorch's own multi-head attention with a bias that each layer weighs by gates of its input."""
 
     scope = "attention"
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    out_proj: Linear
 
     def __init__(self, c: Config, hidden: int, *, first: bool) -> None:
         self.heads = c.divides("num_attention_heads", "hidden_size")
@@ -52,7 +56,7 @@ class GatedBiasAttention(Module):
 
     def _attend(self, hidden: Tensor, weighed: Tensor) -> tuple[Tensor, Tensor]:
         turned = ops.transpose(hidden, 0, 1)
-        biases = ops.cat([layer.bias for layer in (self.q_proj, self.k_proj, self.v_proj)], 0)
+        biases = ops.cat([vars(layer)["bias"] for layer in (self.q_proj, self.k_proj, self.v_proj)], 0)
         out, weights = self._multi_head(turned, weighed, biases)
         return ops.transpose(out, 0, 1), ops.unsqueeze(weights, 1)
 

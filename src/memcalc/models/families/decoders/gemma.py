@@ -7,7 +7,14 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import SOFT_CAP, dense_decoder, gated_mlp, sorted_windows, windows_by_layer_type
+from memcalc.models.common.decoder import (
+    SOFT_CAP,
+    biases,
+    dense_decoder,
+    gated_mlp,
+    sorted_windows,
+    windows_by_layer_type,
+)
 from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.decoder_blocks import PRE_AND_POST_NORM, DecoderBlock, NormNames
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -20,11 +27,10 @@ from memcalc.nn.model import Network
 def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any], **rest: Any) -> Network:
     if c.flag("use_bidirectional_attention"):
         raise ConfigError(f"{c.where} has 'use_bidirectional_attention', which memcalc does not describe; remove it.")
-    bias = c.flag("attention_bias")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, **attention},
+        attention={**biases(c), **attention},
         mlp=gated_mlp(c, act),
         norm=GemmaRMSNorm,
         embedding=ScaledEmbedding,

@@ -7,7 +7,7 @@ from functools import partial
 
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import dense_decoder, gated_mlp, windows_by_layer_type
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp, windows_by_layer_type
 from memcalc.models.families.decoders.llama_variants import pattern_length
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -118,11 +118,11 @@ def glm4_moe(c: Config, architecture: str | None) -> Network:
 
 def dots1(c: Config, architecture: str | None) -> Network:
     """dots.llm1: DeepSeek's experts behind Qwen 3's attention."""
-    bias, depth, window = c.flag("attention_bias"), c.integer("num_hidden_layers"), c.optional("sliding_window")
+    depth, window = c.integer("num_hidden_layers"), c.optional("sliding_window")
     first = c.integer("max_window_layers", minimum=0)
     types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
+    attention = {**biases(c), "qk_norm": True}
     return dense_decoder(c, architecture, windows=windows, mlp=layered(c, shared_and_routed), attention=attention)
 
 

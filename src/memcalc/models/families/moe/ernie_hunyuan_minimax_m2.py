@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -44,7 +44,7 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_pairs_upcast, "dropout": 0.0},
+        attention={**biases(c, "use_bias"), "rotate": rotary_pairs_upcast, "dropout": 0.0},
         mlp=[mixture if first <= i <= last and (i + 1) % every == 0 else mlp for i in range(depth)],
         rotary=RotaryEmbedding(c.head_dim(), fp32=True),
     )
@@ -52,7 +52,7 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
 
 def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
     """Hunyuan with experts: norms on query and key behind the rotation, a router in fp32, one shared MLP."""
-    hidden, bias = c.integer("hidden_size"), c.flag("attention_bias")
+    hidden = c.integer("hidden_size")
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_experts", "moe_topk")
@@ -60,7 +60,7 @@ def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
         return MixtureOfExperts(TopKRouter(hidden, experts.count, experts.per_token, fp32=True), experts, shared)
 
     norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_rotary", ("query_layernorm", "key_layernorm"))
-    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "qk_norm": norm})
+    return dense_decoder(c, architecture, mlp=mixture, attention={**biases(c), "qk_norm": norm})
 
 
 def minimax_m2(c: Config, architecture: str | None) -> Network:
@@ -82,7 +82,7 @@ def minimax_m2(c: Config, architecture: str | None) -> Network:
 
 def flex_olmo(c: Config, architecture: str | None) -> Network:
     """FlexOLMo: OLMo 2 with OLMoE's experts."""
-    bias, norm = c.flag("attention_bias"), partial(RMSNorm, scale_in="mixed")
+    norm = partial(RMSNorm, scale_in="mixed")
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_experts")
@@ -91,8 +91,7 @@ def flex_olmo(c: Config, architecture: str | None) -> Network:
         return MixtureOfExperts(router, experts)
 
     attention = {
-        "bias": bias,
-        "out_bias": bias,
+        **biases(c),
         "rotate": rotary_cast_back,
         "qk_norm": QKNorm(lambda heads, dim: norm(heads * dim), "projection"),
     }

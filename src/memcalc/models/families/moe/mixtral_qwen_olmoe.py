@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, gated_mlp, same_window, windows_by_layer_type
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp, same_window, windows_by_layer_type
 from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
@@ -63,9 +63,8 @@ def qwen3_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
 def qwen3_moe(c: Config, architecture: str | None) -> Network:
     """Qwen 3 with experts: a norm over each head's query and key."""
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
-    bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
-    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
+    attention = {**biases(c), "qk_norm": True}
     mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
     return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
 
@@ -106,10 +105,8 @@ def olmoe(c: Config, architecture: str | None) -> Network:
         )
         return MixtureOfExperts(gate, experts)
 
-    bias = c.flag("attention_bias")
     attention = {
-        "bias": bias,
-        "out_bias": bias,
+        **biases(c),
         "clip_qkv": c.has("clip_qkv"),
         "qk_norm": QKNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
     }
@@ -127,7 +124,6 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
             TopKThenSoftmaxRouter(hidden, count, per_token, bias=True), experts, returns_weights=True
         )
 
-    bias = c.flag("attention_bias")
     windows, window = windows_by_layer_type(c, 2), c.optional("sliding_window")
     return dense_decoder(
         c,
@@ -136,7 +132,7 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
         masks=[None, window],
         mlp=mixture,
         norm=partial(RMSNorm, scale_in="mixed"),
-        attention={"bias": bias, "out_bias": bias, "sinks": True, "rotate": rotary_of_halves},
+        attention={**biases(c), "sinks": True, "rotate": rotary_of_halves},
         rotary=RotaryEmbedding(c.head_dim(), once=True),
     )
 

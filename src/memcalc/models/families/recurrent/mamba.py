@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM, DecoderModel
-from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
 from memcalc.models.common.heads import decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, MixerBlock
@@ -118,14 +118,13 @@ def bamba(c: Config, architecture: str | None) -> Network:
     """Bamba: Mamba 2 mixers and a few layers of attention, of which half of each head is rotated."""
     attends = set(c.integers("attn_layer_indices"))
     recurrent = [layer not in attends for layer in range(c.integer("num_hidden_layers"))]
-    bias = c.flag("attention_bias")
     network = dense_decoder(
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
         make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_of_part},
+        attention={**biases(c), "rotate": rotary_of_part},
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
         block=partial(DecoderBlock, order="mlp norms self_attn", returns_weights=True),
     )

@@ -7,7 +7,7 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
-from memcalc.models.common.decoder import dense_decoder
+from memcalc.models.common.decoder import biases, dense_decoder
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
 from memcalc.models.families.vision_language.idefics3 import PatchesWithPositions
 from memcalc.models.family import Family, llama_sizes, table, vit_sizes
@@ -50,8 +50,7 @@ class AriaMixture(Module):
 
 def aria_text(c: Config, architecture: str | None) -> Network:
     """Aria's decoder."""
-    bias = c.flag("attention_bias")
-    attention = {"bias": bias, "out_bias": bias}
+    attention = biases(c)
     return dense_decoder(c, architecture, attention=attention, mlp=lambda: AriaMixture(c))
 
 

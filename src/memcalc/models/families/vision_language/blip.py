@@ -239,6 +239,7 @@ class BlipForConditionalGeneration(Network):
 
     def _encode_images(self, batch: Batch, pooled: list[Tensor]) -> Tensor:
         states, _, _ = self.vision_model(picture(batch, self.config))
+        assert self.vision_model.post_layernorm is not None
         pooled.append(self.vision_model.post_layernorm(ops.select(states, 1)))
         return states  # type: ignore[no-any-return]
 

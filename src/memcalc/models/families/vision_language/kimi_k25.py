@@ -159,7 +159,7 @@ class Kimi(VisionLanguage):
         """Embeddings [b, s, h], and what stays until the decoder is through."""
         mask = ids.tape.empty(ids.shape, BOOL)
         cleaned = ops.clone(ids)
-        return self.text.model.embed_tokens(cleaned), (mask, cleaned)
+        return vars(self.text.model)["embed_tokens"](cleaned), (mask, cleaned)
 
 
 def kimi_k25(c: Config, architecture: str | None) -> Network:

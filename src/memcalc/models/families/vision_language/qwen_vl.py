@@ -10,7 +10,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
 from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
 from memcalc.models.families.decoders.llama import qwen_windows
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen3_mixture, qwen_mlps
@@ -87,13 +87,13 @@ def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module
 
     Blocks behind which features are added have kinds of their own, and so has the next, to which the adding counts.
     """
-    bias, depth = c.flag("attention_bias"), c.integer("num_hidden_layers")
+    depth = c.integer("num_hidden_layers")
     first = c.integer("deepstack_layers", 0, minimum=0)
     every = mlps if len(mlps) == depth else mlps * depth
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "qk_norm": True},
+        attention={**biases(c), "qk_norm": True},
         mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
         rotary=MultimodalRotary(c.head_dim(), interleaved=True),
         position_ids="kept",
