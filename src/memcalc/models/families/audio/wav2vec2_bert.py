@@ -203,7 +203,6 @@ FAMILIES = table(
             "right_max_position_embeddings": 8,
             "conv_depthwise_kernel_size": 31,
             "conformer_conv_dropout": 0.1,
-            "use_intermediate_ffn_before_adapter": False,
         },
         blocks="encoder",
         attention="eager, sdpa",

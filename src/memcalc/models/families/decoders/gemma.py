@@ -78,6 +78,16 @@ def gemma3_text(c: Config, architecture: str | None) -> Network:
     )
 
 
+_GEMMA2 = sizes(
+    (256000, 2304, 9216, 26, 8, 4, 8192),
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    sliding_window=4096,
+    final_logit_softcapping=30.0,
+    attn_logit_softcapping=50.0,
+    pad_token_id=0,
+    tie_word_embeddings=True,
+)
 FAMILIES = table(
     Family(
         "gemma",
@@ -90,37 +100,8 @@ FAMILIES = table(
             tie_word_embeddings=True,
         ),
     ),
-    Family(
-        "gemma2",
-        gemma2,
-        sizes(
-            (256000, 2304, 9216, 26, 8, 4, 8192),
-            head_dim=256,
-            hidden_activation="gelu_pytorch_tanh",
-            sliding_window=4096,
-            final_logit_softcapping=30.0,
-            attn_logit_softcapping=50.0,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        ),
-        attention="eager, flash",
-    ),
-    Family(
-        "vaultgemma",
-        vaultgemma,
-        sizes(
-            (256000, 2304, 9216, 26, 8, 4, 8192),
-            head_dim=256,
-            hidden_activation="gelu_pytorch_tanh",
-            sliding_window=4096,
-            final_logit_softcapping=30.0,
-            attn_logit_softcapping=50.0,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        ),
-        attention="eager, flash",
-        verified="measured rows",
-    ),
+    Family("gemma2", gemma2, _GEMMA2, attention="eager, flash"),
+    Family("vaultgemma", vaultgemma, _GEMMA2, attention="eager, flash", verified="measured rows"),
     Family(
         "gemma3_text",
         gemma3_text,

@@ -175,7 +175,6 @@ FAMILIES = table(
             (155136, 4096, 27648, 64, 80, 8, 524288),
             head_dim=128,
             attention_bias=True,
-            attention_out_bias=False,
             attention_dropout=0.1,
             residual_dropout=0.1,
             pad_token_id=1,

@@ -239,7 +239,6 @@ FAMILIES = table(
             hidden_dropout_prob=0.1,
             attention_probs_dropout_prob=0.1,
             type_vocab_size=0,
-            relative_attention=False,
             max_relative_positions=-1,
             position_biased_input=True,
             pooler_dropout=0.0,

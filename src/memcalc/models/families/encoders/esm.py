@@ -238,8 +238,6 @@ FAMILIES = table(
             hidden_dropout_prob=0.1,
             attention_probs_dropout_prob=0.1,
             position_embedding_type="absolute",
-            emb_layer_norm_before=False,
-            token_dropout=False,
             tie_word_embeddings=True,
         ),
         blocks="encoder",

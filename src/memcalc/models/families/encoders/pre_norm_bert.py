@@ -121,7 +121,6 @@ _DEFAULTS = llama_sizes(
     attention_probs_dropout_prob=0.1,
     type_vocab_size=2,
     tie_word_embeddings=True,
-    is_decoder=False,
 )
 _XL = sizes((250880, 2560, 10240, 36, 32, 0, 514), type_vocab_size=1)
 

@@ -112,7 +112,6 @@ FAMILIES = table(
         ernie4_5_moe,
         llama_sizes(
             (103424, 2560, 12288, 28, 20, 4, 0),
-            use_bias=False,
             moe_intermediate_size=1536,
             moe_k=6,
             moe_num_experts=64,
@@ -131,12 +130,7 @@ FAMILIES = table(
         "hunyuan_v1_moe",
         hunyuan_v1_moe,
         llama_sizes(
-            (290943, 4096, 11008, 32, 32, 0, 0),
-            attention_bias=False,
-            attention_dropout=0.0,
-            num_experts=1,
-            moe_topk=1,
-            pad_token_id=0,
+            (290943, 4096, 11008, 32, 32, 0, 0), attention_dropout=0.0, num_experts=1, moe_topk=1, pad_token_id=0
         ),
         {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
         kinds="decoder, experts",
@@ -162,11 +156,9 @@ FAMILIES = table(
         flex_olmo,
         llama_sizes(
             (100352, 4096, 11008, 32, 32, 0, 0),
-            attention_bias=False,
             attention_dropout=0.0,
             num_experts_per_tok=5,
             num_experts=7,
-            norm_topk_prob=False,
             pad_token_id=100277,
             router_aux_loss_coef=0.01,
         ),

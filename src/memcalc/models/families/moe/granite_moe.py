@@ -68,7 +68,6 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
 
 _GRANITE: dict[str, object] = llama_sizes(
     (32000, 4096, 11008, 32, 32, 0, 0),
-    attention_bias=False,
     attention_dropout=0.0,
     num_local_experts=8,
     num_experts_per_tok=2,
@@ -89,7 +88,6 @@ FAMILIES = table(
             "mamba_d_conv": 4,
             "mamba_chunk_size": 256,
             "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
             "mamba_expand": 2,
         },
         {"layers_block_type": "layer_types"},

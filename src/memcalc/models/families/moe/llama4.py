@@ -269,7 +269,6 @@ FAMILIES = table(
             no_rope_layer_interval=4,
             attention_chunk_size=8192,
             attn_temperature_tuning=True,
-            attention_bias=False,
             attention_dropout=0.0,
         ),
         kinds="decoder, experts",

@@ -102,12 +102,7 @@ FAMILIES = table(
         "phimoe",
         phimoe,
         llama_sizes(
-            (32064, 4096, 6400, 32, 32, 8, 0),
-            attention_dropout=0.0,
-            num_local_experts=16,
-            attention_bias=False,
-            lm_head_bias=False,
-            router_aux_loss_coef=0.001,
+            (32064, 4096, 6400, 32, 32, 8, 0), attention_dropout=0.0, num_local_experts=16, router_aux_loss_coef=0.001
         ),
         kinds="decoder, experts",
     )

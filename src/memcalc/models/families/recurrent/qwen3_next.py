@@ -101,7 +101,6 @@ _DELTA: dict[str, object] = {
     "num_attention_heads": 16,
     "hidden_act": "silu",
     "head_dim": 256,
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,

@@ -175,7 +175,6 @@ FAMILIES = table(
             hidden_activation="gelu_pytorch_tanh",
             block_types=["recurrent", "recurrent", "attention"],
             attention_dropout=0.0,
-            attention_bias=False,
             pad_token_id=0,
             tie_word_embeddings=True,
         ),

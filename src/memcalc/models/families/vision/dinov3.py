@@ -149,7 +149,6 @@ FAMILIES = table(
             proj_bias=True,
             mlp_bias=True,
             drop_path_rate=0.0,
-            use_gated_mlp=False,
             num_register_tokens=0,
             pos_embed_rescale=2.0,
         ),

@@ -154,7 +154,6 @@ FAMILIES = table(
             "attention_probs_dropout_prob": 0.0,
             "drop_path_rate": 0.1,
             "hidden_act": "gelu",
-            "use_absolute_embeddings": False,
         },
         blocks="encoder",
         attention="eager, sdpa",

@@ -200,7 +200,6 @@ _DINOV2 = VIT_DEFAULTS | {
     "patch_size": 14,
     "mlp_ratio": 4,
     "drop_path_rate": 0.0,
-    "use_swiglu_ffn": False,
     "use_mask_token": True,
     "num_register_tokens": 0,
 }

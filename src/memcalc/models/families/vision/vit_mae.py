@@ -179,7 +179,6 @@ FAMILIES = table(
             "decoder_num_hidden_layers": 8,
             "decoder_intermediate_size": 2048,
             "mask_ratio": 0.75,
-            "norm_pix_loss": False,
         },
         blocks="encoder",
     )

@@ -192,9 +192,7 @@ FAMILIES = table(
         aria_text,
         llama_sizes(
             (32000, 4096, 4096, 32, 32, 0, 2048),
-            attention_bias=False,
             attention_dropout=0.0,
-            mlp_bias=False,
             moe_num_experts=8,
             moe_topk=2,
             moe_num_shared_experts=2,

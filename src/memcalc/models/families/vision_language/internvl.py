@@ -185,7 +185,6 @@ _TOWER: dict[str, object] = vit_sizes(
     norm_type="layer_norm",
     image_size=[448, 448],
     patch_size=[14, 14],
-    use_mask_token=False,
     use_absolute_position_embeddings=True,
     use_mean_pooling=True,
 )

@@ -119,7 +119,6 @@ FAMILIES = table(
         {
             "projector_hidden_act": "gelu",
             "vision_feature_layer": -1,
-            "multimodal_projector_bias": False,
             "spatial_merge_size": 2,
             "tie_word_embeddings": True,
         },
