@@ -39,7 +39,8 @@ class PlainCommand(TyperCommand):
             if record is not None:
                 general = "Arguments" if parameter.param_type_name == "argument" else "Other options"
                 heading = getattr(parameter, "rich_help_panel", None) or general
-                sections.setdefault(heading, []).append(record)
+                name = record[0].replace(" <list[str]>", "")  # Typer's word for "several"
+                sections.setdefault(heading, []).append((name, *record[1:]))
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -74,3 +75,24 @@ def _process(parameter: Any, coerce: Callable[[Any, Any], Any], ctx: Any, value:
     if not isinstance(value, (str, bool)) and (value is not None or parameter.required):
         return coerce(ctx, value)
     return value if parameter.callback is None else parameter.callback(ctx, parameter, value)
+
+
+_LINE = "memcalc.command_line"
+
+
+class CommandWithLine(PlainCommand):
+    """A command that another command line may follow, behind `--`: it is kept as it is."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """The words before the first `--`; those behind it are for `command_line`."""
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_LINE] = args[place + 1 :]
+            args = args[:place]
+        return super().parse_args(ctx, args)
+
+
+def command_line(ctx: Any) -> list[str]:
+    """The words behind `--`."""
+    found: list[str] = ctx.meta.get(_LINE, [])
+    return found
