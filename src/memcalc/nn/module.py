@@ -51,7 +51,7 @@ class Parameter(Tensor):
 Hooks = Callable[..., Any]
 """Called with a module and its arguments in place of its forward (`register_forward_pre_hook`, `_forward_hook`)."""
 
-CONSTANTS = "quantization constants"
+QUANTIZATION_CONSTANTS = "quantization constants"
 """Group of the buffers that belong to quantized weights."""
 
 
@@ -196,8 +196,10 @@ class Module:
             if is_buffer:
                 tape.buffers.append((parameter.storage.allocation, parameter.copies))
             elif parameter.trainable and tape.grad_enabled:
-                held = tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
-                parameter.node = AccumulateGrad(tape, parameter.group, held)
+                gradient = (
+                    tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
+                )
+                parameter.node = AccumulateGrad(tape, parameter.group, gradient)
         return tensors
 
 

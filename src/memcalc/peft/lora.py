@@ -144,8 +144,8 @@ def dense_weight(base: Module) -> Tensor:
 
 def _transposed(weight: Tensor) -> Tensor:
     """The transposed matrix, which PEFT makes a new parameter where it was one: that asks for a gradient, unlike it."""
-    turned = ops.transpose(weight, 0, 1)
-    return as_parameter(turned) if isinstance(weight, Parameter) else turned
+    transposed = ops.transpose(weight, 0, 1)
+    return as_parameter(transposed) if isinstance(weight, Parameter) else transposed
 
 
 def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:

@@ -35,8 +35,8 @@ from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
-    wide = runs_trainer(setup) and parameter.group == "embedding"
-    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, wide)
+    by_embedding = runs_trainer(setup) and parameter.group == "embedding"
+    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding)
 
 
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
@@ -151,9 +151,9 @@ def _run_micro_batch(
     restore_retained(network, tape)
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
+        (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
-        loss, held, more = run.run_objective(
+        loss, outputs, more = run.run_objective(
             tape, trained, spec, setup, length, None if teacher is None else teacher.spec
         )
     forward_end = tape.clock
@@ -168,7 +168,7 @@ def _run_micro_batch(
         updater.finish()
     left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
-    del loss, held
+    del loss, outputs
     tape.finish()
     in_order = trained.parameters_in_update_order(set())
     return Step(

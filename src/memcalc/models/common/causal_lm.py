@@ -226,8 +226,8 @@ class CausalLM(Network):
                     hidden = hidden if self.loss.keep is None else ops.narrow(hidden, 1, self.loss.keep)
                     logits = self.logits(hidden)
                     return Outputs(None, (logits, *kept), partial(self.loss.loss_from_logits, labels=batch.labels))
-                loss, held = self.loss(self.lm_head, self.logits, hidden, batch.labels)
-                return Outputs(loss, (*held, *kept))
+                loss, returned = self.loss(self.lm_head, self.logits, hidden, batch.labels)
+                return Outputs(loss, (*returned, *kept))
             if batch.logits_to_keep is not None:
                 hidden = ops.narrow(hidden, 1, batch.logits_to_keep)
             logits = self.logits(hidden)

@@ -135,8 +135,8 @@ class EncoderClassifier(Network):
         """Loss and logits [b, classes]."""
         hidden, pooled = self.model(batch.ids, batch.padding)
         with batch.ids.tape.scoped("head and loss"):
-            held = (pooled if self.pooled else hidden,) if self.pool is None else self.pool(hidden)
-            x = held[0]
+            reduced = (pooled if self.pooled else hidden,) if self.pool is None else self.pool(hidden)
+            x = reduced[0]
             for step in self.steps:
                 x = step(x)
             logits = self.classifier(x)

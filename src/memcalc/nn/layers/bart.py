@@ -43,9 +43,9 @@ class BartAttention(Module):
         else:
             query = split_heads(self.q_proj(hidden), self.head_dim)
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None or states is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
             if self.scale_query:
                 key = ops.contiguous(split_heads(self.k_proj(current), self.head_dim))

@@ -37,9 +37,9 @@ def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> 
             total = ops.sum(mask)
             rows = ops.add_scalar(total) if rows is None else ops.add(rows, total)
             del total
-        for held in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
-            if held is not None:  # it goes when the next layer puts another in its place
-                held.storage.allocation.handed_over = True
+        for tensor in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
+            if tensor is not None:  # it goes when the next layer puts another in its place
+                tensor.storage.allocation.handed_over = True
     tape.begin_span(tape.phase, None)
     busy = _over(busy, rows)
     likely = _over(likely, rows)

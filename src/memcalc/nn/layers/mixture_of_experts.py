@@ -79,9 +79,9 @@ class Experts(ExpertWeights):
         self.per_token = per_token
         self.gate = gate
         self.transposed = transposed
-        wide = 2 * width if gated else width
-        self.up_proj = Parameter(count, *(hidden, wide) if transposed else (wide, hidden), group="experts")
-        self.up_proj_bias = Parameter(count, wide, group="experts") if bias else None
+        gate_up = 2 * width if gated else width
+        self.up_proj = Parameter(count, *(hidden, gate_up) if transposed else (gate_up, hidden), group="experts")
+        self.up_proj_bias = Parameter(count, gate_up, group="experts") if bias else None
         self.down_proj = Parameter(count, *(width, hidden) if transposed else (hidden, width), group="experts")
         self.down_proj_bias = Parameter(count, hidden, group="experts") if bias else None
 

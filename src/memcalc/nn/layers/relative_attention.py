@@ -77,9 +77,9 @@ class RelativeAttention(Module):
         """
         query = split_heads(self.q(hidden), self.dim)
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None or states is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
             key = split_heads(self.k(current), self.dim)
             value = split_heads(self.v(current), self.dim)

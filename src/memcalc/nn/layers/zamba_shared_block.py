@@ -43,12 +43,12 @@ class SharedAttention(GroupedQueryAttention):
         rotary: bool,
         dropout: float,
     ) -> None:
-        wide, head_dim = 2 * hidden, 2 * hidden // heads
-        super().__init__(wide, heads, kv_heads, head_dim, rotate=apply_rotary if rotary else None, dropout=dropout)
+        both, head_dim = 2 * hidden, 2 * hidden // heads
+        super().__init__(both, heads, kv_heads, head_dim, rotate=apply_rotary if rotary else None, dropout=dropout)
         self.o_proj = Linear(heads * head_dim, hidden, group="attention")
         self.adapted = uses.index(use) if uses else None
         for name in ("q", "k", "v") if uses else ():
-            setattr(self, f"linear_{name}_adapter_list", [Adapter(wide, rank, wide, "attention") for _ in uses])
+            setattr(self, f"linear_{name}_adapter_list", [Adapter(both, rank, both, "attention") for _ in uses])
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         query, key, value = self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)

@@ -24,7 +24,7 @@ from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding
 from memcalc.nn.model import Network
 
 
-def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any], **rest: Any) -> Network:
+def _gemma(c: Config, architecture: str | None, act: str, attention: dict[str, Any], **rest: Any) -> Network:
     if c.flag("use_bidirectional_attention"):
         raise ConfigError(f"{c.where} has 'use_bidirectional_attention', which memcalc does not describe; remove it.")
     return dense_decoder(
@@ -41,12 +41,12 @@ def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any
 
 def gemma(c: Config, architecture: str | None) -> Network:
     """Gemma 1: Llama's blocks."""
-    return _kin(c, architecture, "hidden_act", {})
+    return _gemma(c, architecture, "hidden_act", {})
 
 
 def gemma2(c: Config, architecture: str | None, names: NormNames = PRE_AND_POST_NORM) -> Network:
     """Gemma 2: every other layer has the sliding window; soft caps on the logits and on eager attention's scores."""
-    return _kin(
+    return _gemma(
         c,
         architecture,
         "hidden_activation",
@@ -66,7 +66,7 @@ def gemma3_text(c: Config, architecture: str | None) -> Network:
     """Gemma 3: norms on query and key; layers with the sliding window have a rotary embedding of their own."""
     windows = windows_by_layer_type(c, c.integer("sliding_window_pattern"))
     head_dim = c.head_dim()
-    return _kin(
+    return _gemma(
         c,
         architecture,
         "hidden_activation",

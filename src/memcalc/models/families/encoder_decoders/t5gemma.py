@@ -53,9 +53,9 @@ class CrossAttention(Module):
     ) -> tuple[Tensor, Tensor | None]:
         """[b, t, h] and the encoder's states [b, s, h] to [b, t, h], and the probabilities where they exist."""
         query = split_heads(self.q_proj(hidden), self.head_dim)
-        held = None if cache is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
             key = split_heads(self.k_proj(states), self.head_dim)
             value = split_heads(self.v_proj(states), self.head_dim)

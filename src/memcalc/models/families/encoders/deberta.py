@@ -132,8 +132,10 @@ class DebertaEncoder(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         at = self.at = Positions(c)
         convolves = c.integer("conv_kernel_size", 0, minimum=0) > 0
-        # Work between two layers counts to the one that follows, so that one of its own kind is behind the convolution.
-        kinds = ["behind" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))]
+        # Work between two layers counts with the one that follows: the layer after the convolution has a kind of its own.
+        kinds = [
+            "convolution" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))
+        ]
         self.layer = Stack(kinds, lambda _: DebertaLayer(c, hidden, at))
         self.rel_embeddings = Embedding(2 * at.span, hidden, group="attention") if at.relative else None
         self.LayerNorm = LayerNorm(hidden) if at.normed else None

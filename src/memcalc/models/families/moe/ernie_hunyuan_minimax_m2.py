@@ -37,8 +37,8 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
         experts = _experts(c, "moe_intermediate_size", "moe_num_experts", "moe_k")
         router = BiasCorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
         width = c.integer("moe_intermediate_size") * shared
-        beside = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
-        return MixtureOfExperts(router, experts, beside)
+        shared_experts = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
+        return MixtureOfExperts(router, experts, shared_experts)
 
     mlp = gated_mlp(c, bias=bias)
     return dense_decoder(

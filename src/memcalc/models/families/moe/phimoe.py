@@ -47,7 +47,7 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
     tape = scores.tape
     weights: list[Tensor] = []
     indices: list[Tensor] = []
-    held: list[Tensor] = []
+    alive: list[Tensor] = []
     source = scores
     for turn in range(2):
         threshold, best, divisor = _far(source, scores)
@@ -65,8 +65,8 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
             factor = ops.to(ops.empty_like(either, FP32), gates.dtype)
             del either
             weight = ops.routed_multiplier(scores, multiplier, chosen, gates)
-            held += [highest, factor]
-        held += [gates, multiplier, threshold, divisor]
+            alive += [highest, factor]
+        alive += [gates, multiplier, threshold, divisor]
         weights.append(weight)
         indices.append(chosen)
         if not turn:

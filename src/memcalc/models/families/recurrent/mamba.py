@@ -34,10 +34,10 @@ def in_fp32(logits: Tensor) -> Tensor:
 def mamba2(c: Config, architecture: str | None) -> Network:
     """Mamba 2 and Codestral Mamba, without the `mamba_ssm` kernels."""
     hidden, bias = c.integer("hidden_size"), c.flag("use_bias")
-    inner, held = c.integer("expand") * hidden, c.integer("num_heads") * c.integer("head_dim")
-    if inner != held:
+    inner, all_heads = c.integer("expand") * hidden, c.integer("num_heads") * c.integer("head_dim")
+    if inner != all_heads:
         raise ConfigError(
-            f"{c.where} has 'expand' times 'hidden_size' {inner}, but 'num_heads' times 'head_dim' {held}; they "
+            f"{c.where} has 'expand' times 'hidden_size' {inner}, but 'num_heads' times 'head_dim' {all_heads}; they "
             "must be equal, correct one."
         )
     shape = Mamba2Shape(

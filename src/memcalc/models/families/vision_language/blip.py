@@ -105,9 +105,9 @@ class TextAttention(Module):
     ) -> tuple[Tensor, Tensor]:
         query = self._heads(self.query(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None or states is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
             key = self._heads(self.key(current))
             value = self._heads(self.value(current))
@@ -145,8 +145,8 @@ class TextBlock(Module):
 
     def _feed(self, attended: Tensor) -> Tensor:
         with attended.tape.scoped("MLP"):
-            wide = self.intermediate(attended)
-            return self.output(wide, attended)  # type: ignore[no-any-return]
+            intermediate = self.intermediate(attended)
+            return self.output(intermediate, attended)  # type: ignore[no-any-return]
 
 
 class TextDecoder(Module):

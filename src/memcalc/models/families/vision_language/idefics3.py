@@ -109,11 +109,11 @@ class Idefics3VisionEncoder(VisionEncoder):
         pixels = ops.index_select(pixels, tape.empty((count,), INT64))
         mask = ops.view(mask, -1, *mask.shape[2:])
         mask = ops.index_select(mask, tape.empty((count,), INT64))
-        told = tape.empty((count, *self.patches), BOOL)
+        patch_mask = tape.empty((count, *self.patches), BOOL)
         states = self.vision_model(pixels)
         features = self.connector(pixel_shuffle_flat(states, self.factor))
         found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
-        del real, how_many, told
+        del real, how_many, patch_mask
         return ImageFeatures(found, (states,))
 
 

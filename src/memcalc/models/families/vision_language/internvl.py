@@ -129,8 +129,8 @@ class InternVLVisionEncoder(VisionEncoder):
             keep=keep,
         )
         self.cuts = c.text("vision_feature_select_strategy") == "default"
-        wide = hidden * self.square**2
-        self.multi_modal_projector = NormedProjector(wide, width, c.text("projector_hidden_act"))
+        merged = hidden * self.square**2
+        self.multi_modal_projector = NormedProjector(merged, width, c.text("projector_hidden_act"))
 
     def tokens(self, size: int | None) -> int:
         """As many as squares of patches."""

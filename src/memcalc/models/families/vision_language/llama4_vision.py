@@ -117,7 +117,7 @@ class Llama4Tower(Module):
         hidden, heads, _ = v.heads()
         hidden = v.integer("hidden_size")
         rows, columns = grid_of(v)
-        dropout, wide = v.probability("attention_dropout"), v.integer("intermediate_size")
+        dropout, inner = v.probability("attention_dropout"), v.integer("intermediate_size")
         self.class_embedding = Parameter(hidden, group="embedding")
         self.positional_embedding_vlm = Parameter(rows * columns + 1, hidden, group="embedding")
         self.patch_embedding = UnfoldedPatches(v, hidden)
@@ -128,7 +128,7 @@ class Llama4Tower(Module):
         def block(_: int) -> Module:
             parts = {
                 "self_attn": RotaryAttention(hidden, heads, dropout),
-                "mlp": PlainMLP(hidden, wide, "gelu", names=("fc1", "fc2"), bias=True),
+                "mlp": PlainMLP(hidden, inner, "gelu", names=("fc1", "fc2"), bias=True),
                 "input_layernorm": LayerNorm(hidden),
                 "post_attention_layernorm": LayerNorm(hidden),
             }

@@ -104,8 +104,8 @@ def _tied(c: Config) -> bool:
     """
     text = c.section("text_config")
     for section in (c.values, text):
-        if isinstance(said := section.get("tie_word_embeddings"), bool):
-            return said
+        if isinstance(stated := section.get("tie_word_embeddings"), bool):
+            return stated
     old = str(c.get("transformers_version") or "").startswith("4.") or c.has("torch_dtype")
     return c.flag("tie_word_embeddings") and not (old and text.get("model_type") == "mistral")
 

@@ -104,8 +104,8 @@ def qwen2_vl(c: Config, architecture: str | None) -> Network:
     """Qwen2-VL."""
     v = c.nested("vision_config", _TOWER_2)
     width, act = v.integer("embed_dim"), v.text("hidden_act")
-    wide = int(width * v.factor("mlp_ratio"))
-    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
+    inner = int(width * v.factor("mlp_ratio"))
+    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, inner, act, names=("fc1", "fc2"), bias=True))
     merger = PatchMerger(
         LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
@@ -116,8 +116,8 @@ def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     """Qwen2.5-VL."""
     v = c.nested("vision_config", _TOWER_2_5)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
-    wide = v.integer("intermediate_size")
-    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
+    inner = v.integer("intermediate_size")
+    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, inner, act, bias=True))
     merger = PatchMerger(
         RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
@@ -161,9 +161,9 @@ def _eye(c: Config, depths: Sequence[int]) -> Qwen3VLVisionEncoder:
     """The tower, and the features of its blocks at `depths`."""
     v = c.nested("vision_config", _TOWER_3)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
-    wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
+    inner, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
     names = ("linear_fc1", "linear_fc2")
-    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=names, bias=True), bias=True)
+    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, inner, act, names=names, bias=True), bias=True)
 
     def merger(norm_merged: bool) -> PatchMerger:
         norm = LayerNorm(width * side**2 if norm_merged else width)
