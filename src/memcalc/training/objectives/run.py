@@ -64,9 +64,7 @@ def run_objective(
     used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": rollout.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
-    held_until_step_bytes = {
-        id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.kept_until_step
-    }
+    kept = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.kept_until_step}
     aims = ObjectiveExtras(weights, sum(kept.values()), used, tuple(notes(setup, rollout.completion, length)))
     return loss, tuple(x for x, _ in rollout.kept_until_step), aims
 

@@ -132,7 +132,7 @@ class DebertaEncoder(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         at = self.at = Positions(c)
         convolves = c.integer("conv_kernel_size", 0, minimum=0) > 0
-        # Work between two layers counts with the one that follows: the layer after the convolution has a kind of its own.
+        # Work between two layers counts with the second: the layer after the convolution has a kind of its own.
         kinds = [
             "convolution" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))
         ]
