@@ -286,5 +286,5 @@ def unpack(node: Saver) -> list[Storage]:
                 out.append(item.storage)
                 item.storage = None
         elif isinstance(item, Offloaded):
-            out.append(node.tape.allocate(item.nbytes, TEMPORARY, "activations brought back"))
+            out.append(node.tape.allocate(item.nbytes, TEMPORARY, "offloaded activations (returned)"))
     return out

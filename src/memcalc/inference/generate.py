@@ -71,7 +71,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         if setup.max_new_tokens > 1:
-            tape.begin_span("earlier tokens", None)
+            tape.begin_span("previous tokens", None)
             run.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
@@ -178,7 +178,7 @@ def _prefill(
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
-        tape.begin_span("earlier chunks", None)
+        tape.begin_span("previous prefill chunks", None)
         network(micro_batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         cache.length = earlier
         tape.inputs.clear()
@@ -210,5 +210,5 @@ def _reorder(tape: Tape) -> None:
     assert cache is not None
     largest = max((tensor for kept in cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
     if largest is not None:
-        with tape.scoped("reordered beams"):
+        with tape.scoped("beam reorder copy"):
             tape.empty(largest.shape, largest.dtype)

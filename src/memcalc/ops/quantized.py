@@ -106,7 +106,7 @@ def linear_8bit(x: Tensor, shape: Shape) -> Tensor:
     if node is not None:
         storage = flat.storage
         if storage.allocation.row == TEMPORARY:
-            storage.allocation.row, storage.allocation.name = ACTIVATIONS, "inputs held by LLM.int8"
+            storage.allocation.row, storage.allocation.name = ACTIVATIONS, "inputs kept by LLM.int8"
         tape.kept_by_graph.append(storage)
     return view(out, *x.shape[:-1], outputs)
 

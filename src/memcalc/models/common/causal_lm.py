@@ -218,7 +218,7 @@ class CausalLM(Network):
             run.hidden_states.append((hidden, 1))
         if run.cache is not None and not run.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             if batch.scored_tokens is not None:
                 return fused_lm_head(self.lm_head, hidden, batch)
             if self.loss is not None and batch.labels is not None:

@@ -94,7 +94,7 @@ class EncoderLM(Network):
         last = hidden if run_context(tape).cache is None or run_context(tape).all_logits else ops.narrow(hidden, 1, 1)
         logits = self.head(last)
         related = self.pair(pooled) if self.pair is not None else None
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             if batch.labels is None:
                 return Outputs(None, (logits, related))
             if related is not None:

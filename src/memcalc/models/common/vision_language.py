@@ -240,7 +240,7 @@ def check_size(v: Config, size: int | None) -> None:
     if size is not None and v.get("image_size") not in (size, [size, size]):
         raise UsageError(
             f"--image-size {size} does not fit this model, which reads images of 'image_size' "
-            f"{v.get('image_size')} alone; leave it out."
+            f"{v.get('image_size')} only; leave it out."
         )
 
 

@@ -17,7 +17,7 @@ class VocabularyHead(Module):
     `bias` and `norm_bias` are on the dense layer and the norm, `out_bias` on the projection.
     """
 
-    scope = "LM head and loss"
+    scope = "head and loss"
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import FP32, INT64, DType
 from memcalc.training.objectives.frozen_models import FrozenModel
 
-LOSS = "LM head and loss"
+LOSS = "head and loss"
 """The part of the box for logits and what is computed of them."""
 
 

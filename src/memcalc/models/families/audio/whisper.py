@@ -143,7 +143,7 @@ class WhisperForConditionalGeneration(Network):
         hidden = self.model.decoder(decoder_ids, states, cache)
         if cache is not None:
             cache.past += decoder_ids.shape[1]
-        with hidden.tape.scoped("LM head and loss"):
+        with hidden.tape.scoped("head and loss"):
             logits = self.proj_out(hidden)
             loss = None if labels is None else token_loss(logits, labels)
         return Outputs(loss, (logits, states))

@@ -207,7 +207,7 @@ class T5GemmaForConditionalGeneration(Network):
         hidden = self.decoder(decoder_ids, batch.padding, states, cache)
         if cache is not None:
             cache.past += decoder_ids.shape[1]
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             logits = self.lm_head(hidden)
             for function in SOFT_CAP if self.attn_logit_softcapping else ():
                 logits = function(logits)

@@ -183,7 +183,7 @@ class DebertaModel(Module):
 class DebertaHead(Module):
     """The newer vocabulary head: the embedding's own table as a matrix, and a bias."""
 
-    scope = "LM head and loss"
+    scope = "head and loss"
 
     def __init__(self, c: Config, hidden: int, table: Embedding) -> None:
         self.dense = Linear(hidden, hidden, bias=True, group="LM head")

@@ -184,7 +184,7 @@ class ContactHead(Module):
 class EsmLMHead(Module):
     """LayerNorm(gelu(dense(x))), the projection to the vocabulary, and a bias that is added to it."""
 
-    scope = "LM head and loss"
+    scope = "head and loss"
 
     def __init__(self, hidden: int, embedding: Embedding, *, tied: bool) -> None:
         vocab = embedding.weight.shape[0]

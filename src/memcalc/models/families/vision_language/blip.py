@@ -191,7 +191,7 @@ class TextDecoder(Module):
     ) -> tuple[Tensor | None, Tensor]:
         """Ids [b, s] and the image's states [b, n, h] to the loss of the next tokens, and logits [b, s, V]."""
         hidden = self._read(ids, padding, states, cache)
-        with ids.tape.scoped("LM head and loss"):
+        with ids.tape.scoped("head and loss"):
             logits = self.decoder(self.transform_norm(self.transform(hidden)))
             if labels is None:
                 return None, logits
