@@ -216,7 +216,7 @@ class _Box:
             yield "SERVES", served(self.report), ""
             if serving.occupied_bytes > peak.process_bytes:
                 taken = format_bytes(serving.occupied_bytes, self.unit)
-                share = "" if gpu is None else f" ({serving.occupied_bytes / gpu.total_bytes:.0%} of the GPU)"
+                share = "" if gpu is None else f" ({serving.occupied_bytes / gpu.usable_bytes:.0%} of the GPU)"
                 yield "", f"{self.report.setup['engine']} reserves {taken}{share}", ""
 
     def _both(self, nbytes: int) -> str:
