@@ -69,7 +69,7 @@ def estimate_weights(
     return _weights_report(name, family, [weights], setup, gpu, assumptions, phases, ("prefill", "weights only"))
 
 
-def _weights_report(
+def _weights_report(  # noqa: PLR0913 (what differs between two reports of weights)
     name: str,
     family: str,
     parts: Sequence[ComponentWeights],

@@ -90,7 +90,7 @@ def read_timeout(text: str | None) -> float:
     return seconds
 
 
-def answer(
+def answer(  # noqa: PLR0913 (the options of three commands)
     job: Job,
     model: "LoadedModel",
     name: str,

@@ -168,7 +168,7 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     )
 
 
-def _prefill(
+def _prefill(  # noqa: PLR0913 (what a prompt is run with)
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int, *, whole: bool
 ) -> None:
     """Run the prompt. In chunks, only the last one counts: the cache is longest then.

@@ -36,7 +36,7 @@ def _settle(parameter: Parameter, dtype: DType, copies: int) -> Parameter:
 class LoraLinear(Module):
     """A linear layer of `inputs` and `outputs` with an adapter of `rank`; `dora` trains its column norms as well."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (PEFT's options of a layer)
         self,
         base: Module,
         inputs: int,

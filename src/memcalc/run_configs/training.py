@@ -70,7 +70,7 @@ def batch(
         )
 
 
-def precision(
+def precision(  # noqa: PLR0913 (what a trainer's file says)
     out: Mapping,
     given: Given,
     *,
@@ -215,7 +215,7 @@ ATTENTION = {
 }
 
 
-def lora(
+def lora(  # noqa: PLR0913 (what a trainer's file says)
     out: Mapping,
     rank: Given,
     targets: Given,

@@ -114,7 +114,7 @@ def _trace(
     return step
 
 
-def _run_micro_batch(
+def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     spec: ModelSpec,
     network: Network,
     notes: Sequence[str],
