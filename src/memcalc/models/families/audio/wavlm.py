@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
@@ -16,6 +18,12 @@ from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
+
+
+def _bias(layer: Any) -> Tensor:
+    """The bias of a linear layer, or of an adapter around one."""
+    bias: Tensor = layer.bias
+    return bias
 
 
 class GatedBiasAttention(Module):
@@ -56,7 +64,7 @@ class GatedBiasAttention(Module):
 
     def _attend(self, hidden: Tensor, gated_bias: Tensor) -> tuple[Tensor, Tensor]:
         sequence_first = ops.transpose(hidden, 0, 1)
-        biases = ops.cat([vars(layer)["bias"] for layer in (self.q_proj, self.k_proj, self.v_proj)], 0)
+        biases = ops.cat([_bias(layer) for layer in (self.q_proj, self.k_proj, self.v_proj)], 0)
         out, weights = self._multi_head(sequence_first, gated_bias, biases)
         return ops.transpose(out, 0, 1), ops.unsqueeze(weights, 1)
 
