@@ -38,7 +38,7 @@ KEYS = table(
         other=("bfloat16",),
     ),
     Key("fp16", anything, {}, our.PRECISION, "module in fp16, fp32 master copy and states in shards"),
-    Key("data_types", mapping, {}, our.GRAD_ACCUM_DTYPE, "dtype that gradients are summed in"),
+    Key("data_types", mapping, {}, "", "dtype that gradients are summed in"),
     Key("optimizer", mapping, {}, our.OPTIMIZER, "an optimizer of DeepSpeed's own"),
     Key("tensor_parallel", mapping, {}, our.TENSOR_PARALLEL, "AutoTP"),
     Key("zero_force_ds_cpu_optimizer", flag, True, "", "states on the host are stepped by DeepSpeedCPUAdam"),
@@ -102,6 +102,7 @@ _PASSED_ON = (
     "overlap_comm",
     "reduce_scatter",
     "contiguous_gradients",
+    "round_robin_gradients",
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
     "stage3_max_live_parameters",
@@ -145,9 +146,8 @@ def read(values: dict[str, Any], where: str, out: Mapping, given: Given | None =
     found.offload = _offload(zero, found, keys, out)
     _optimizer(keys, found)
     _zero_options(zero, found)
-    accumulated = keys.value("data_types").get("grad_accum_dtype")
-    if accumulated in ("fp32", "bf16", "fp16"):
-        found.options[our.GRAD_ACCUM_DTYPE] = accumulated
+    if keys.value("data_types").get("grad_accum_dtype") not in (None, "bf16", "fp16"):
+        out.lack("data_types.grad_accum_dtype is not modelled: gradients are summed in the module's dtype")
     size = keys.value("tensor_parallel").get("autotp_size")
     if isinstance(size, int) and size > 1:
         found.sizes[our.TENSOR_PARALLEL] = size
@@ -217,7 +217,25 @@ def _zero_options(zero: Keys, found: Sharding) -> None:
         if given.default or given.value == "auto" or found.stage == 0:
             continue
         value = given.value
+        if name == "sub_group_size" and value < 1:
+            zero.out.assume("sub_group_size 0 is taken as DeepSpeed's default")
+            continue
         found.options[our.ZERO_PREFIX + name] = int(value) if isinstance(value, float) else value
+    _auto_sizes(zero, found)
+
+
+def _auto_sizes(zero: Keys, found: Sharding) -> None:
+    """Sizes that Trainer fills from hidden_size; the others stay DeepSpeed's, and say so where one is filled."""
+    sizes = ["reduce_bucket_size"]
+    if found.stage == 3:
+        sizes += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
+    given = {name: zero.get(name) for name in sizes}
+    if found.stage == 0 or not any(one.value == "auto" for one in given.values()):
+        return
+    found.options[our.ZERO_AUTO] = True
+    for name, one in given.items():
+        if one.default:
+            found.options[our.ZERO_PREFIX + name] = int(one.value)
 
 
 def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding | None:
