@@ -10,6 +10,7 @@ import os
 import re
 from typing import Any
 
+from memcalc.common.escaping import quoted
 from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, number, table, text, whole
@@ -78,6 +79,8 @@ ZERO = table(
     Key("zero_quantized_gradients", flag, False, "", "ZeRO++: reduced in 4 bits"),
     Key("mics_shard_size", whole, -1, "", "MiCS: GPUs that share one copy"),
 )
+
+ENABLED = table(Key("enabled", auto(flag), False, our.PRECISION, "whether it is on"))
 
 HARMLESS = harmless(
     "gradient_clipping prescale_gradients gradient_predivide_factor communication_data_type sparse_gradients scheduler "
@@ -162,10 +165,8 @@ def _precision(keys: Keys, where: str) -> str:
     states = {}
     for name in ("bf16", "fp16"):
         value = keys.value(name)
-        enabled = value.get("enabled", False) if isinstance(value, dict) else value
-        states[name] = (
-            "auto" if enabled == "auto" else flag(enabled) if isinstance(enabled, (bool, str, int)) else False
-        )
+        block = value if isinstance(value, dict) else {"enabled": value}
+        states[name] = Keys(ENABLED, block, f"{name} of {where}", keys.out).value("enabled")
     if states["bf16"] is True and states["fp16"] is True:
         raise ConfigError(f"{where} enables both bf16 and fp16: DeepSpeed takes one of them.")
     for name, state in states.items():
@@ -174,19 +175,24 @@ def _precision(keys: Keys, where: str) -> str:
     return "auto" if "auto" in states.values() else "fp32"
 
 
-def device(value: Any) -> str:
-    """Where something is offloaded: cpu, nvme, or empty."""
+def device(given: Given) -> str:
+    """Where something is offloaded: cpu, nvme, or empty. Raises ConfigError."""
+    value = given.value
     name = value.get("device", "none") if isinstance(value, dict) else value
     if name is True:
         return "cpu"
-    return "" if name in (None, False, "none", "None") else text(name)
+    if name in (None, False, "none", "None"):
+        return ""
+    if name not in ("cpu", "nvme"):
+        raise ConfigError(f"{given.key} needs a device: cpu, nvme or none, not {quoted(name)}.")
+    return str(name)
 
 
 def _offload(zero: Keys, found: Sharding, keys: Keys, out: Mapping) -> tuple[str, ...]:
     kept = []
     for name, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         given = zero.get(name)
-        place = device(given.value)
+        place = device(given)
         if name == "offload_optimizer" and not place and zero.value("cpu_offload"):
             place = "cpu"
         if place == "nvme":
@@ -203,7 +209,7 @@ def _offload(zero: Keys, found: Sharding, keys: Keys, out: Mapping) -> tuple[str
 def _optimizer(keys: Keys, found: Sharding) -> None:
     kind = keys.value("optimizer").get("type")
     if kind is not None:
-        found.optimizer = text(kind)
+        found.optimizer = str(kind)
         if found.optimizer.lower() not in ("adam", "adamw"):
             spelled(found.optimizer)
 
@@ -245,6 +251,10 @@ def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding 
     """
     if isinstance(reference, dict):
         return read(reference, f"deepspeed of {where}", out)
+    if not isinstance(reference, str):
+        raise ConfigError(
+            f"deepspeed in {where} needs a file's name or a mapping, not {quoted(reference)}: correct it."
+        )
     name = text(reference)
     base = os.path.basename(name.replace("\\", "/"))
     owner = "llamafactory" if base.startswith("ds_z") else framework
