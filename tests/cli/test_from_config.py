@@ -16,8 +16,9 @@ FOLDER = DATA / "run_configs"
 
 NOT_YET = {
     *("context_parallel_size", "cpu_offload", "data_parallel_replicas", "data_parallel_size", "ddp_bucket_mb", "gpus"),
-    *("expert_parallel_size", "grad_accum_dtype", "loss_parallel", "packing", "parallel", "pipeline_parallel_size"),
-    *("pipeline_schedule", "reshard_after_forward", "sequence_parallel"),
+    *("expert_parallel_size", "find_unused_parameters", "fsdp_wrap", "loss_parallel", "microbatches", "packing"),
+    *("parallel", "pipeline_parallel_size", "pipeline_schedule", "reshard_after_forward", "sequence_parallel"),
+    "zero_auto",
 }
 """Options that run files are translated to and that the command line does not have."""
 
