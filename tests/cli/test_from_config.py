@@ -127,3 +127,10 @@ def test_a_model_of_a_folder(tmp_path: Path) -> None:
 )
 def test_what_is_refused(code: int, words: tuple[str, ...], sentence: str) -> None:
     assert sentence in refused(code, "from-config", *words)
+
+
+def test_paths_in_a_file_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(f"base_model: {tmp_path}\nmicro_batch_size: 1\nsequence_len: 8\n", encoding="utf-8")
+    assert "not followed; give --model PATH" in refused(2, "from-config", str(run_file))

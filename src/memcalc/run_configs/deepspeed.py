@@ -13,6 +13,7 @@ from typing import Any
 from memcalc.common.escaping import quoted
 from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
+from memcalc.run_configs.json_text import load_json
 from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, number, table, text, whole
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import spelled
@@ -251,6 +252,8 @@ def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding 
     """
     if isinstance(reference, dict):
         return read(reference, f"deepspeed of {where}", out)
+    if isinstance(reference, str) and reference.lstrip().startswith("{"):
+        return read(load_json(reference, f"deepspeed of {where}"), f"deepspeed of {where}", out)
     if not isinstance(reference, str):
         raise ConfigError(
             f"deepspeed in {where} needs a file's name or a mapping, not {quoted(reference)}: correct it."

@@ -81,6 +81,10 @@ def command(
     found = read(files or (), line, framework=_framework(framework), release=_release(release))
     if model is not None:
         found.model = model
+    elif found.model is not None and is_local(found.model) and not (show_setup or as_options):
+        raise UsageError(
+            f"the model is {quoted(found.model)} on a disk: a run file's paths are not followed; give --model PATH."
+        )
     if show_setup or as_options:
         output.write(_shown(found, request, as_options=as_options, verbose=verbose))
         return
@@ -153,6 +157,8 @@ def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: di
     lines = _lines(found, below)
     if how["num_labels"] is None and "num_labels" in found.setup:
         how["num_labels"] = str(found.setup["num_labels"])
+    if where["weights"] is None and not is_local(name):
+        where["weights"] = found.facts.get("weights")
     loaded = _load(name, where)
     if loaded is None:
         from memcalc.models.llama_shape import canonical_spec
