@@ -199,6 +199,8 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
             own[0]
         ]
         given = keys.get(own[0])
+        if own[0] == "use_apollo":
+            out.take(our.GALORE_RANK, keys.value("apollo_rank"), keys.get("apollo_rank"))
         training.optimizer(out, Given(given.key, given.raw, name))
     else:
         hf_trainer.optimizer(keys, found, accumulation)

@@ -82,7 +82,7 @@ def _objective(context: Context, keys: Keys) -> str:
     kind = keys.get("rlhf_type")
     objective = "sft"
     if context.command == "rlhf" or keys.has("rlhf_type"):
-        objective = {"rm": "reward", "gkd": "gkd"}.get(str(kind.value).lower(), str(kind.value).lower())
+        objective = {"rm": "reward", "simpo": "cpo"}.get(str(kind.value).lower(), str(kind.value).lower())
     keys.out.take(
         our.OBJECTIVE,
         objective,
