@@ -154,6 +154,8 @@ def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: di
         raise UsageError(f"{found.model} is a shape of {found.framework}'s own: give --model PATH, ID or COUNT.")
     options = declared()
     below = {key: value for key, value in found.setup.items() if key in options and found.mode in options[key].modes}
+    if below.get("parallel") == "fsdp1" and below.pop("cpu_offload", None) is not None:
+        found.lack("FSDP 1's offloading is not modelled: shards are counted on the GPU, an upper bound")
     lines = _lines(found, below)
     if how["num_labels"] is None and "num_labels" in found.setup:
         how["num_labels"] = str(found.setup["num_labels"])
