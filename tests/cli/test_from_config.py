@@ -1,6 +1,7 @@
 """`memcalc from-config`: what was read, the command it stands for, and the estimate of that very command."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,7 @@ def test_every_option_that_files_are_translated_to_exists() -> None:
 
 def test_the_setup_is_shown_without_a_model() -> None:
     text = run("from-config", path("axolotl/packed_qlora.yaml"), "--show-setup").stdout
-    assert "optimizer: paged_adamw_8bit" in text
-    assert "--optimizer paged-adamw-8bit  (paged-adamw-8bit (bitsandbytes))" in text
+    assert re.search(r"--optimizer +optimizer: paged_adamw_8bit → paged-adamw-8bit \(bitsandbytes\)", text)
     assert "ignored: 4 keys that do not change memory (--verbose lists them)" in text
 
 

@@ -185,7 +185,7 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
                 "galore_layerwise steps in backward, so gradients cannot be accumulated: set "
                 "gradient_accumulation_steps to 1."
             )
-        out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-adamw (galore-torch)")
+        out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-torch")
         out.take(our.GALORE_RANK, keys.value("galore_rank"), keys.get("galore_rank"))
         if layerwise.value:
             out.take(our.OPTIMIZER_IN_BACKWARD, True, layerwise, "each weight is stepped in backward")

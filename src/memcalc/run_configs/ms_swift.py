@@ -218,7 +218,7 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
         return
     if keys.value("galore_quantization"):
         out.lack("Q-GaLore is not modelled: taken as GaLore")
-    out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-adamw (galore-torch)")
+    out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-torch")
     out.take(our.GALORE_RANK, keys.value("galore_rank"), keys.get("galore_rank"))
     out.note(
         keys.get("galore_optim_per_parameter"),
