@@ -17,12 +17,14 @@ from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
+from memcalc.nn.stack import trace_every_block
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
 from memcalc.training.micro_batch import model_loss
@@ -77,23 +79,30 @@ def trace(
     layout: ParallelSetup = SINGLE,
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
+    device: CudaDevice | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
-    do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
+    do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
+    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
+    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
 def _trace(
-    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, like_tracker: bool, teacher: SpecKey | None
+    key: SpecKey,
+    setup: TrainingSetup,
+    layout: ParallelSetup,
+    like_tracker: bool,
+    teacher: SpecKey | None,
+    device: CudaDevice | None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
@@ -101,9 +110,11 @@ def _trace(
 
         spec = run.pursuer(spec, setup)
     network = build(spec)
+    if device is not None:
+        trace_every_block(network)
     engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
-    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
+    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher, device)
     step = walk()
     if step.engine is not None and step.engine.learns:
         step = walk(before=step.engine)
@@ -122,6 +133,7 @@ def _walk(
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
+    device: CudaDevice | None,
     before: Engine | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
@@ -129,6 +141,7 @@ def _walk(
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
     tape = Tape(sum_out_of_place=like_tracker)
+    tape.device = device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",

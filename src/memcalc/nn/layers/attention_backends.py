@@ -77,7 +77,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats
         else:
             key = repeat_kv(key, repeats)
             value = repeat_kv(value, repeats)
-    is_causal = run_context(query).causal
+    is_causal = run_context(query).causal and key.shape[-2] == query.shape[-2]  # cross-attention is not
     out = ops.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=is_causal)
     out = ops.reshape(out, batch, -1, length, value.shape[-1])
     return ops.contiguous(ops.transpose(out, 1, 2))
