@@ -169,3 +169,10 @@ def test_the_line_says_whose_training_arguments_they_are() -> None:
 def test_a_file_of_a_repository_is_the_weights_that_are_loaded() -> None:
     assert read(files("llama_cpp/server.sh")).facts["weights"] == "Q8_0"
     assert read([], ["llama-server", "-hf", "a/b-GGUF"]).facts["weights"] == "Q4_K_M"
+
+
+def test_adapters_under_zero3_are_checkpointed_in_the_old_way(tmp_path: Path) -> None:
+    text = "model_name_or_path: a/b\nmax_length: 9\nuse_peft: true\ndtype: bfloat16\ndeepspeed: zero3.json\n"
+    found = read([written(tmp_path, "a.yaml", text)])
+    assert found.setup["checkpoint_reentrant"] is True
+    assert found.setup["lora_dtype"] == "bf16"
