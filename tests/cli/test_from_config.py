@@ -38,7 +38,7 @@ def names() -> set[str]:
 
 
 def test_every_option_that_files_are_translated_to_exists() -> None:
-    assert names() - declared().keys() == NOT_YET
+    assert names() - declared().keys() <= NOT_YET
 
 
 def test_the_setup_is_shown_without_a_model() -> None:
