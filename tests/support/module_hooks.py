@@ -28,7 +28,8 @@ from memcalc.nn.module import Module
 from memcalc.peak.untraced_blocks import UntracedBlocks
 from memcalc.peft.modules_to_save import TrainedCopy
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.step import Step, _trace
+from memcalc.training.step import _trace
+from memcalc.training.traced_step import Step
 
 
 class _Group:

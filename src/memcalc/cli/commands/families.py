@@ -3,7 +3,8 @@
 from typing import Annotated
 
 from memcalc.cli.output import JSON, print_json, print_table
-from memcalc.models.registry import Family, family, known
+from memcalc.models.family import Family
+from memcalc.models.registry import family, known
 from memcalc.tables.lora_targets import LORA_TARGETS
 
 

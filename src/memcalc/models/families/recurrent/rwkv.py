@@ -9,7 +9,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import DEEPEST, Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.token_loop import token_steps
@@ -211,8 +211,8 @@ def rwkv(c: Config, architecture: str | None) -> Network:
     return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"))
 
 
-FAMILIES = {
-    "rwkv": Family(
+FAMILIES = table(
+    Family(
         "rwkv",
         rwkv,
         {
@@ -224,6 +224,5 @@ FAMILIES = {
         },
         attention="eager",
         kinds="RWKV",
-        verified="measured rows, exact counts",
     )
-}
+)
