@@ -9,7 +9,15 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.tables.dtypes import FP32
 
-SCAN_NOTE = "state-space layers run in plain PyTorch; where the package mamba-ssm is installed they take much less"
+SCAN_NOTE = (
+    "state-space layers run in plain PyTorch; where the package mamba-ssm is installed they take much less "
+    "(--state-space-kernels mamba-ssm)"
+)
+
+NO_PACKED_KERNELS = (
+    "mamba-ssm's kernels multiply with a mixer's weights themselves, which this quantization packs or an adapter "
+    "wraps; leave out --state-space-kernels."
+)
 
 
 def masked(hidden: Tensor, mask: Tensor | None) -> Tensor:
