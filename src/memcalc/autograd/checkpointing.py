@@ -34,7 +34,7 @@ _NAME = "inputs of checkpointed blocks"
 def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run `module` keeping only its arguments (torch.utils.checkpoint, use_reentrant=False).
 
-    Positional tensors are saved for backward, or brought to host memory where the tape offloads; keyword arguments are
+    Positional tensors are saved for backward, or copied to host memory where the tape offloads; keyword arguments are
     kept alive by the closure alone. Inside another checkpointed call, that one makes the positional tensors again.
     """
     autocast, scope, outer = tape.autocast, tape.scope, tape.checkpoint

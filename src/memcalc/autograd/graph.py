@@ -191,7 +191,7 @@ def as_parameter(x: Tensor) -> Tensor:
 
 
 class Offloaded:
-    """Stands in a node for a tensor that lies in host memory, and is brought back when it is needed."""
+    """Stands in a node for a tensor that lies in host memory, and is copied back when it is needed."""
 
     __slots__ = ("nbytes",)
 

@@ -102,7 +102,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
 def _decode(
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
 ) -> None:
-    """Run one token of each sequence behind what the cache holds."""
+    """Run one token of each sequence after what the cache holds."""
     tape.begin_span("decode", None)
     run = run_context(tape)
     old = run.cache
@@ -159,7 +159,7 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
 
 
 def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, first: int) -> Cache:
-    """The cache that `engine` keeps; decoding begins behind `first` tokens."""
+    """The cache that `engine` keeps; decoding begins after `first` tokens."""
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(

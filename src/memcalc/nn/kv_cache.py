@@ -120,7 +120,7 @@ class Cache:
         return grown if window is None else ops.narrow(grown, -2, min(kept, window - 1))
 
     def static_capacity(self, window: int | None, new: int, seen: int) -> int:
-        """How many tokens attention sees in a static cache after `new` behind `seen` ones: all that it has room for.
+        """How many tokens attention sees in a static cache after `new` after `seen` ones: all that it has room for.
 
         A window that overflows shows what it held and the new tokens.
         """

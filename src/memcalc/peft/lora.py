@@ -1,4 +1,4 @@
-"""LoRA: a frozen layer with two trained low-rank matrices beside it.
+"""LoRA: a frozen layer with two trained low-rank matrices.
 
 Source of the order of operations: peft/tuners/lora/{layer.py,dora.py} of PEFT 0.21: the base layer's result, a cast of
 the input to the adapter's dtype, A, B, scaling, the sum, and a cast back.

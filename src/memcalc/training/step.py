@@ -205,7 +205,7 @@ def _loss(
 
 
 def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
-    """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
+    """Notes on activations that are recomputed. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:
         if not run.recomputed_attentions:

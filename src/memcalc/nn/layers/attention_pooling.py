@@ -75,7 +75,7 @@ class MultiheadAttention(Module):
 
 
 class AttentionPooling(Module):
-    """The probe's attention, and an MLP with a residual behind it."""
+    """The probe's attention, and an MLP with a residual after it."""
 
     def __init__(self, hidden: int, heads: int, width: int, act: str) -> None:
         self.probe = Parameter(1, 1, hidden, group="head")

@@ -64,10 +64,12 @@ class BartAttention(Module):
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """What the blocks of a stack share: sizes, dropout, and whether norms stand before the sublayers or behind.
+    """What the blocks of a stack share.
 
-    `clamp` is what an encoder block does against overflow in pure fp16: clamp always, or look whether it must. With
-    `act_apart` the MLP lets go of its input before the activation.
+    hidden, act, dropout, act_dropout: width, activation, dropout on the branches and after the activation.
+    norm_first: norms stand before the sublayers.
+    clamp: what an encoder block does against overflow in pure fp16: clamp always, or look whether it must.
+    act_apart: the MLP frees its input before the activation.
     """
 
     hidden: int

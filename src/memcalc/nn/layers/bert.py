@@ -18,11 +18,12 @@ from memcalc.tables.dtypes import INT32, INT64
 
 
 class EncoderEmbeddings(Module):
-    """Token, position and token-type embeddings, summed, normalised, dropped out.
+    """Token, position and token-type embeddings, summed, normalised, dropped out; tasks with `use_task_id` (ERNIE).
 
-    Positions are a slice of a buffer, or with `counted` the count of tokens that are no padding (RoBERTa), whose table
-    then stands last. Without `typed` there are no token types; with `use_task_id` in the config, tasks (ERNIE). Without
-    `normed` there is no norm (XLM-RoBERTa-XL).
+    typed: there are token types.
+    counted: positions count the tokens that are no padding (RoBERTa), and their table is registered last; else they are
+        a slice of a buffer.
+    normed: there is a LayerNorm (XLM-RoBERTa-XL has none).
     """
 
     scope = "embedding"
@@ -80,10 +81,12 @@ def count_tokens(ids: Tensor) -> Tensor:
 
 
 class SelfAttention(Module):
-    """Query, key and value projections with biases (`names`), and dropout on the probabilities.
+    """BERT's attention: query, key and value projections with biases, and dropout on the probabilities.
 
-    With `out` the output projection of that name follows at once (DistilBERT), with `norm` also dropout, the residual
-    and a LayerNorm (ALBERT).
+    names: attribute names of the projections.
+    out: name of an output projection that follows at once (DistilBERT).
+    norm: dropout, the residual and a LayerNorm follow too (ALBERT).
+    Raises ConfigError where the heads do not divide the width.
     """
 
     scope = "attention"

@@ -35,10 +35,15 @@ def _rotated(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> list[Te
 
 
 class LatentAttention(Module):
-    """Multi-head attention whose cache holds one vector of `kv_rank` and one rotary key of `rope_dim` per token.
+    """Multi-head latent attention (DeepSeek): the cache has one vector of `kv_rank` and one rotary key a token.
 
-    Query and key have `nope_dim` + `rope_dim` elements a head, values `value_dim`; with `q_rank` the query comes
-    through a low-rank bottleneck. `rotate` works on what the rotary embedding gives.
+    q_rank: rank of the query's low-rank projection; None: the query has one full projection.
+    kv_rank: rank of the latent that keys and values are expanded from.
+    nope_dim, rope_dim: elements of a head's query and key without and with rotary embedding.
+    value_dim: elements of a head's value.
+    bias: the down projections and the output projection have biases.
+    dropout: probability of dropout on the attention probabilities.
+    rotate: applies the rotary embedding to query and key.
     """
 
     scope = "attention"

@@ -18,9 +18,12 @@ from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
 
 class Indexer(Module):
-    """Scores every token for every query with a few narrow heads, outside the graph, and gives the best `count`.
+    """Scores every token for every query with a few small heads, without gradients, and gives the indices of the best.
 
-    The product with the keys is written so that it copies them for every query: that is a layer's largest tensor.
+    q_rank: width of the query's latent.
+    heads, head_dim, rope_dim: sizes of the scoring heads.
+    count: tokens that each query attends to (`index_topk`).
+    The product with the keys copies them for every query: that is the largest tensor of a layer.
     """
 
     scope = "attention indexer"

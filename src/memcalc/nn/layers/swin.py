@@ -41,7 +41,7 @@ class WindowBias(Module):
         self.relative_position_index = Buffer(self.area**2, dtype=INT64)
 
     def forward(self, _states: Tensor) -> Tensor:
-        """The bias; the states only lend their tape."""
+        """The bias; the states only give their tape."""
         bias = ops.index_select(self.relative_position_bias_table, self.relative_position_index)
         bias = ops.view(bias, self.area, self.area, -1)
         return ops.unsqueeze(ops.contiguous(ops.permute(bias, 2, 0, 1)), 0)

@@ -13,7 +13,7 @@ from memcalc.nn.module import Module
 
 
 class Adapter(Module):
-    """Two linear layers of low rank, beside a weight that several layers share."""
+    """Two linear layers of low rank, added to a weight that several layers share."""
 
     def __init__(self, inputs: int, rank: int, outputs: int, group: str) -> None:
         self.down = Linear(inputs, rank, group=group)
@@ -26,9 +26,11 @@ class Adapter(Module):
 
 
 class SharedAttention(GroupedQueryAttention):
-    """Attention over hidden states and embeddings side by side, with adapters for each layer of `uses` that shares it.
+    """Attention over hidden states and embeddings side by side, shared by several layers (Zamba 2).
 
-    `use` is the layer that this one stands in; without adapters `uses` is empty.
+    rank, uses: rank of the adapters, and the layers that have one; `uses` is empty without adapters.
+    use: the layer that this one stands in.
+    rotary: queries and keys are rotated.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def _scoring(spec: ModelSpec) -> ModelSpec:
 
 
 def trained(network: Network, spec: ModelSpec, setup: TrainingSetup) -> Module:
-    """All that is trained around `network`: PPO has a value model beside the policy."""
+    """All that is trained with `network`: PPO has a policy and a value model."""
     if setup.objective != "ppo":
         return network
     value = _scoring(spec)

@@ -88,9 +88,9 @@ class FeatureProjection(Module):
 
 
 class SpeechEncoder(Module):
-    """Positions by convolution, LayerNorm before the layers or, in the `stable` form, behind them.
+    """Positions by convolution, LayerNorm before the layers or, in the `stable` form, after them.
 
-    What a layer gives beside its states goes to the next one (WavLM's bias).
+    What a layer returns besides its states goes to the next one (WavLM's bias).
     """
 
     def __init__(self, c: Config, hidden: int, layers: Stack | None = None) -> None:
@@ -127,7 +127,7 @@ class SpeechEncoder(Module):
             if every is not None:
                 every.append(hidden)
         stay(every)
-        hidden.tape.allocate(0)  # a sample behind the last layer: what this model still holds does not die with it
+        hidden.tape.allocate(0)  # a sample after the last layer: what this model still holds does not die with it
         return self.layer_norm(hidden) if self.stable else hidden
 
 

@@ -61,7 +61,7 @@ class DistanceAttention(Module):
 
 
 class ConvolutionModule(Module):
-    """Two convolutions over channels with a gate behind the first, and one over time, which sees the past, between."""
+    """Two convolutions over channels with a gate after the first, and one over time, which sees the past, between."""
 
     scope = "convolutions"
 
@@ -146,7 +146,7 @@ class ConformerEncoder(Module):
             if every is not None:
                 every.append(hidden)
         stay(every)
-        hidden.tape.allocate(0)  # a sample behind the last layer: what this model still holds does not die with it
+        hidden.tape.allocate(0)  # a sample after the last layer: what this model still holds does not die with it
         return hidden
 
 

@@ -70,7 +70,7 @@ class WhisperEncoder(Module):
         self.dropout = c.probability("dropout")
 
     def forward(self, ids: Tensor, _padding: bool) -> Tensor:
-        """Mel features [b, mels, 2 s] to hidden states [b, s, h]; the ids only lend their batch size."""
+        """Mel features [b, mels, 2 s] to hidden states [b, s, h]; the ids only give their batch size."""
         tape, dtype = ids.tape, self.conv1.weight.dtype
         features = tape.external_tensor((ids.shape[0], self.mels, 2 * self.length), dtype, OVERHEAD, "mel features")
         inputs_embeds = ops.gelu(self.conv1(features))

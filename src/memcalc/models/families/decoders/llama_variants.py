@@ -64,7 +64,7 @@ def pattern_length(c: Config) -> int:
 
 
 def exaone4(c: Config, architecture: str | None) -> Network:
-    """EXAONE 4: norms behind the sublayers and on query and key; with a window, only its layers are rotated."""
+    """EXAONE 4: norms after the sublayers and on query and key; with a window, only its layers are rotated."""
     slides = c.has("sliding_window")
     windows = windows_by_layer_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(

@@ -1,4 +1,4 @@
-"""OLMo 1 to 3: rotary embedding in fp32; norms without weights in the first, behind the sublayers since the second."""
+"""OLMo 1 to 3: rotary embedding in fp32; norms without weights in the first, after the sublayers since the second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def olmo(c: Config, architecture: str | None) -> Network:
 
 
 def _post_normed(c: Config, architecture: str | None, **rest: Any) -> Network:
-    """Norms behind attention and MLP, and over all heads of query and key."""
+    """Norms after attention and MLP, and over all heads of query and key."""
     norm = QKNorm(lambda heads, dim: _NORM(heads * dim), "projection")
     return dense_decoder(
         c,

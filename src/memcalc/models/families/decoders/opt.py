@@ -1,4 +1,4 @@
-"""OPT: learned positions, LayerNorm before or behind each sublayer, a ReLU MLP over flattened rows."""
+"""OPT: learned positions, LayerNorm before or after each sublayer, a ReLU MLP over flattened rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OPTAttention(Module):
 
 
 class OPTBlock(Module):
-    """Attention and MLP, each with a residual, and with a LayerNorm before it (or behind it: OPT 350m)."""
+    """Attention and MLP, each with a residual, and with a LayerNorm before it (or after it: OPT 350m)."""
 
     scope = "residual stream"
 

@@ -1,4 +1,4 @@
-"""T5 and its kin: encoder and decoder with relative position biases, RMS norms before each sublayer, no biases."""
+"""T5 and its relatives: encoder and decoder, relative position biases, RMS norms before each sublayer, no biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT and its nearest kin: learned positions, LayerNorm after each sublayer, dropout, a layer for every position."""
+"""BERT and its relatives: learned positions, LayerNorm after each sublayer, dropout, a layer for every position."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class DebertaEncoder(Module):
                 out = self.conv(hidden, out, input_mask)
             states = [*states, out]
             following = out
-        hidden.tape.allocate(0)  # a sample behind the last layer: its input does not die with it
+        hidden.tape.allocate(0)  # a sample after the last layer: its input does not die with it
         return states
 
 

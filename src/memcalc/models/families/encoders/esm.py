@@ -159,7 +159,7 @@ class EsmLayer(Module):
 
 
 class EsmEncoder(Module):
-    """The stack of layers and a LayerNorm behind it."""
+    """The stack of layers and a LayerNorm after it."""
 
     def __init__(self, layer: Stack, hidden: int, rotary: Module | None) -> None:
         self.rotary_embeddings = rotary

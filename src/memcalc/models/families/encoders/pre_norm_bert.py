@@ -72,7 +72,7 @@ class PreNormLayer(Module):
 
 
 class PreNormEncoder(Module):
-    """The stack of layers, and a LayerNorm behind it."""
+    """The stack of layers, and a LayerNorm after it."""
 
     def __init__(self, c: Config, hidden: int, *, within: bool) -> None:
         depth = c.integer("num_hidden_layers")

@@ -1,4 +1,4 @@
-"""DeepSeek and its kin: shared and routed experts behind a few dense layers."""
+"""DeepSeek and its relatives: shared and routed experts after a few dense layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSeek's experts behind another attention: GLM 4.5, dots.llm1, Solar Open, K-EXAONE."""
+"""DeepSeek's experts after another attention: GLM 4.5, dots.llm1, Solar Open, K-EXAONE."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memcalc.nn.model import Network
 
 
 def glm4_moe(c: Config, architecture: str | None) -> Network:
-    """GLM 4.5 and 4.6: DeepSeek's experts behind grouped-query attention, of which a part of each head is rotated."""
+    """GLM 4.5 and 4.6: DeepSeek's experts after grouped-query attention, of which a part of each head is rotated."""
     attention = {
         "bias": c.flag("attention_bias"),
         "rotate": rotary_of_part,
@@ -27,7 +27,7 @@ def glm4_moe(c: Config, architecture: str | None) -> Network:
 
 
 def dots1(c: Config, architecture: str | None) -> Network:
-    """dots.llm1: DeepSeek's experts behind Qwen 3's attention."""
+    """dots.llm1: DeepSeek's experts after Qwen 3's attention."""
     depth, window = c.integer("num_hidden_layers"), c.optional("sliding_window")
     first = c.integer("max_window_layers", minimum=0)
     types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
@@ -37,13 +37,13 @@ def dots1(c: Config, architecture: str | None) -> Network:
 
 
 def solar_open(c: Config, architecture: str | None) -> Network:
-    """Solar Open: DeepSeek's experts in every layer, behind Llama's attention."""
+    """Solar Open: DeepSeek's experts in every layer, after Llama's attention."""
     attention = {"bias": c.flag("attention_bias")}
     return dense_decoder(c, architecture, mlp=partial(shared_and_routed, c), attention=attention)
 
 
 def exaone_moe(c: Config, architecture: str | None) -> Network:
-    """K-EXAONE: DeepSeek's experts behind EXAONE 4's attention, with norms before the sublayers."""
+    """K-EXAONE: DeepSeek's experts after EXAONE 4's attention, with norms before the sublayers."""
     slides = c.has("sliding_window")
     windows = windows_by_layer_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(

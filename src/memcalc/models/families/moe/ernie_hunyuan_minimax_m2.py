@@ -26,7 +26,7 @@ def _experts(c: Config, width: str, count: str, per_token: str = "num_experts_pe
 
 
 def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
-    """ERNIE 4.5 with experts: the dense one's attention; shared experts beside the routed ones."""
+    """ERNIE 4.5 with experts: the dense one's attention; shared and routed experts."""
     bias, hidden, depth = c.flag("use_bias"), c.integer("hidden_size"), c.integer("num_hidden_layers")
     first, every = c.integer("moe_layer_start_index", minimum=0), c.integer("moe_layer_interval")
     given = c.get("moe_layer_end_index")
@@ -51,7 +51,7 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
 
 
 def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
-    """Hunyuan with experts: norms on query and key behind the rotation, a router in fp32, one shared MLP."""
+    """Hunyuan with experts: norms on query and key after the rotation, a router in fp32, one shared MLP."""
     hidden = c.integer("hidden_size")
 
     def mixture() -> Module:

@@ -70,7 +70,7 @@ def qwen3_moe(c: Config, architecture: str | None) -> Network:
 
 
 def qwen_shared_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
-    """What makes Qwen's mixture with a shared expert behind a sigmoid gate."""
+    """What makes Qwen's mixture with a shared expert after a sigmoid gate."""
     hidden = c.integer("hidden_size")
 
     def mixture() -> Module:

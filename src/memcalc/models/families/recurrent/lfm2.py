@@ -76,7 +76,7 @@ def lfm2(c: Config, architecture: str | None) -> Network:
 
 
 def lfm2_moe(c: Config, architecture: str | None) -> Network:
-    """LFM2 with experts behind a few dense layers."""
+    """LFM2 with experts after a few dense layers."""
     hidden, depth = c.integer("hidden_size"), c.integer("num_hidden_layers")
     dense = c.integer("num_dense_layers", minimum=0)
     count, per_token = c.integer("num_experts"), c.within("num_experts_per_tok", "num_experts")

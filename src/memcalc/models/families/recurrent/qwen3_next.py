@@ -30,7 +30,7 @@ class RotaryOfGrids(Module):
         self.original_inv_freq = Buffer(dim // 2)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
-        """The pair [b, s, dim] for positions [1, s], or [3, b, s] where images are; `x` [b, s, h] lends its dtype."""
+        """The pair [b, s, dim] for positions [1, s], or [3, b, s] where images are; `x` [b, s, h] gives its dtype."""
         grids = position_ids
         if len(grids.shape) == 2:
             grids = ops.expand(ops.unsqueeze(position_ids, 0), 3, x.shape[0], -1)

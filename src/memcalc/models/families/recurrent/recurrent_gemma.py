@@ -26,7 +26,7 @@ from memcalc.tables.dtypes import BF16
 
 
 class LocalAttention(GroupedQueryAttention):
-    """Grouped-query attention with a sliding window, which makes its own rotary table of `turned` elements a head."""
+    """Grouped-query attention with a sliding window, with its own rotary table of `rotary_dim` elements a head."""
 
     def __init__(self, rotary_dim: int, hidden: int, *heads: int, **options: Any) -> None:
         super().__init__(hidden, *heads, **options)

@@ -17,7 +17,7 @@ from memcalc.tables.dtypes import INT64
 
 
 class BeitEmbeddings(Module):
-    """Patches behind a class token, and a trained position for each where the config asks for them."""
+    """Patches after a class token, and a trained position for each where the config asks for them."""
 
     scope = "embedding"
 
@@ -55,7 +55,7 @@ class RelativePositionBias(Module):
         self.index = (index,)  # shared by all: no weight of this module
 
     def forward(self, states: Tensor) -> Tensor:
-        """The bias; the states only lend their tape."""
+        """The bias; the states only give their tape."""
         table, (index,) = self.relative_position_bias_table, self.index
         between = table.shape[0] - 3
         places = ops.narrow(table, 0, between)

@@ -60,7 +60,7 @@ class PatchMerging(Module):
 
 
 class SwinStage(Module):
-    """Blocks over one grid of patches, and the merging behind them."""
+    """Blocks over one grid of patches, and the merging after them."""
 
     def __init__(self, c: Config, stage: int, grid: Grid, depths: list[int]) -> None:
         hidden, before, depth = c.integer("embed_dim") * 2**stage, sum(depths[:stage]), depths[stage]

@@ -37,7 +37,7 @@ def _columns(rows: Tensor, width: int) -> Tensor:
 
 
 class MaskedPatches(Module):
-    """The patches of an image that are seen, behind a class token."""
+    """The patches of an image that are seen, after a class token."""
 
     scope = "embedding"
 

@@ -56,7 +56,7 @@ def aria_text(c: Config, architecture: str | None) -> Network:
 
 
 class AriaTower(Module):
-    """Embeddings and blocks; the norm behind them is run, but what the projector reads is in front of it."""
+    """Embeddings and blocks; the norm after them is run, but what the projector reads is in front of it."""
 
     def __init__(self, v: Config) -> None:
         rows, columns = grid_of(v)
@@ -75,7 +75,7 @@ class AriaTower(Module):
 
 
 class AriaCrossAttention(Module):
-    """Queries attend to patches: projections in front of a MultiheadAttention, and one behind it."""
+    """Queries attend to patches: projections in front of a MultiheadAttention, and one after it."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         self.q_proj = Linear(hidden, hidden)
@@ -178,9 +178,9 @@ def aria(c: Config, architecture: str | None) -> Network:
     text = language_model(c, "aria_text", tied=c.flag("tie_word_embeddings"))
     if c.get("vision_feature_layer") != -1:
         raise ConfigError(f"{c.where} has a 'vision_feature_layer' other than -1, which memcalc does not describe.")
-    eye = AriaVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text, own_cache=True)
+    vision_encoder = AriaVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, own_cache=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(

@@ -25,7 +25,7 @@ from memcalc.tables.dtypes import INT64
 
 
 class ImageEmbeddings(Module):
-    """Patches behind a class token, and a trained position for each."""
+    """Patches after a class token, and a trained position for each."""
 
     is_input_embedding = True
 
@@ -77,7 +77,7 @@ def _heads(c: Config, hidden: int) -> tuple[int, int]:
 
 
 class TextAttention(Module):
-    """Eager attention with add and LayerNorm behind it; keys and values of `states` wide if it looks at an image."""
+    """Eager attention with add and LayerNorm after it; keys and values of `states` wide if it looks at an image."""
 
     scope = "attention"
 
@@ -126,7 +126,7 @@ class TextAttention(Module):
 
 
 class TextBlock(Module):
-    """Attention to the text, attention to the image, MLP: each with add and LayerNorm behind it."""
+    """Attention to the text, attention to the image, MLP: each with add and LayerNorm after it."""
 
     scope = "residual stream"
 

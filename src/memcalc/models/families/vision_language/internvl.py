@@ -172,9 +172,9 @@ def internvl(c: Config, architecture: str | None) -> Network:
     """InternVL 2.5 to 3.5, as converted to Transformers."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "qwen2", tied=c.flag("tie_word_embeddings"))
-    eye = InternVLVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text, own_cache=True)
+    vision_encoder = InternVLVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, own_cache=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(

@@ -166,9 +166,9 @@ def kimi_k25(c: Config, architecture: str | None) -> Network:
     """Kimi K2.5."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "deepseek_v3", tied=c.flag("tie_word_embeddings"))
-    eye = KimiVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return Kimi(eye, text, own_cache=True, videos=True)
+    vision_encoder = KimiVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return Kimi(vision_encoder, text, own_cache=True, videos=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(

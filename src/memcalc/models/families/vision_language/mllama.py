@@ -76,7 +76,7 @@ class CrossAttention(Module):
 
 
 class SelfAttentionBlock(DecoderBlock):
-    """Llama's block. It is told of images as the others are, and holds what it is told where it is checkpointed."""
+    """Llama's block. It takes the image states as the others do, and keeps them alive where it is checkpointed."""
 
     def forward(
         self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor, **_unused: Any

@@ -35,23 +35,23 @@ from memcalc.tables.dtypes import INT64
 class QwenVL(VisionLanguage):
     """Images have positions in height and width, which the whole model makes for the decoder."""
 
-    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+    def extra_decoder_inputs(self, ids: Tensor, image_features: ImageFeatures, mask: Tensor) -> dict[str, Any]:
         """Positions [3, b, s]."""
         return {"position_ids": ids.tape.empty((3, *ids.shape), INT64)}
 
 
 class Qwen3VL(QwenVL):
-    """Features from the middle of the tower are added to the states behind the decoder's first blocks."""
+    """Features from the middle of the tower are added to the states after the decoder's first blocks."""
 
-    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
-        """Positions [3, b, s], and what is done behind blocks."""
+    def extra_decoder_inputs(self, ids: Tensor, image_features: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s], and what is done after blocks."""
         where = ops.select(mask, -1)
-        middle = [ops.cat(pieces, 0) for pieces in sight.returned[1]]
+        middle = [ops.cat(pieces, 0) for pieces in image_features.returned[1]]
 
         def between(position: int, hidden: Tensor) -> Tensor:
             return _added(hidden, where, middle[position]) if position < len(middle) else hidden
 
-        return {**super().extra_decoder_inputs(ids, sight, mask), "between": between}
+        return {**super().extra_decoder_inputs(ids, image_features, mask), "between": between}
 
 
 def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _qwen3_moe(c: Config, architecture: str | None) -> Network:
 def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module]) -> Network:
     """Qwen 3's decoder, the MLP the same in all blocks or one for each.
 
-    Blocks behind which features are added have kinds of their own, and so has the next, to which the adding counts.
+    Blocks after which features are added have kinds of their own, and so has the next, to which the adding counts.
     """
     depth = c.integer("num_hidden_layers")
     first = c.integer("deepstack_layers", 0, minimum=0)
@@ -124,10 +124,10 @@ def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     return _seeing(c, Qwen25VLVisionEncoder(v, parts, merger, v.integers("fullatt_block_indexes")))
 
 
-def _seeing(c: Config, eye: Qwen2VLVisionEncoder) -> Network:
-    as_tower(eye)
+def _seeing(c: Config, vision_encoder: Qwen2VLVisionEncoder) -> Network:
+    as_tower(vision_encoder)
     text = language_model(c, _TEXT_2, tied=is_tied(c), flat=True)
-    return QwenVL(eye, text, own_cache=True, videos=True)
+    return QwenVL(vision_encoder, text, own_cache=True, videos=True)
 
 
 def qwen3_vl(c: Config, architecture: str | None) -> Network:
@@ -169,9 +169,9 @@ def _eye(c: Config, depths: Sequence[int]) -> Qwen3VLVisionEncoder:
         norm = LayerNorm(width * side**2 if norm_merged else width)
         return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
 
-    eye = Qwen3VLVisionEncoder(v, parts, merger, depths)
-    as_tower(eye)
-    return eye
+    vision_encoder = Qwen3VLVisionEncoder(v, parts, merger, depths)
+    as_tower(vision_encoder)
+    return vision_encoder
 
 
 _TOWER_2: dict[str, object] = {
