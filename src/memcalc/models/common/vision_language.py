@@ -32,10 +32,16 @@ class VisionEncoder(Module):
     """A vision tower and its projection to the decoder's width. `config` is the vision config."""
 
     config: Config
+    count: int
+    """Tokens of an image of the config's size."""
 
     def tokens(self, size: ImageSize) -> int:
-        """How many tokens an image of `size` pixels becomes (None: of the size that the config says)."""
-        raise NotImplementedError
+        """How many tokens an image of `size` pixels becomes (None: of the config's size).
+
+        Raises UsageError for another size, unless the encoder takes several.
+        """
+        check_size(self.config, size)
+        return self.count
 
     def image_side(self, size: ImageSize) -> int:
         """Height of an image in pixels, where one of `size` was asked for."""

@@ -15,7 +15,7 @@ from memcalc.tables.dtypes import FP32, INT32
 
 
 def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> Tensor:
-    """The loss of all `router_outputs` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
+    """The loss of all `routed` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
 
     The layers are a stack of their own: the loss of one that was traced stands for that of all it answers for.
     """

@@ -97,11 +97,6 @@ class Checkpoint:
         size = dtype_bits(dtype)
         return sum(t.parameters * size // 8 if t.role is Role.PARAMETER else t.nbytes for t in self.tensors)
 
-    def dequantized_bytes(self, dtype: str) -> int:
-        """Bytes if the run unpacks every weight to `dtype` (MXFP4 without its kernels, or `dequantize=True`)."""
-        size = dtype_bits(dtype)
-        return sum(t.nbytes if t.role is Role.BUFFER else t.parameters * size // 8 for t in self.tensors)
-
 
 # torch's names of the dtypes that a model may be loaded in, as safetensors spells them.
 TORCH_NAMES: Mapping[str, str] = MappingProxyType(

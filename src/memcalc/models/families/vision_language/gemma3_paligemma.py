@@ -91,11 +91,6 @@ class PaliGemmaVisionEncoder(VisionEncoder):
         self.vision_tower = tower_of(v)
         self.multi_modal_projector = LinearProjector(v.integer("hidden_size"), width)
 
-    def tokens(self, size: ImageSize) -> int:
-        """As many as there are patches."""
-        check_size(self.config, size)
-        return self.count
-
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, _kept = self.vision_tower(pixels)

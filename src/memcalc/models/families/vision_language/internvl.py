@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
     ImageFeatures,
     VisionEncoder,
     VisionLanguage,
-    check_size,
     feature_layers,
     language_model,
 )
@@ -132,11 +130,6 @@ class InternVLVisionEncoder(VisionEncoder):
         self.cuts = c.text("vision_feature_select_strategy") == "default"
         merged = hidden * self.square**2
         self.multi_modal_projector = NormedProjector(merged, width, c.text("projector_hidden_act"))
-
-    def tokens(self, size: ImageSize) -> int:
-        """As many as squares of patches."""
-        check_size(self.config, size)
-        return self.count
 
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""

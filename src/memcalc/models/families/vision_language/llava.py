@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
@@ -12,7 +11,6 @@ from memcalc.models.common.vision_language import (
     ImageFeatures,
     VisionEncoder,
     VisionLanguage,
-    check_size,
     config_side,
     feature_layers,
     is_tied,
@@ -38,11 +36,6 @@ class LlavaVisionEncoder(VisionEncoder):
         height, columns = grid_of(v)
         self.count = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
         self.multi_modal_projector = projector(c, v, width, len(keep))
-
-    def tokens(self, size: ImageSize) -> int:
-        """As many as there are patches."""
-        check_size(self.config, size)
-        return self.count
 
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
