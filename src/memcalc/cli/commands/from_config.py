@@ -8,6 +8,7 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.model_argument import is_local, short_name
 from memcalc.cli.model_options import (
     GENERIC,
     GENERIC_IGNORE,
@@ -18,9 +19,7 @@ from memcalc.cli.model_options import (
     TOKEN,
     WEIGHTS,
     answer,
-    is_local,
     read_timeout,
-    short_name,
 )
 from memcalc.cli.options import declared
 from memcalc.cli.parser import CommandWithLine, command_line
