@@ -145,10 +145,12 @@ def _quantization_note(
     """A line where quantizing the base of adapters takes more than it saves."""
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
-    wide = estimate(spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher).peak.allocated_bytes
-    if wide < allocated:
+    unquantized = estimate(
+        spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher
+    ).peak.allocated_bytes
+    if unquantized < allocated:
         yield (
-            f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
+            f"quantizing raises the peak here: without --quantization {unquantized:,} bytes would be allocated"
             f"{', and --no-prepare-kbit-training leaves out copies in fp32' if setup.prepare_kbit_training else ''}"
         )
 

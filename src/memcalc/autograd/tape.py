@@ -95,7 +95,7 @@ OUTSIDE_MODULES = "loss outside the model"
 class Tape:
     """Records one forward and backward pass (or one generation step) of a model on shapes alone."""
 
-    def __init__(self, phase: str = "forward", *, sum_out_of_place: bool = False) -> None:
+    def __init__(self, phase: str = "forward", *, sum_out_of_place: bool = False) -> None:  # noqa: PLR0915 attributes with what they are
         self.clock = 0
         self.allocations: list[Allocation] = []
         self.inputs: list[Allocation] = []

@@ -1,10 +1,9 @@
 """Writing the answer: what the stream can show, and streams that close or fail."""
 
-import json
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 import typer
 
@@ -65,18 +64,15 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
-JSON = typer.Option("--json", help="Print a JSON list with an object for each row.")
-"""The option of commands that print a table."""
+JSON = typer.Option("--json", help="Print the table as JSON, a list of objects; sizes are bytes.")
+"""The option of commands that print tables."""
 
 
-def print_json_or_table(
-    as_json: bool, heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], values: Sequence[Any]
-) -> None:
-    """Write a table for people, or `values`, an object for each of its rows, for programs."""
-    if as_json:
-        write(json.dumps(list(values), indent=2) + "\n")
-    else:
-        print_table(heads, rows, right)
+def print_json(rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as one JSON list."""
+    import json
+
+    write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from memcalc.cli.model_argument import read_model
+from memcalc.cli.read_model import read_model
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec

@@ -105,7 +105,7 @@ def _divided(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec]
     return network
 
 
-def bind(
+def bind(  # noqa: PLR0913 (what an engine is put around)
     tape: Tape,
     trained: Module,
     network: Network,

@@ -57,7 +57,7 @@ def tensor_parallel(
         )
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
-    said = [
+    notes = [
         f"tensor parallel over {size} GPUs: the report is for one of them",
         "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
         "(--cuda-context)",
@@ -69,7 +69,7 @@ def tensor_parallel(
             f"take one that does or is."
         )
     if kv_heads < size:
-        said.append(f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one")
+        notes.append(f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one")
     _put(config, local, "num_key_value_heads", max(1, kv_heads // size))
     for key in _WIDTHS:
         width = config.get(key)
@@ -85,7 +85,7 @@ def tensor_parallel(
     vocabulary = config.integer("vocab_size")
     multiple = VOCABULARY_MULTIPLE if padded else 1
     _put(config, local, "vocab_size", -(-vocabulary // (multiple * size)) * multiple)
-    return local, said
+    return local, notes
 
 
 def check_divided(whole: Module, local: Module, size: int) -> None:
@@ -93,9 +93,9 @@ def check_divided(whole: Module, local: Module, size: int) -> None:
 
     Raises UsageError.
     """
-    held = _matrices(local)
+    shares = _matrices(local)
     for group, count in _matrices(whole).items():
-        if count == held.get(group):
+        if count == shares.get(group):
             raise unknown_division(size, group)
 
 

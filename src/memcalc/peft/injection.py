@@ -1,4 +1,4 @@
-"""Putting LoRA adapters into a network: which layers get one, and what is trained beside them.
+"""Putting LoRA adapters into a network: which layers get one, and what else is trained.
 
 Source of the rules: peft/tuners/tuners_utils.py of PEFT 0.21.
 """
@@ -44,7 +44,7 @@ class Lora:
 
 
 def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
-    """Freeze everything and put adapters beside the layers that `lora` targets; returns what should be said of it."""
+    """Freeze everything and add adapters to the layers that `lora` targets; returns the assumptions."""
     for _, parameter in network.tensors():
         parameter.trainable = False
     found = sites(network)

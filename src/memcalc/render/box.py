@@ -219,7 +219,8 @@ class _Box:
             yield "SERVES", served(self.report), ""
             if serving.occupied_bytes > peak.process_bytes:
                 taken = format_bytes(serving.occupied_bytes, self.unit)
-                yield "", f"{self.report.setup['engine']} fills {taken}, whatever it needs", ""
+                share = "" if gpu is None else f" ({serving.occupied_bytes / gpu.usable_bytes:.0%} of the GPU)"
+                yield "", f"{self.report.setup['engine']} reserves {taken}{share}", ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

@@ -48,16 +48,16 @@ _SIZES = (
 
 def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
     """Lines for the defaults that were taken and for what the answer rests on."""
-    said = setup.model_fields_set
+    explicit = setup.model_fields_set
     yield from left_out(spec)
     yield from _lengths(setup, step)
     yield from images(setup, step)
     used = step.resolved()
-    taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
+    taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in explicit]
     if taken:
         yield f"defaults: {', '.join(taken)}"
     by_transformers = isinstance(setup, TrainingSetup) or setup.engine.startswith("transformers")
-    if "attention" in said and used["attention"] != setup.attention and by_transformers:  # other engines say so
+    if "attention" in explicit and used["attention"] != setup.attention and by_transformers:  # other engines say so
         yield (
             f"--attention {setup.attention} is not used: Transformers has {family(spec.model_type).attention} for "
             f"{spec.model_type}, so {used['attention']} is counted"

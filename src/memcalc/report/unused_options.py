@@ -20,10 +20,10 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
     given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
     if not step.network.reads_text and step.network.input_kind != "latents":
         reads = step.network.input_kind
-        yield f"the model reads {reads} alone, one for each of --batch: --seq-len changes nothing"
+        yield f"the model takes {reads} only, one for each of --batch: --seq-len changes nothing"
         if "images_per_sequence" in given:
             yield (
-                f"--images-per-sequence counts images of a sequence, and this model reads {reads} alone: "
+                f"--images-per-sequence counts images of a sequence, and this model takes {reads} only: "
                 "--batch says how many"
             )
         if setup.image_size is not None and not step.network.resizable_input:

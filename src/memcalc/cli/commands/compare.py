@@ -7,7 +7,7 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.estimate_options import Request, with_job
-from memcalc.cli.model_argument import read_model
+from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count

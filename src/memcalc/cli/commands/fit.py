@@ -7,7 +7,7 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.estimate_options import Job, Request, with_job
-from memcalc.cli.model_argument import read_model
+from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
 from memcalc.setup.setup import TrainingSetup
 from memcalc.units import format_bytes
@@ -32,7 +32,7 @@ def command(
 ) -> None:
     """Find the largest micro-batch, the longest sequence and the largest LoRA rank that fit, all else as given.
 
-    --gpu may be several, with commas. Every number is found by estimating: one more does not fit.
+    Several GPUs are given with commas. Every number is found by estimating: one more does not fit.
     """
     chosen = dict(request.chosen)
     if chosen["markdown"] or chosen["check"]:

@@ -3,37 +3,41 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from memcalc.cli.output import JSON, print_json_or_table
+from memcalc.cli.output import JSON, print_json, print_table
 from memcalc.optim.weight import Weight
-from memcalc.tables.optimizers import OPTIMIZERS
+from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
 _SAMPLE = Weight((4096, 4096), 4)
 """The fp32 matrix whose states the table shows."""
 
-_ELEMENTS = 4096 * 4096
 
-
-def command(*, as_json: Annotated[bool, JSON] = False) -> None:
+def command(json: Annotated[bool, JSON] = False) -> None:
     """List the optimizers that --optimizer knows: their states, and bytes per parameter of fp32 weights."""
-    rows, values = [], []
+    if json:
+        print_json([_object(row) for row in OPTIMIZERS.values()])
+        return
+    rows = []
     for row in OPTIMIZERS.values():
         states, host = row.states(_SAMPLE), row.host(_SAMPLE)
         names = ", ".join([*states, *(f"{name} (host)" for name in host)]) or "none"
         implementations = ", ".join(row.step)
         rows.append((row.name, _per_parameter(states), _per_parameter(host), names, implementations, row.source))
-        values.append(
-            {
-                "name": row.name,
-                "bytes_per_parameter": sum(states.values()) / _ELEMENTS,
-                "host_bytes_per_parameter": sum(host.values()) / _ELEMENTS,
-                "states": [*states],
-                "host_states": [*host],
-                "implementations": [*row.step],
-                "source": row.source,
-            }
-        )
     heads = ("name", "bytes/param", "on the host", "states of a matrix", "implementations, default first", "source")
-    print_json_or_table(as_json, heads, rows, (1, 2), values)
+    print_table(heads, rows, right=(1, 2))
+
+
+def _object(row: Optimizer) -> dict[str, object]:
+    states, host = row.states(_SAMPLE), row.host(_SAMPLE)
+    share = _SAMPLE.itemsize / _SAMPLE.nbytes
+    return {
+        "name": row.name,
+        "bytes_per_parameter": sum(states.values()) * share,
+        "host_bytes_per_parameter": sum(host.values()) * share,
+        "states": list(states),
+        "host_states": list(host),
+        "implementations": list(row.step),
+        "source": row.source,
+    }
 
 
 def _per_parameter(states: Mapping[str, int]) -> str:

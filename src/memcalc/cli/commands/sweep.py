@@ -11,8 +11,8 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.estimate_options import Request, with_job
-from memcalc.cli.model_argument import read_model
 from memcalc.cli.options import declared
+from memcalc.cli.read_model import read_model
 from memcalc.decide.axes import Axis, combinations, read_axis
 from memcalc.errors import MemcalcError, UsageError, option_name
 from memcalc.units import Unit, format_bytes

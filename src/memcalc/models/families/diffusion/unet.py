@@ -135,7 +135,7 @@ class UNet2DConditionModel(Denoiser):
             attentions = [attention(level, size) for _ in resnets] if down[level] else []
             self.down_blocks.append(DownBlock(resnets, attentions, size if level < depth - 1 else 0))
             before = size
-        self.up_blocks: list[Module] = []
+        self.up_blocks: list[UpBlock] = []
         last = channels[-1]
         self.mid_block = MidBlock([resnet(last, last), resnet(last, last)], [attention(depth - 1, last)])
         before = last

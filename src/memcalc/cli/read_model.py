@@ -1,0 +1,36 @@
+"""A model as one word: a path, a model of the Hub, or a parameter count."""
+
+from typing import TYPE_CHECKING
+
+from memcalc.cli.errors import warn
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError
+
+if TYPE_CHECKING:
+    from memcalc.models.spec import ModelSpec
+
+
+def read_model(text: str, what: str = "MODEL") -> tuple["ModelSpec", tuple[str, ...]]:
+    """The spec of the model that `text` names, and lines for the assumptions; its config is all that counts.
+
+    `what` names the argument in messages. Raises MemcalcError where it is no model.
+    """
+    from memcalc.cli.model_argument import is_local, short_name
+    from memcalc.models.llama_shape import canonical_spec
+    from memcalc.units import parse_parameters
+
+    local = is_local(text)
+    if not local and "/" not in text:
+        try:
+            spec, lines = canonical_spec(parse_parameters(text))
+        except UsageError:
+            raise UsageError(
+                f"{what} cannot be {quoted(text)}: give a path, a model of the Hub such as ORG/NAME, or a parameter "
+                "count such as 8B."
+            ) from None
+        return spec, tuple(lines)
+    from memcalc.sources import load
+    from memcalc.sources.model_spec import spec_of
+
+    model = load(text, kind="file" if local else "hub", progress=warn)
+    return spec_of(model, short_name(text) if local else model.name, generic=False)
