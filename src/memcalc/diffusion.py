@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memcalc.breakdown.process_memory import Outside
+from memcalc.common.assumption import Assumption
 from memcalc.report.schema import (
     Component,
     Components,
@@ -44,7 +45,7 @@ def estimate_components(
     parts: Sequence[ComponentWeights],
     setup: TrainingSetup | InferenceSetup,
     gpu: Gpu | None,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
 ) -> Report:
     """The weights of all components, resident together at every stage, as `pipe.to("cuda")` has them."""
     total = sum(part.nbytes for part in parts)
@@ -75,7 +76,7 @@ def estimate_components(
             other_overhead=_row(dict(outside.parts()), None),
         ),
         saved_for_backward_bytes=None,
-        phases=PipelinePhases(encode=resident, denoise=resident, decode=resident),
+        phases=PipelinePhases(encode=resident, denoise=resident, vae_decode=resident),
         peak=Peak(
             phase="denoise",
             moment="all components resident, weights only",
@@ -84,15 +85,7 @@ def estimate_components(
             process_bytes=outside.process,
         ),
         kv_cache_bytes=None,
-        gpu=None
-        if gpu is None
-        else GpuFit(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            usable_bytes=gpu.usable_bytes,
-            fits=outside.process <= gpu.usable_bytes,
-            free_bytes=gpu.usable_bytes - outside.process,
-        ),
+        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, gpu.usable_bytes, outside.process),
     )
 
 
@@ -102,7 +95,7 @@ def _row(parts: dict[str, int], ratio: float | None) -> Component:
     return Component(peak_bytes=total, max_bytes=total, bytes_per_parameter=ratio, parts=shown)
 
 
-def _offloaded(parts: Sequence[ComponentWeights]) -> list[str]:
+def _offloaded(parts: Sequence[ComponentWeights]) -> list[Assumption]:
     """What is resident when, if each component is moved to the GPU only while it works."""
     said = []
     for stage in STAGES:
@@ -110,4 +103,9 @@ def _offloaded(parts: Sequence[ComponentWeights]) -> list[str]:
         if working:
             largest = max(working, key=lambda part: part.nbytes)
             said.append(f"{stage} {largest.name} {format_bytes(largest.nbytes)}")
-    return [f"all components are resident; with model offload one at a time, at most: {', '.join(said)}"]
+    return [
+        Assumption(
+            "components_resident",
+            f"all components are resident; with model offload one at a time, at most: {', '.join(said)}",
+        )
+    ]

@@ -8,6 +8,7 @@ from functools import lru_cache
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import Outside
+from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import idle_parameters
@@ -40,7 +41,7 @@ def estimate(
     setup: TrainingSetup | InferenceSetup,
     gpu: Gpu | None = None,
     *,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
 ) -> Report:
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
@@ -91,30 +92,25 @@ def estimate(
             process_bytes=outside.process,
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None
-        if gpu is None
-        else GpuFit(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            usable_bytes=gpu.usable_bytes,
-            fits=outside.process <= _usable(setup, gpu),
-            free_bytes=_usable(setup, gpu) - outside.process,
-        ),
+        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), outside.process),
         serving=_serving(spec, setup, gpu, step),
     )
 
 
 def _raised(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """A line where quantizing the base of adapters takes more than it saves."""
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
     wide = estimate(spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher).peak.allocated_bytes
     if wide < allocated:
         yield (
-            f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
-            f"{', and --no-prepare-kbit-training leaves out copies in fp32' if setup.prepare_kbit_training else ''}"
+            Assumption(
+                "quantization_raises_peak",
+                f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
+                f"{', and --no-prepare-kbit-training leaves out fp32 copies' if setup.prepare_kbit_training else ''}",
+            )
         )
 
 
@@ -164,7 +160,7 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
         return Outside.of(run.input_bytes, candidate, gpu, peak).process
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
-    return Serving(largest_batch=found.batch, longest_context=found.context, occupied_bytes=occupied)
+    return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
 
 
 @lru_cache(maxsize=64)

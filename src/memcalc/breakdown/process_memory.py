@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memcalc.common.assumption import Assumption
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.gpus import MIB, Gpu
@@ -82,15 +83,24 @@ class Outside:
             "allocator_reserve": self.reserve_fraction,
         }
 
-    def assumptions(self) -> Iterator[str]:
+    def assumptions(self) -> Iterator[Assumption]:
         """A line for everything that the user did not say."""
         name, nbytes, count = self.workspaces
         if "cuda_context" not in self.said:
-            yield f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)"
+            yield Assumption(
+                "cuda_context",
+                f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)",
+            )
         if "cublas_workspace" not in self.said:
-            yield f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
+            yield Assumption(
+                "cublas_workspace", f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
+            )
         if "allocator_reserve" not in self.said:
             yield (
-                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it more "
-                f"(--allocator-reserve)"
+                Assumption(
+                    "allocator_reserve",
+                    f"allocator reserve {self.reserve_fraction:.0%} of what is "
+                    "allocated; fragmentation can make it more "
+                    f"(--allocator-reserve)",
+                )
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.common.sizes import rounded
 from memcalc.config.dtypes import declared_dtypes
@@ -39,7 +40,7 @@ class Loading:
     dtype: str
     quantization: str
     parts: Mapping[str, int] | None
-    notes: tuple[str, ...]
+    notes: tuple[Assumption, ...]
     form: WeightFormat | None = None
     format_of: ModuleFormat | None = None
 
@@ -65,7 +66,7 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
             parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
         return Loading(dtype, stored.kind or method, parts | buffers, notes, running, serving)
     if stored is not None and stored.kind == GGUF:
-        notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
+        notes = (*notes, Assumption("gguf_unpacked", f"{engine.name} unpacks GGUF weights to {dtype}"))
     if form is not None or engine.compute is not None:
         return Loading(dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving)
     return Loading(dtype, method, None, notes)
@@ -75,21 +76,25 @@ _SERVING_KERNELS = {"gptq": "fp8", "awq": "fp8"}
 """Kernels that serve where others train: Marlin's multiply with packed weights in one step, as that of fp8 does."""
 
 
-def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[str, ...]]:
+def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[Assumption, ...]]:
     """The dtype of wide weights: what the user says, the config declares, or the files store; and how it was found."""
     if setup.dtype is not None:
         return setup.dtype, ()
     for word in declared_dtypes(spec.config):
         if word in ALIASES and (name := short(ALIASES[word])) in LOADABLE:
-            return name, (f"weights in {name}, as config.json declares (--dtype)",)
+            return name, (Assumption("dtype_declared", f"weights in {name}, as config.json declares (--dtype)"),)
     if spec.stored is not None and spec.stored.dtype in LOADABLE:
-        return str(spec.stored.dtype), (f"weights in {spec.stored.dtype}, as they are stored (--dtype)",)
+        return str(spec.stored.dtype), (
+            Assumption("dtype_stored", f"weights in {spec.stored.dtype}, as they are stored (--dtype)"),
+        )
     words = tuple(declared_dtypes(spec.config))
     why = f"the dtype {quoted(words[0])}, in which nothing is loaded" if words else "no dtype"
-    return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)",)
+    return DEFAULT_DTYPE, (
+        Assumption("dtype_default", f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)"),
+    )
 
 
-def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
+def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[Assumption, ...]]:
     stated = quantized_once(spec.config, setup.quantization)
     if stated is None and spec.stored is not None and spec.stored.packed:
         if setup.quantization != "none":
@@ -99,10 +104,25 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
         return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
     form = stated_format(stated)
     if form is None:
-        return None, (f"quantization {stated.method!r} is not known: weights are counted as if it were not there",)
-    said = [f"weights quantized as {stated.where} of the config says: {stated}{_unsaid(stated, form)}"]
+        return None, (
+            Assumption(
+                "quantization_unknown",
+                f"quantization {stated.method!r} is not known: weights are counted as if it were not there",
+            ),
+        )
+    said = [
+        Assumption(
+            "weights_quantization",
+            f"weights quantized as {stated.where} of the config says: {stated}{_unsaid(stated, form)}",
+        )
+    ]
     if form.only_experts:
-        said.append("MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU")
+        said.append(
+            Assumption(
+                "mxfp4_kernels",
+                "MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU",
+            )
+        )
     return form, tuple(said)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module
@@ -34,7 +35,7 @@ VOCABULARY_MULTIPLE = 64
 """Engines pad the vocabulary to a multiple of this before they divide it (vLLM's DEFAULT_VOCAB_PADDING_SIZE)."""
 
 
-def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[str]]:
+def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[Assumption]]:
     """The config of one GPU's share of a model over `size` GPUs, and what to say about it.
 
     Raises UsageError where heads or a width cannot be divided.
@@ -51,9 +52,12 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
     said = [
-        f"tensor parallel over {size} GPUs: the report is for one of them",
-        "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
-        "(--cuda-context)",
+        Assumption("tensor_parallel", f"tensor parallel over {size} GPUs: the report is for one of them"),
+        Assumption(
+            "communication_buffers",
+            "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
+            "(--cuda-context)",
+        ),
     ]
     kv_heads = config.integer("num_key_value_heads", heads)
     if kv_heads % size and size % kv_heads:
@@ -62,7 +66,11 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
             f"take one that does or is."
         )
     if kv_heads < size:
-        said.append(f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one")
+        said.append(
+            Assumption(
+                "key_value_heads_copied", f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one"
+            )
+        )
     _put(config, local, "num_key_value_heads", max(1, kv_heads // size))
     for key in _WIDTHS:
         width = config.get(key)

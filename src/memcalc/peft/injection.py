@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
@@ -32,7 +33,7 @@ class Lora:
     modules_to_save: str | None = None
 
 
-def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
+def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
     """Freeze everything and put adapters beside the layers that `lora` targets; returns what should be said of it."""
     for _, parameter in network.tensors():
         parameter.trainable = False
@@ -57,7 +58,10 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
     if lora.modules_to_save is not None:
         save_modules(network, lora.modules_to_save)
     idle = sorted(name for name in split_names(lora.targets or "") & names if not _matching(found, name))
-    return [f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle]
+    return [
+        Assumption("lora_target_missing", f"no module is called {name[:40]}: it gets no adapter (--lora-targets)")
+        for name in idle
+    ]
 
 
 def _matching(found: list[Site], name: str) -> bool:

@@ -1,5 +1,6 @@
 """What a diffusion pipeline needs, as far as its files tell."""
 
+from memcalc.common.assumption import Assumption
 from memcalc.diffusion import ComponentWeights, Stage, estimate_components
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -31,10 +32,16 @@ def pipeline_report(model: LoadedModel, name: str, setup: TrainingSetup | Infere
         setup = InferenceSetup(**{key: getattr(setup, key) for key in shared if key in setup.model_fields_set})
     asked = setup.dtype
     parts = [_weights(part, asked) for part in model.components if part.checkpoint is not None]
-    lines = [f"weights in {asked} (--dtype)" if asked else f"weights as they are stored: {_dtypes(model)} (--dtype)"]
+    lines = [
+        Assumption("dtype_given", f"weights in {asked} (--dtype)")
+        if asked
+        else Assumption("dtype_stored", f"weights as they are stored: {_dtypes(model)} (--dtype)")
+    ]
     unread = [part.name for part in model.components if part.checkpoint is None]
     if unread:
-        lines.append(f"weights of {', '.join(unread)} are no safetensors, and are not counted")
+        lines.append(
+            Assumption("weights_not_counted", f"weights of {', '.join(unread)} are no safetensors, and are not counted")
+        )
     return estimate_components(name, parts, setup, gpu, (*remarks(model), *lines))
 
 

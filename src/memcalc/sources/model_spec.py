@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
 from memcalc.models.registry import family
@@ -37,7 +38,7 @@ class Described:
 
     spec: ModelSpec
     setup: Setup
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) ->
     return Described(spec, setup, lines)
 
 
-def spec_of(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[str, ...]]:
+def spec_of(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[Assumption, ...]]:
     """The spec of a model's config; with `generic`, that of a Llama-like decoder where its family is unknown."""
     try:
         return ModelSpec.from_config(model.require_config(), name), ()
@@ -134,18 +135,21 @@ def _asked(setup: Setup) -> str | None:
     return setup.dtype if isinstance(setup, InferenceSetup) else short(PRECISIONS[setup.precision].weights)
 
 
-def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[Assumption, ...]]:
     """A GGUF file is served by llama.cpp unless the user names another engine."""
     if isinstance(setup, TrainingSetup):
-        return setup, (f"GGUF weights are unpacked to {_asked(setup)} for training",)
+        return setup, (Assumption("gguf_unpacked", f"GGUF weights are unpacked to {_asked(setup)} for training"),)
     lines = []
     if "engine" not in setup.model_fields_set:
         setup = setup.model_copy(update={"engine": "llama.cpp"})
-        lines.append("engine llama.cpp, as the weights are GGUF (--engine)")
+        lines.append(Assumption("engine_of_gguf", "engine llama.cpp, as the weights are GGUF (--engine)"))
     embedding = sum(t.nbytes for t in checkpoint.tensors if t.name == "token_embd.weight")
     if setup.engine == "llama.cpp" and embedding:
         lines.append(
-            f"llama.cpp keeps the token embedding ({format_bytes(embedding)}) in host memory; it is counted here"
+            Assumption(
+                "llama_cpp_embedding",
+                f"llama.cpp keeps the token embedding ({format_bytes(embedding)}) in host memory; it is counted here",
+            )
         )
     return setup, tuple(lines)
 
@@ -158,7 +162,7 @@ def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup,
         base = replace(model, adapter=None)
     found = describe(base, name, setup, generic=generic)
     size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
-    lines = [f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}"]
+    lines = [Assumption("adapter", f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}")]
     spec, setup = found.spec, found.setup
     if isinstance(setup, TrainingSetup):
         setup, more = _trained_on(adapter, setup)
@@ -166,11 +170,11 @@ def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup,
     elif adapter.weights is not None:
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
         spec = replace(spec, beside={f"{adapter.kind} adapter": nbytes})
-        lines.append("the adapter is kept beside the weights, not merged into them")
+        lines.append(Assumption("adapter_not_merged", "the adapter is kept beside the weights, not merged into them"))
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))
 
 
-def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, list[str]]:
+def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, list[Assumption]]:
     """LoRA options as adapter_config.json has them, where the user gives none."""
     if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train_only != "all":
         return setup, []
@@ -181,4 +185,6 @@ def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, 
     if adapter.modules_to_save:
         options["modules_to_save"] = ",".join(adapter.modules_to_save)
     targets = f" on {some(list(adapter.targets), 8)}" if adapter.targets and plain else ""
-    return setup.model_copy(update=options), [f"LoRA of rank {adapter.rank}{targets}, as adapter_config.json says"]
+    return setup.model_copy(update=options), [
+        Assumption("adapter_lora_options", f"LoRA of rank {adapter.rank}{targets}, as adapter_config.json says")
+    ]

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.registry import family
@@ -118,7 +119,7 @@ def _trace(
 def _walk(
     spec: ModelSpec,
     network: Network,
-    notes: Sequence[str],
+    notes: Sequence[Assumption],
     setup: TrainingSetup,
     layout: ParallelSetup,
     like_tracker: bool,
@@ -197,7 +198,7 @@ def _own_loss(
     return loss, outputs.returned if setup.keep_logits else ()
 
 
-def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
     """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:
@@ -208,5 +209,9 @@ def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
             )
         if run.attention != "eager":
             yield (
-                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+                Assumption(
+                    "selective_checkpointing_without_scores",
+                    f"--attention {run.attention} keeps no scores anyway, so selective "
+                    "checkpointing saves next to nothing",
+                )
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.autograd.tape import Tape
+from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Parameter
@@ -24,7 +25,7 @@ class Aims:
     beside: Mapping[str, int] = field(default_factory=dict)
     outlasting: int = 0
     used: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Step:
     """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
     used: Mapping[str, Any] = field(default_factory=dict)
     """Options that were chosen for the user, by name."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
     """What was taken for granted when the model was adapted, for the Assumptions."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""

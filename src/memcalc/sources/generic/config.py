@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.dtypes import INNER
 from memcalc.errors import ConfigError
 from memcalc.sources.display_names import shown, some
@@ -77,7 +78,7 @@ _OTHER_ATTENTION = (
 )
 
 
-def generic_config(model: LoadedModel) -> tuple[dict[str, Any], tuple[str, ...]]:
+def generic_config(model: LoadedModel) -> tuple[dict[str, Any], tuple[Assumption, ...]]:
     """A config of family llama (mixtral with experts) for `model`, and what to say about it.
 
     Raises:
@@ -110,16 +111,31 @@ def generic_config(model: LoadedModel) -> tuple[dict[str, Any], tuple[str, ...]]
     return config, tuple(_said(model, given, config))
 
 
-def _said(model: LoadedModel, given: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+def _said(model: LoadedModel, given: Mapping[str, Any], config: Mapping[str, Any]) -> list[Assumption]:
     whose = shown((model.config or {}).get("model_type") or "unknown")
-    lines = [f"generic: family {whose!r} is unknown, so it is estimated as a Llama-like decoder (--generic)"]
+    lines = [
+        Assumption(
+            "generic_family",
+            f"generic: family {whose!r} is unknown, so it is estimated as a Llama-like decoder (--generic)",
+        )
+    ]
     if model.config is None:
-        lines.append("generic: shapes are read off the weights' names")
+        lines.append(Assumption("generic_shapes", "generic: shapes are read off the weights' names"))
     odd = [key for key in given if any(word in key for word in _OTHER_ATTENTION)]
     if odd:
-        lines.append(f"generic: low confidence, as the config has {some(odd)}, which a Llama-like decoder has not")
+        lines.append(
+            Assumption(
+                "generic_low_confidence",
+                f"generic: low confidence, as the config has {some(odd)}, which a Llama-like decoder has not",
+            )
+        )
     if config["model_type"] == "mixtral" and config.get("num_experts_per_tok") is None:
-        lines.append("generic: each token is taken to meet 2 experts, as the config does not say")
+        lines.append(
+            Assumption(
+                "generic_experts_per_token",
+                "generic: each token is taken to meet 2 experts, as the config does not say",
+            )
+        )
     return lines
 
 
