@@ -12,6 +12,7 @@ from memcalc.report.schema import (
     Component,
     Components,
     GpuFit,
+    InferencePhases,
     Model,
     Parameters,
     Part,
@@ -20,7 +21,7 @@ from memcalc.report.schema import (
     PipelinePhases,
     Report,
 )
-from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.gpus import Gpu
 from memcalc.units import format_bytes
 
@@ -43,30 +44,55 @@ class ComponentWeights:
 def estimate_components(
     name: str,
     parts: Sequence[ComponentWeights],
-    setup: TrainingSetup | InferenceSetup,
+    setup: InferenceSetup,
     gpu: Gpu | None,
     assumptions: Sequence[Assumption] = (),
 ) -> Report:
     """The weights of all components, resident together at every stage, as `pipe.to("cuda")` has them."""
+    resident = Phase(peak_bytes=sum(part.nbytes for part in parts))
+    phases = PipelinePhases(encode=resident, denoise=resident, vae_decode=resident)
+    peak = ("denoise", "all components resident, weights only")
+    lines = (*assumptions, *_offloaded(parts))
+    return _weights_report(name, "diffusion pipeline", parts, setup, gpu, lines, phases, peak)
+
+
+def estimate_weights(
+    name: str,
+    family: str,
+    weights: ComponentWeights,
+    setup: InferenceSetup,
+    gpu: Gpu | None,
+    assumptions: Sequence[Assumption],
+) -> Report:
+    """The weights of a model whose computation is not described."""
+    resident = Phase(peak_bytes=weights.nbytes)
+    phases = InferencePhases(prefill=resident, decode=resident)
+    return _weights_report(name, family, [weights], setup, gpu, assumptions, phases, ("prefill", "weights only"))
+
+
+def _weights_report(
+    name: str,
+    family: str,
+    parts: Sequence[ComponentWeights],
+    setup: InferenceSetup,
+    gpu: Gpu | None,
+    assumptions: Sequence[Assumption],
+    phases: PipelinePhases | InferencePhases,
+    peak: tuple[str, str],
+) -> Report:
     total = sum(part.nbytes for part in parts)
     parameters = sum(part.parameters for part in parts)
     outside = Outside.of(0, setup, gpu, total)
     weights = {part.name: part.nbytes for part in sorted(parts, key=lambda part: -part.nbytes)}
     empty = _row({}, None)
-    resident = Phase(peak_bytes=total)
     return Report(
         model=Model(
             name=name,
-            family="diffusion pipeline",
+            family=family,
             parameters=Parameters(total=parameters, trainable=0, embedding=0, active=parameters),
         ),
         setup={"mode": "inference", **outside.resolved()},
-        assumptions=(
-            *assumptions,
-            *_offloaded(parts),
-            *outside.assumptions(),
-            *((gpu.note,) if gpu is not None and gpu.note else ()),
-        ),
+        assumptions=(*assumptions, *outside.assumptions(), *((gpu.note,) if gpu is not None and gpu.note else ())),
         components=Components(
             model_weights=_row(weights, total / max(parameters, 1)),
             optimizer_states=empty,
@@ -76,10 +102,10 @@ def estimate_components(
             other_overhead=_row(dict(outside.parts()), None),
         ),
         saved_for_backward_bytes=None,
-        phases=PipelinePhases(encode=resident, denoise=resident, vae_decode=resident),
+        phases=phases,
         peak=Peak(
-            phase="denoise",
-            moment="all components resident, weights only",
+            phase=peak[0],
+            moment=peak[1],
             allocated_bytes=outside.allocated,
             reserved_bytes=outside.reserved,
             process_bytes=outside.process,

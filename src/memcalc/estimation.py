@@ -127,8 +127,8 @@ def _run(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelS
 
 
 def _traced(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None) -> Step:
-    if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective == "distillation"):
-        raise UsageError("--teacher belongs to --objective distillation of --mode training; leave it out.")
+    if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
+        raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
     if isinstance(setup, TrainingSetup):
         return trace(spec, setup, teacher=teacher)
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it

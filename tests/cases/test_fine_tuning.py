@@ -204,7 +204,10 @@ def test_generated_completions_of_a_small_model(
     That nothing was checkpointed, and that there was a copy as reference, is taken from how large it was.
     """
     config = decoder(hidden, 28, 16, 8, width, 151936, model_type="qwen3", head_dim=128, tie_word_embeddings=True)
-    found = ask(config, "--objective grpo --reference-model copy --batch 4 --seq-len 3072 --max-completion-length 1024")
+    found = ask(
+        config,
+        "--trainer plain --objective grpo --reference-model copy --batch 4 --seq-len 3072 --max-completion-length 1024",
+    )
     assert found["model"]["parameters"]["trainable"] == parameters
     assert found["peak"]["process_bytes"] / MIB == pytest.approx(mebibytes, rel=0.08)
 

@@ -115,10 +115,13 @@ def test_generic_experts(tmp_path: Path) -> None:
 def test_generic_says_what_it_lacks_and_doubts(tmp_path: Path) -> None:
     path = str(write_json(tmp_path / "config.json", {"model_type": "x", "hidden_size": 64}))
     assert "num_hidden_layers, num_attention_heads" in refused(1, "from-file", path, "--generic")
-    path = str(write_json(tmp_path / "config.json", {**LLAMA, "model_type": "x", "num_key_value_heads": [1, 2, 2]}))
-    assert "for each layer" in refused(1, "from-file", path, "--generic")
+    path = str(write_json(tmp_path / "config.json", {**LLAMA, "model_type": "x", "num_key_value_heads": [1, 2]}))
+    assert "for each of the 3 layers" in refused(1, "from-file", path, "--generic")
     path = str(write_json(tmp_path / "config.json", {**LLAMA, "model_type": "x", "kv_source_layer_ids": [1]}))
-    assert assumes(answer("from-file", path, "--generic"), "low confidence", "kv_source_layer_ids")
+    assert "kv_source_layer_ids" in refused(1, "from-file", path, "--generic")
+    found = answer("from-file", path, "--generic", "--generic-ignore", "kv_source_layer_ids")
+    assert assumes(found, "low confidence", "kv_source_layer_ids")
+    assert "add --generic" in refused(2, "from-file", path, "--generic-ignore", "kv_source_layer_ids")
 
 
 def test_generic_from_names_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def test_three_dtypes_are_three_things() -> None:
         dtypes(held, {"torch_dtype": "torch.float16"}, "float32").line()
         == "dtypes: stored BF16, declared F16, loaded F32"
     )
-    assert dtypes(None, {}).line() == "dtypes: stored unknown, declared none, loaded F32"
+    assert dtypes(None, {}).line() == "dtypes: stored unknown, declared none, loaded BF16"
     assert (held.loaded_bytes("bfloat16"), held.loaded_bytes("F32")) == (14_000_000, 28_000_000)
 
 

@@ -54,6 +54,7 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
     if objective := case.get("objective"):
         options |= {
             "objective": objective,
+            "trainer": "plain",
             "reference_model": case.get("reference"),
             "max_completion_length": case.get("completion"),
         }

@@ -25,7 +25,8 @@ LORA = {"lora_rank": 8}
 
 
 def report(**options: Any) -> Report:
-    return estimate(ModelSpec.from_config(LLAMA), TrainingSetup(**SIZES | options))
+    """In a plain loop, whose objectives make full logits."""
+    return estimate(ModelSpec.from_config(LLAMA), TrainingSetup(**SIZES | {"trainer": "plain"} | options))
 
 
 def peak(**options: Any) -> int:
@@ -203,7 +204,7 @@ def test_logits_dominate_grpo(shape: dict[str, int], parameters: int, mebibytes:
     An older TRL; precision (autocast), reference and checkpointing (none) are not said there and assumed.
     """
     spec = ModelSpec.from_config({**QWEN3, **shape})
-    setup = TrainingSetup(objective="grpo", batch=4, seq_len=3072, max_completion_length=1024)
+    setup = TrainingSetup(objective="grpo", trainer="plain", batch=4, seq_len=3072, max_completion_length=1024)
     said = estimate(spec, setup, find_gpu("A100-80GB"))
     assert said.model.parameters.total == parameters
     assert said.peak.process_bytes / 2**20 == pytest.approx(mebibytes, rel=0.07)
@@ -222,7 +223,9 @@ def test_states_of_the_optimizer_stand_in_every_phase() -> None:
         "intermediate_size": 18944,
         "vocab_size": 152064,
     }
-    setup = TrainingSetup(objective="grpo", num_generations=2, seq_len=512, max_completion_length=256, precision="bf16")
+    setup = TrainingSetup(
+        objective="grpo", trainer="plain", num_generations=2, seq_len=512, max_completion_length=256, precision="bf16"
+    )
     said = estimate(ModelSpec.from_config(config), setup)
     states = 4 * said.model.parameters.total
     assert said.model.parameters.total == 7615616512

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.setup.setup import TrainingSetup
+from memcalc.training.trainer_loop import scalar_bytes
+
 if TYPE_CHECKING:
     from memcalc.training.step import Step
 
@@ -18,5 +21,7 @@ def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
         if allocation.aliased:
             yield allocation.name, allocation.nbytes
     yield from step.standing_cache.items()
+    if isinstance(step.setup, TrainingSetup) and (scalars := scalar_bytes(step.setup, phase)):
+        yield "scalars of the trainer", scalars
     if step.engine is not None:
         yield from step.engine.buffers(phase)

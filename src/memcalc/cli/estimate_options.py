@@ -150,7 +150,7 @@ def _job_options() -> list[Parameter]:
             "teacher",
             str | None,
             None,
-            "Teacher of --objective distillation: a path, a model of the Hub, or a size.",
+            "Teacher of --objective distillation and gkd: a path, a model of the Hub, or a size.",
             "Setup of --mode training",
             "PATH|ORG/NAME|SIZE",
         ),

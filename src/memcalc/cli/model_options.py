@@ -33,6 +33,13 @@ BASE = typer.Option(
 GENERIC = typer.Option(
     "--generic", help="Estimate a decoder of an unknown family as a Llama-like one.", rich_help_panel=_HEADING
 )
+GENERIC_IGNORE = typer.Option(
+    "--generic-ignore",
+    metavar="KEYS",
+    help="Keys of the config, with commas, that --generic passes over though they change the answer.",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
 HEAD = typer.Option(
     "--task",
     metavar="TASK",
@@ -84,20 +91,39 @@ def read_timeout(text: str | None) -> float:
 
 
 def answer(
-    job: Job, model: "LoadedModel", name: str, *, generic: bool, head: str | None, num_labels: str | None
+    job: Job,
+    model: "LoadedModel",
+    name: str,
+    *,
+    generic: bool,
+    generic_ignore: str | None,
+    head: str | None,
+    num_labels: str | None,
 ) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
+    if generic_ignore is not None and not generic:
+        raise UsageError("--generic-ignore names keys that --generic passes over; add --generic, or leave it out.")
     labels = None if num_labels is None else read_count("--num-labels", num_labels)
     if model.components:
         if head is not None or labels is not None:
             raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
         from memcalc.sources.diffusers_report import pipeline_report
 
+        if generic or job.teacher is not None:
+            raise UsageError("--generic and --teacher are for transformers; a diffusion pipeline has no use for them.")
         job.show(pipeline_report(model, name, job.setup, job.gpu))
         return
+    if (model.config or {}).get("model_type") is None and not generic:
+        from memcalc.sources.weights_only import timm_architecture, timm_report
+
+        if timm_architecture(model) is not None:
+            job.show(timm_report(model, name, job.setup, job.gpu))
+            return
+    from memcalc.nn.module_paths import split_names
     from memcalc.sources.model_spec import describe
 
-    found = describe(model, name, job.setup, generic=generic)
+    passed_over = sorted(split_names(generic_ignore or ""))
+    found = describe(model, name, job.setup, generic=generic, generic_ignore=passed_over)
     with (model.base or model).naming_its_file():
         replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
 

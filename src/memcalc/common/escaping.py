@@ -9,8 +9,13 @@ def printable(text: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value as Python writes it, cut after 40 characters."""
+    """A value as JSON writes it (true, null, NaN; strings in single quotes), cut after 40 characters."""
     if isinstance(value, str):
         return repr(value if len(value) <= _LONGEST else value[:_LONGEST] + "...")
-    text = printable(repr(value))
+    import json  # costs milliseconds that only an error has to pay
+
+    try:
+        text = printable(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError, RecursionError):
+        text = printable(repr(value))
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from memcalc.common.escaping import quoted
+
 INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where the config of the language model hides in that of a model with more senses."""
 
@@ -18,3 +20,5 @@ def declared_dtypes(config: Mapping[str, object]) -> Iterator[str]:
         value = config.get(key)
         if isinstance(value, str):
             yield value.strip().removeprefix("torch.")
+        elif value is not None and not isinstance(value, Mapping):  # Transformers takes one a part too
+            yield quoted(value)

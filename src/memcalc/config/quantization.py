@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from memcalc.common.escaping import quoted
+from memcalc.config.quantization_checks import check_settings, nameless
 from memcalc.errors import ConfigError, UsageError
 
 # Where a config says it, in order. `quantization` is MLX's key, `compression_config` an old one of compressed-tensors.
@@ -78,7 +79,16 @@ def with_hf_quant(config: Mapping[str, Any], hf_quant: Mapping[str, Any] | None)
 
 
 def quantized_once(config: Mapping[str, Any], asked: str) -> Quantization | None:
-    """The quantization of `config`; UsageError where `asked` (of --quantization) would quantize it again."""
+    """The quantization of `config`.
+
+    Raises:
+        UsageError: `asked` (of --quantization) would quantize it again.
+        ConfigError: what the config says of it cannot be.
+    """
+    for where, settings in _statements(config, "", DEPTH):
+        check_settings(settings, where)
+        if _method(settings) is None and (problem := nameless(settings, where)) is not None:
+            raise problem
     stated = find_quantization(config)
     if stated is not None and asked != "none":
         raise UsageError(

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from memcalc.common.escaping import quoted
+from memcalc.common.patterns import SlowPattern, compiled
 from memcalc.config.quantization import SKIPPED, Quantization
 from memcalc.errors import ConfigError
 
@@ -138,7 +139,12 @@ class _Patterns:
 
 def _expression(text: str) -> str:
     try:
-        re.compile(text)
+        compiled(text)
+    except SlowPattern:
+        raise ConfigError(
+            f"config.json lists {quoted(text)} among the modules of its quantization, a pattern that could take for "
+            "ever to match; write it simpler."
+        ) from None
     except re.error as problem:
         raise ConfigError(
             f"config.json lists {quoted(text)} among the modules of its quantization, which is no regular expression "

@@ -248,7 +248,12 @@ class Config:
         """How the rotary frequencies are scaled ("default" where nothing says so)."""
         section = self.section("rope_parameters") or self.section("rope_scaling")
         kind = section.get("rope_type") or section.get("type") or "default"
-        return kind if isinstance(kind, str) else "default"
+        if not isinstance(kind, str):
+            raise ConfigError(
+                f"{self.where} gives the type of its rope scaling as {quoted(kind)}, but it must be a string; "
+                "correct it."
+            )
+        return kind
 
     def rotary_dim(self, head_dim: int, factor: float = 1.0) -> int:
         """Elements of a head that are rotated: `head_dim` times `partial_rotary_factor` (by default `factor`).

@@ -8,7 +8,7 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.tables.dtypes import INT64
-from memcalc.training.step import batch
+from memcalc.training.micro_batch import micro_batch
 
 if TYPE_CHECKING:
     from memcalc.models.registry import Family
@@ -42,4 +42,4 @@ def check_encoder(model_type: str, setup: InferenceSetup) -> None:
 def encode(tape: Tape, network: Network, setup: InferenceSetup, batched_tokens: int | None, length: int) -> None:
     """Run the pass. An engine that batches no more than `batched_tokens` runs its sequences one after another."""
     sequences = setup.batch if batched_tokens is None else max(1, min(setup.batch, batched_tokens // length))
-    network(batch(tape.external_tensor((sequences, length), INT64, OVERHEAD, "token ids"), None, setup))
+    network(micro_batch(tape.external_tensor((sequences, length), INT64, OVERHEAD, "token ids"), None, setup))

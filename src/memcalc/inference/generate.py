@@ -24,7 +24,8 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
-from memcalc.training.step import Step, batch, build
+from memcalc.training.micro_batch import micro_batch
+from memcalc.training.step import Step, build
 
 
 def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
@@ -41,7 +42,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of)
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
@@ -105,7 +106,7 @@ def _decode(
     token = tape.external_tensor((sequences, 1), INT64, OVERHEAD, "token ids")
     token.storage.allocation.aliased = tape.inputs[0].aliased
     tape.inputs[1:] = [allocation for allocation in tape.inputs[1:] if allocation.name == IMAGES]
-    outputs = network(batch(token, None, setup))
+    outputs = network(micro_batch(token, None, setup))
     del outputs, old
     if setup.num_beams > 1:
         _reorder(tape)
@@ -200,12 +201,12 @@ def _prefill(
     earlier = length - chunk
     if earlier:
         tape.begin_span("earlier chunks", None)
-        network(batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
+        network(micro_batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         cache.length = earlier
         tape.inputs.clear()
         tape.begin_span("prefill", None)
     prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
-    network(batch(prompt, None, setup))
+    network(micro_batch(prompt, None, setup))
     cache.length = length
 
 

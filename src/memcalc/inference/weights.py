@@ -22,7 +22,7 @@ from memcalc.parallel.tensor_parallel import share
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, short
 from memcalc.tables.engines import Engine
-from memcalc.tables.stated_formats import ModuleFormat, module_formats, stated_format
+from memcalc.tables.stated_formats import ModuleFormat, module_formats, stated_format, unknown_layout
 from memcalc.tables.weight_formats import FORMATS, WeightFormat
 
 DEFAULT_DTYPE = "bf16"
@@ -34,7 +34,8 @@ class Loading:
     """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
 
     `parts` are the bytes of all weights by what they are, None where they are simply the network's in `dtype`.
-    `form` is the format that linear layers have while they run, `format_of` that of each by its name.
+    `form` is the format that linear layers have while they run, `format_of` that of each by its name;
+    `stated` is the key of the config that says so, empty where the user did.
     """
 
     dtype: str
@@ -43,6 +44,7 @@ class Loading:
     notes: tuple[Assumption, ...]
     form: WeightFormat | None = None
     format_of: ModuleFormat | None = None
+    stated: str = ""
 
 
 def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network) -> Loading:
@@ -55,7 +57,9 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
     notes = (*notes, *more)
     method = "none" if form is None else form.name
     running = None if form is None else _serving(form)
-    format_of = None if form is None else module_formats(_stated(spec, setup), form)
+    stated = _stated(spec, setup)
+    where = "" if stated is None else stated.where
+    format_of = None if form is None else module_formats(stated, form)
     serving = None if format_of is None else _serving_formats(format_of)
     buffers = {"buffers": _buffers(network, dtype)}
     stored = spec.stored
@@ -64,11 +68,11 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
         parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
         if stored.wide:
             parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
-        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, serving)
+        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, serving, where)
     if stored is not None and stored.kind == GGUF:
         notes = (*notes, Assumption("gguf_unpacked", f"{engine.name} unpacks GGUF weights to {dtype}"))
     if form is not None or engine.compute is not None:
-        return Loading(dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving)
+        return Loading(dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving, where)
     return Loading(dtype, method, None, notes)
 
 
@@ -103,11 +107,13 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
     if stated is None:
         return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
     form = stated_format(stated)
+    if form is None and spec.stored is None:
+        raise unknown_layout(stated)
     if form is None:
         return None, (
             Assumption(
                 "quantization_unknown",
-                f"quantization {stated.method!r} is not known: weights are counted as if it were not there",
+                f"quantization {stated.method!r} is not known: weights are counted as they are stored",
             ),
         )
     said = [

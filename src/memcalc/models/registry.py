@@ -186,6 +186,10 @@ _FILE_OF = {
 }
 
 
+_UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
+"""What --generic makes of a config; no model's config names it."""
+
+
 def known() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
@@ -193,7 +197,7 @@ def known() -> tuple[str, ...]:
 
 def family(model_type: str) -> Family:
     """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
-    file = _FILE_OF.get(model_type)
+    file = _FILE_OF.get(model_type) or _UNLISTED.get(model_type)
     if file is None:
         near = close_matches(model_type, _FILE_OF) or ";"
         raise UnknownFamilyError(

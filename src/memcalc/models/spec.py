@@ -58,12 +58,14 @@ class ModelSpec:
 
     @property
     def positions(self) -> int | None:
-        """How many positions the config says that the model was made for; None where it does not say."""
+        """How many positions the config says that the model was made for; None where it does not say.
+
+        Raises ConfigError where it says what no number of positions can be.
+        """
         from memcalc.models.registry import family
 
         known = family(self.model_type)
-        limit = Config(self.config, known.defaults, known.aliases).get("max_position_embeddings")
-        return limit if isinstance(limit, int) else None
+        return Config(self.config, known.defaults, known.aliases).optional("max_position_embeddings")
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "model") -> ModelSpec:

@@ -33,6 +33,12 @@ class Batch:
     """Their height and width in pixels; None: those of the config."""
     logits_to_keep: int | None = None
     """How many of the last tokens a language model computes logits of (without labels); None: all."""
+    counts_items: bool = False
+    """Whether the loss of a language model is a sum over the number of items in the batch, as Trainer asks for it."""
+    scored_tokens: int | None = None
+    """How many of the last tokens of each sequence TRL's fused head scores in place of logits; None: no fused head."""
+    token_outputs: tuple[str, ...] = ()
+    """What the fused head computes of a token beside its log-probability (`ops.chunked_log_probs`)."""
 
     def pixels(
         self, c: Config, count: int = 1, sides: tuple[int, int] | None = None, *, resizable_input: bool = False
@@ -103,6 +109,20 @@ class Outputs:
         logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
         self.returned = (logits, *rest)
         return logits
+
+    def convert_to_fp32(self) -> None:
+        """Convert every 16-bit output to fp32, as accelerate's ConvertOutputsToFp32 does around autocast.
+
+        The narrow tensors stay alive until all are converted.
+        """
+        returned = self.returned
+        self.returned = _in_fp32(returned)
+
+
+def _in_fp32(returned: Any) -> Any:
+    if isinstance(returned, (tuple, list)):
+        return tuple(_in_fp32(x) for x in returned)
+    return ops.to(returned, FP32) if isinstance(returned, Tensor) and returned.dtype.floating else returned
 
 
 class Network(Module):

@@ -7,7 +7,7 @@ from math import prod
 
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
-from memcalc.errors import UsageError
+from memcalc.errors import ConfigError, UsageError
 from memcalc.nn.layers.linear import Conv1D, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.module import CONSTANTS, Buffer, Module, Parameter
@@ -153,8 +153,13 @@ def _name_of(form: WeightFormat | None) -> str | None:
     return None if form is None else form.name
 
 
-def quantize(network: Module, form: WeightFormat, compute: DType, format_of: ModuleFormat | None = None) -> None:
-    """Put every linear layer of `network` but its head into `form`, or into what `format_of` says."""
+def quantize(
+    network: Module, form: WeightFormat, compute: DType, format_of: ModuleFormat | None = None, stated: str = ""
+) -> None:
+    """Put every linear layer of `network` but its head into `form`, or into what `format_of` says.
+
+    Raises UsageError where there is none; ConfigError where the config says so, under the key `stated`.
+    """
     found = sites(network)
     head = output_head(found)
     quantized = False
@@ -173,6 +178,11 @@ def quantize(network: Module, form: WeightFormat, compute: DType, format_of: Mod
         site.replace(QuantizedLinear(layer, own, compute))
     if not quantized:
         what = "stacked experts" if form.only_experts else "linear layers"
+        if stated:
+            raise ConfigError(
+                f"config.json says in '{stated}' that the weights are {form.name}, which is for {what}, of which this "
+                "model has none to quantize; correct it."
+            )
         raise UsageError(f"--quantization {form.name} quantizes {what}, of which this model has none; leave it out.")
 
 

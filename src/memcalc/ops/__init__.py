@@ -3,6 +3,8 @@
 Each says what it makes, what it saves for backward, and what its backward allocates, in order.
 """
 
+from memcalc.ops.chunked_divergence import chunked_divergence
+from memcalc.ops.chunked_logprob import chunked_log_probs, fused_log_probs
 from memcalc.ops.clamp import (
     check_finite,
     clamp,
@@ -120,6 +122,8 @@ __all__ = [
     "cat",
     "check_finite",
     "chunk",
+    "chunked_divergence",
+    "chunked_log_probs",
     "clamp",
     "clamp_",
     "clamp_tensor",
@@ -148,6 +152,7 @@ __all__ = [
     "expm1",
     "finite_bound",
     "fused_linear_cross_entropy",
+    "fused_log_probs",
     "gather",
     "gelu",
     "glu",

@@ -51,13 +51,14 @@ def _sum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [to(Tensor(shape, stride, grad.dtype, grad.storage), dtype)]
 
 
-def logsumexp(x: Tensor) -> Tensor:
-    """log(sum(exp(x))) over the last dimension: keeps x and the result; each way makes full-size tensors.
+def logsumexp(x: Tensor, dim: int = -1) -> Tensor:
+    """log(sum(exp(x))) over `dim`: keeps x and the result; each way makes full-size tensors.
 
     Runs in fp32 under autocast.
     """
     tape, x = x.tape, fp32_under_autocast(x)
-    out = tape.empty(x.shape[:-1], x.dtype)
+    dim %= len(x.shape)
+    out = tape.empty((*x.shape[:dim], *x.shape[dim + 1 :]), x.dtype)
     if not tape.sum_out_of_place:
         empty_like(x)  # exp(x - max), inside the operation
     node = record(tape, out, _logsumexp_backward, (x,), x.shape)

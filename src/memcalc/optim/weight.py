@@ -29,6 +29,8 @@ class Weight:
     copies: int = 1
     group: str = "other"
     rank: int = 128
+    wide_states: bool = False
+    """Keep its optimizer states in 32 bits where others have 8 (Trainer registers every nn.Embedding so)."""
 
     @property
     def count(self) -> int:

@@ -187,6 +187,7 @@ def find_regions(spans: Sequence[Span]) -> list[Region]:
             and last.block is not None
             and last.block.stack == span.block.stack
             and last.phase == span.phase
+            and all(span.block is not other.block for other in regions[-1].spans)  # else a second pass of the model
         ):
             span.start = last.end
             regions[-1].spans.append(span)

@@ -72,6 +72,9 @@ def _mark(network: Module, chosen: Chosen) -> None:
 def _train_named(network: Module, what: str) -> None:
     """Train what the names mean. Names may hold positions of blocks, which are then told apart."""
     names = _names(what)
+    alone = [name for name in names if name in ("all", "head", "bias") or _LAST.fullmatch(name)]
+    if alone and len(names) > 1:
+        raise UsageError(f"--train {alone[0]} stands alone, without names of modules beside it; leave one of them out.")
     if any(re.search(r"(^|\.)[0-9]+(\.|$)", name) for name in names):
         _split_by_name(network, names)
     tests = [_within(name) for name in names]

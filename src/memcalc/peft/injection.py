@@ -55,12 +55,21 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
         _adapt_mixture(site, wrapped, lora)
     if lora.bias in ("all", "lora-only"):
         _train_biases(network, only_adapted=lora.bias == "lora-only")
+    unsaved: list[str] = []
     if lora.modules_to_save is not None:
-        save_modules(network, lora.modules_to_save)
+        saved = save_modules(network, lora.modules_to_save)
+        wanted = split_names(lora.modules_to_save)
+        unsaved = sorted(name for name in wanted if not any(site.name.endswith(name) for site in saved))
     idle = sorted(name for name in split_names(lora.targets or "") & names if not _matching(found, name))
     return [
-        Assumption("lora_target_missing", f"no module is called {name[:40]}: it gets no adapter (--lora-targets)")
-        for name in idle
+        *(
+            Assumption("lora_target_missing", f"no module is called {name[:40]}: it gets no adapter (--lora-targets)")
+            for name in idle
+        ),
+        *(
+            Assumption("lora_target_missing", f"no module is called {name[:40]}: it is not trained (--modules-to-save)")
+            for name in unsaved
+        ),
     ]
 
 

@@ -8,6 +8,8 @@ def workload(report: Report) -> str:
     """The micro-batch, such as `batch 8 × 512 tokens`; with `→` where an encoder-decoder makes a target of another."""
     setup = report.setup
     batch, source, target = setup.get("sequences", setup.get("batch")), setup.get("seq_len"), setup.get("target_len")
+    if batch is None:
+        return "weights only"
     lengths = [str(length) for length in dict.fromkeys((source, target)) if length]
     return f"batch {batch} × {' → '.join(lengths)} tokens" if lengths else f"batch {batch}"
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memcalc.setup.defaults import DEFAULT_SEQ_LEN, WITH_COMPLETIONS, WITH_REFERENCE
+from memcalc.setup.defaults import (
+    DEFAULT_SEQ_LEN,
+    FUSED_HEAD,
+    IN_PLAIN_LOOPS,
+    OF_GENERATIONS,
+    WITH_COMPLETIONS,
+    WITH_REFERENCE,
+)
 from memcalc.setup.training_options import TrainingOptions
 from memcalc.tables.optimizers import optimizer
 
@@ -27,6 +34,7 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
     yield from _checkpointing(setup)
     yield from _loss(setup)
     yield from _objective(setup)
+    yield from _trainer(setup)
     yield from _lengths(setup)
 
 
@@ -115,17 +123,20 @@ def _loss(setup: TrainingOptions) -> Iterator[str]:
 def _objective(setup: TrainingOptions) -> Iterator[str]:
     if setup.reference_model is not None and setup.objective not in WITH_REFERENCE:
         yield (
-            f"--reference-model names the reference model of dpo, grpo and ppo, but --objective is {setup.objective}; "
-            "leave it out."
+            "--reference-model names the reference model of dpo, kto, grpo, rloo and ppo, but --objective is "
+            f"{setup.objective}; leave it out."
         )
-    if setup.reference_model == "none" and setup.objective == "dpo":
-        yield "--objective dpo compares with a reference model; use --reference-model copy, shared or precomputed."
+    if setup.reference_model == "none" and setup.objective in ("dpo", "kto"):
+        yield (
+            f"--objective {setup.objective} compares with a reference model; use --reference-model copy, shared or "
+            "precomputed."
+        )
     if setup.keep_logits and setup.objective != "sft":
         yield (
             f"--keep-logits is about a loop of one's own around sft, but --objective {setup.objective} is computed "
             "as TRL's trainer runs it; leave it out."
         )
-    if setup.max_completion_length is not None and setup.objective not in WITH_COMPLETIONS:
+    if setup.max_completion_length is not None and setup.objective not in ("sft", *WITH_COMPLETIONS):
         yield (
             f"--max-completion-length counts tokens of completions, but --objective {setup.objective} learns "
             "from all tokens "
@@ -136,10 +147,10 @@ def _objective(setup: TrainingOptions) -> Iterator[str]:
             "--reference-model shared gets the reference by switching adapters off, but there are none; "
             "add --lora-rank, or use --reference-model copy."
         )
-    if setup.num_generations > 1 and setup.objective not in ("grpo", "ppo"):
+    if setup.num_generations > 1 and setup.objective not in OF_GENERATIONS:
         yield (
-            f"--num-generations counts completions per prompt of grpo and ppo, but --objective is {setup.objective}; "
-            "leave it out."
+            "--num-generations counts completions per prompt of grpo, rloo and ppo, but --objective is "
+            f"{setup.objective}; leave it out."
         )
     if setup.objective in WITH_COMPLETIONS and setup.seq_len == 1:
         yield (
@@ -158,6 +169,47 @@ def _objective(setup: TrainingOptions) -> Iterator[str]:
             "--objective sft, but it is "
             f"{setup.objective}; leave them out."
         )
+
+
+def _trainer(setup: TrainingOptions) -> Iterator[str]:
+    objective, trainer = setup.objective, setup.trainer_used
+    if trainer == "trl" and objective == "ppo":
+        yield "PPO is gone from TRL 1.16; use --trainer plain, which computes it as the trainer of TRL 1.12 ran it."
+    if trainer == "plain" and objective not in IN_PLAIN_LOOPS:
+        yield f"--objective {objective} is computed as TRL's trainer runs it; leave --trainer out, or use trl."
+    if trainer == "hf" and objective != "sft":
+        yield f"--objective {objective} has a trainer of TRL; use --trainer trl, or leave --trainer out."
+    if setup.autocast is not None and setup.precision not in ("bf16", "fp16"):
+        yield (
+            f"--autocast runs 16-bit weights under autocast, but --precision {setup.precision} has fp32 weights; use "
+            "--precision bf16, or mixed-bf16 alone, which is autocast over fp32 weights."
+        )
+    if setup.uses_fused_head:
+        yield from _fused_head(setup)
+    elif setup.max_completion_length is not None and objective == "sft":
+        yield (
+            "--max-completion-length changes nothing where all logits are computed; use --trainer trl or "
+            "--loss-implementation tiled, whose fused head scores the completion alone, or leave it out."
+        )
+
+
+def _fused_head(setup: TrainingOptions) -> Iterator[str]:
+    """What cannot be beside TRL's fused head."""
+    if setup.loss_implementation not in ("eager", "tiled"):
+        yield (
+            f"--trainer trl scores labels with its own fused head, not with --loss-implementation "
+            f"{setup.loss_implementation}; leave it out, or use --trainer hf."
+        )
+    if setup.objective not in ("sft", *FUSED_HEAD):
+        yield f"--loss-implementation tiled is TRL's loss of sft, but --objective is {setup.objective}; leave it out."
+    for name, asked in (
+        ("keep-logits", setup.keep_logits),
+        ("logits-to-keep", setup.logits_to_keep is not None),
+        ("z-loss", setup.z_loss),
+        ("label-smoothing", bool(setup.label_smoothing) and setup.trainer_used != "trl"),
+    ):
+        if asked:
+            yield f"--{name} needs full logits, which TRL's fused head never makes; leave it out, or use --trainer hf."
 
 
 def _lengths(setup: TrainingOptions) -> Iterator[str]:

@@ -3,8 +3,20 @@
 DEFAULT_SEQ_LEN = 256
 """Tokens per sequence when the user names none (the example of the documentation page)."""
 
-WITH_REFERENCE = ("dpo", "grpo", "ppo")
+WITH_REFERENCE = ("dpo", "kto", "grpo", "rloo", "ppo")
 """Objectives that compare the trained model with a reference."""
 
-WITH_COMPLETIONS = ("dpo", "grpo", "ppo", "distillation")
+WITH_COMPLETIONS = ("dpo", "kto", "grpo", "rloo", "ppo", "distillation", "gkd")
 """Objectives that learn from completions of prompts."""
+
+OF_PAIRS = ("dpo", "reward", "orpo", "cpo")
+"""Objectives whose --batch counts pairs of a chosen and a rejected sequence."""
+
+OF_GENERATIONS = ("grpo", "rloo", "ppo")
+"""Objectives whose --batch counts prompts with --num-generations completions each."""
+
+FUSED_HEAD = ("dpo", "kto", "grpo", "rloo")
+"""Objectives besides sft that TRL scores with its fused head."""
+
+IN_PLAIN_LOOPS = ("sft", "dpo", "reward", "grpo", "ppo", "distillation")
+"""Objectives that a plain loop is computed for: but for sft as TRL 1.12 ran them, with full logits."""

@@ -1,8 +1,10 @@
 """What the person wants to run: the options of a mode, checked against each other."""
 
+from typing import Self
+
 from memcalc.errors import UsageError
 from memcalc.setup.conflicts import conflicts
-from memcalc.setup.defaults import WITH_REFERENCE
+from memcalc.setup.defaults import OF_PAIRS, WITH_REFERENCE
 from memcalc.setup.inference_options import InferenceOptions
 from memcalc.setup.training_options import TrainingOptions
 
@@ -20,12 +22,23 @@ class TrainingSetup(TrainingOptions):
         """The kind of reference model: the one asked for, else the default; none where the objective has none."""
         if self.objective not in WITH_REFERENCE:
             return "none"
+        if self.reference_model is None and self.objective == "grpo" and self.trainer_used == "trl":
+            return "none"  # its beta is 0 unless asked for
         return self.reference_model or ("copy" if self.lora_rank is None else "shared")
+
+    def with_trainer_defaults(self) -> Self:
+        """This setup with the defaults of its trainer for what was not given."""
+        if self.trainer_used == "plain":
+            return self
+        defaults: dict[str, object] = {"optimizer_impl": "fused"} if self.optimizer == "adamw" else {}
+        if self.trainer_used == "trl":
+            defaults["activation_checkpointing"] = "full"
+        return self.model_copy(update={k: v for k, v in defaults.items() if k not in self.model_fields_set})
 
     @property
     def sequences(self) -> int:
         """Sequences of a micro-batch: --batch counts pairs of a preference, and prompts of several completions."""
-        return self.batch * (2 if self.objective in ("dpo", "reward") else self.num_generations)
+        return self.batch * (2 if self.objective in OF_PAIRS else self.num_generations)
 
     def check(self) -> None:
         """Raise UsageError for the first pair of options that exclude each other."""

@@ -1,20 +1,38 @@
 """Options of one optimizer step of training."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from memcalc.setup.defaults import FUSED_HEAD
 from memcalc.setup.options import option
 from memcalc.setup.shared_options import PositiveInt, Probability, SharedOptions
 
 Precision = Literal["fp32", "bf16", "fp16", "mixed-bf16", "mixed-fp16"]
 OptimizerImpl = Literal["foreach", "for-loop", "fused"]
-Objective = Literal["sft", "dpo", "reward", "grpo", "ppo", "distillation"]
+Objective = Literal["sft", "dpo", "kto", "reward", "grpo", "rloo", "ppo", "distillation", "gkd", "orpo", "cpo"]
 
 
 class TrainingOptions(SharedOptions):
     """The options of `--mode training`."""
 
+    trainer: Literal["plain", "hf", "trl"] | None = option(
+        "Batch",
+        None,
+        "Training loop: plain PyTorch, Hugging Face Trainer (hf), or TRL's trainers (trl), with what each keeps and "
+        "its defaults.",
+        unset="plain for sft, trl for other objectives",
+    )
+
     precision: Precision = option(
         "Precision", "mixed-bf16", "Precision recipe: which dtype weights, compute and states have."
+    )
+    autocast: Literal["bf16", "fp16"] | None = option(
+        "Precision",
+        None,
+        "Run forward under torch.autocast to this dtype although the weights are 16-bit already, as bf16=True does "
+        "with a 16-bit checkpoint.",
+        unset="as --precision says",
     )
     kernels: Literal["eager", "liger"] = option(
         "Precision",
@@ -43,6 +61,12 @@ class TrainingOptions(SharedOptions):
     optimizer_in_backward: bool = option(
         "Optimizer", False, "Step each weight as soon as its gradient is there, and free the gradient at once."
     )
+    max_grad_norm: Annotated[float, Field(ge=0)] | None = option(
+        "Optimizer",
+        None,
+        "Clip gradients to this norm before the step; 0 clips nothing.",
+        unset="1.0 with --trainer hf or trl, else none",
+    )
     galore_rank: PositiveInt = option("Optimizer", 128, "Rank of the gradient projection of the galore optimizers.")
     grad_accum: PositiveInt = option("Optimizer", 1, "Gradient accumulation steps: micro-batches per optimizer step.")
     train_only: str = option(
@@ -70,11 +94,11 @@ class TrainingOptions(SharedOptions):
         "prepare_model_for_kbit_training does.",
     )
 
-    loss_implementation: Literal["eager", "liger", "chunked", "cut-cross-entropy"] = option(
+    loss_implementation: Literal["eager", "liger", "chunked", "cut-cross-entropy", "tiled"] = option(
         "Loss",
         "eager",
-        "Cross-entropy of a language model: Transformers' own, Liger's fused linear, in chunks of the logits, or cut "
-        "cross-entropy.",
+        "Cross-entropy of a language model: Transformers' own, Liger's fused linear, in chunks of the logits, cut "
+        "cross-entropy, or TRL's fused head in tiles.",
     )
     loss_num_chunks: PositiveInt = option("Loss", 8, "Chunks of tokens of --loss-implementation chunked.")
     logits_to_keep: PositiveInt | None = option(
@@ -90,11 +114,24 @@ class TrainingOptions(SharedOptions):
     reference_model: Literal["shared", "copy", "precomputed", "none"] | None = option(
         "Objective",
         None,
-        "Reference model of dpo, grpo and ppo: shared (the trained model with its adapters off), a copy, "
+        "Reference model of dpo, kto, grpo, rloo and ppo: shared (the trained model with its adapters off), a copy, "
         "log-probabilities precomputed, or none (grpo and ppo with beta 0).",
-        unset="shared with LoRA, else copy",
+        unset="none for grpo in TRL, else shared with LoRA, else copy",
     )
-    num_generations: PositiveInt = option("Objective", 1, "Completions per prompt in a micro-batch of grpo and ppo.")
+    num_generations: PositiveInt = option(
+        "Objective", 1, "Completions per prompt in a micro-batch of grpo, rloo and ppo."
+    )
     max_completion_length: PositiveInt | None = option(
         "Objective", None, "Tokens of each sequence that are the completion.", unset="all of them"
     )
+
+    @property
+    def trainer_used(self) -> str:
+        """The training loop: the one asked for, else TRL's for the objectives that it has, else a plain one."""
+        return self.trainer or ("plain" if self.objective in ("sft", "ppo") else "trl")
+
+    @property
+    def uses_fused_head(self) -> bool:
+        """Whether labels are scored in tiles by TRL's fused head, so that full logits never exist."""
+        tiled = self.loss_implementation == "tiled"
+        return tiled or (self.trainer_used == "trl" and self.objective in ("sft", *FUSED_HEAD))

@@ -1,7 +1,7 @@
 """PEFT adapters: small weights that need a base model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
@@ -9,9 +9,9 @@ from memcalc.sources.checkpoint.checkpoint import Checkpoint
 
 @dataclass(frozen=True)
 class Adapter:
-    """What adapter_config.json and the adapter's weights say; `rank` is None for kinds without one.
+    """What adapter_config.json (`config`) and the adapter's weights say; `rank` is None for kinds without one.
 
-    `weights` is None when only a pickle holds them. Their size is never the model's.
+    `kind` is PEFT's name in capitals. `weights` is None when only a pickle holds them; their size is never the model's.
     """
 
     base_model: str | None
@@ -20,6 +20,7 @@ class Adapter:
     targets: tuple[str, ...]
     modules_to_save: tuple[str, ...]
     weights: Checkpoint | None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int | None:
@@ -33,12 +34,17 @@ def adapter_from(config: Mapping[str, Any], weights: Checkpoint | None) -> Adapt
     rank = config.get("r")
     return Adapter(
         base if isinstance(base, str) and base.strip() else None,
-        str(config.get("peft_type") or "unknown"),
+        _kind(config.get("peft_type")),
         rank if type(rank) is int and rank > 0 else None,
         _names(config.get("target_modules")),
         _names(config.get("modules_to_save")),
         weights,
+        config,
     )
+
+
+def _kind(value: Any) -> str:
+    return value.strip().upper().replace("-", "_")[:40] if isinstance(value, str) and value.strip() else "unknown"
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -6,14 +6,16 @@ The config gives the shapes that the model is built with; the headers give what 
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from typing import Any
 
 from memcalc.config.dtypes import declared_dtypes
+from memcalc.errors import CheckpointError
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, safetensors_dtype
+from memcalc.sources.display_names import shown, some
 from memcalc.units import format_bytes, format_count
 
 # Parts of a model by what their tensors are called; the first that matches is taken.
@@ -35,6 +37,9 @@ _LAYER = re.compile(r"(?:^|\.)(?:(encoder|decoder)\.)?(?:layers|layer|h|blocks|b
 
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+# No published model has more layers of multi-token prediction behind its last.
+MOST_PREDICTING = 3
 
 # Tensors by name: their shapes, or only how many elements they have.
 Shapes = Mapping[str, int | tuple[int, ...]]
@@ -58,14 +63,19 @@ def declared_dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def dtypes(checkpoint: Checkpoint | None, config: Mapping[str, Any] | None, asked: str | None = None) -> Dtypes:
-    """The three dtypes. A run loads what was asked for, else what is declared, else what is stored, else F32.
+    """The three dtypes. A run loads what was asked for, else what is declared, else what is stored, else BF16.
 
-    That is what Transformers 5 does; Transformers 4 without a `torch_dtype` argument loads F32.
+    That is what Transformers 5 does, of the dtypes that weights are loaded in; Transformers 4 without a `torch_dtype`
+    argument loads F32.
     """
     stored = checkpoint.stored_dtype if checkpoint else None
     declared = declared_dtype(config or {})
     wanted = safetensors_dtype(asked) if asked else None
-    return Dtypes(stored, declared, wanted or declared or stored or "F32")
+    loaded = next((dtype for dtype in (declared, stored) if dtype in _LOADED), "BF16")
+    return Dtypes(stored, declared, wanted or loaded)
+
+
+_LOADED = ("F32", "BF16", "F16")
 
 
 def reconcile(
@@ -87,7 +97,7 @@ def reconcile(
     """
     stored = _by_part(((t.weight, t.parameters) for t in checkpoint.tensors if t.parameters), layers)
     built = _by_part(((name, _elements(shape)) for name, shape in (expected or {}).items()), layers)
-    lines = list(_declared(checkpoint))
+    lines = [*_depths(checkpoint, layers), *_declared(checkpoint)]
     twice = 0
     if tied:
         table = _tied_table(checkpoint, layers)
@@ -107,6 +117,19 @@ def reconcile(
     elif parameters is not None:
         lines.extend(_total_lines(stored, total, parameters, tied))
     return tuple(lines)
+
+
+def _depths(checkpoint: Checkpoint, layers: int | None) -> Iterator[str]:
+    """Whether the files hold far more layers than the config builds, or fewer."""
+    parts = {part_of(tensor.weight) for tensor in checkpoint.tensors if tensor.parameters}
+    depth = max((int(part[6:]) + 1 for part in parts if part.startswith("layer ")), default=0)
+    if layers is None or not depth or layers <= depth <= layers + MOST_PREDICTING:
+        return
+    rest = "those behind are not counted" if depth > layers else "the others are counted from the config"
+    yield (
+        f"the files hold {depth:,} layers, the config builds {layers:,} (num_hidden_layers): is it the right config? "
+        f"{rest[0].upper()}{rest[1:]}"
+    )
 
 
 def _tied_table(checkpoint: Checkpoint, layers: int | None) -> int:
@@ -203,6 +226,29 @@ def _declared(checkpoint: Checkpoint) -> Iterable[str]:
     ):
         if stated is not None and abs(stated - found) * 1000 > max(found, 1):
             yield f"the index declares {show(stated)}, the headers add up to {show(found)}; the headers are used"
+
+
+def check_names(checkpoint: Checkpoint, leaves: Collection[str], built: int, model_type: str) -> None:
+    """Raise CheckpointError where the weights are another model's: not one module's name fits, nor does their number.
+
+    Args:
+        checkpoint: what the headers say. Files of GGUF and of the original release have names of their own.
+        leaves: the last names of the modules that the config builds.
+        built: its parameters.
+        model_type: the family.
+    """
+    own = {t.weight.split(".")[-2] for t in checkpoint.tensors if t.parameters and t.weight.count(".")}
+    differ = abs(checkpoint.parameters - built) * 1000 > built
+    if checkpoint.format == "gguf" or not own or not differ or own & set(leaves) or own & _ORIGINAL:
+        return
+    raise CheckpointError(
+        f"{shown(checkpoint.files[0])} holds weights of another model than config.json: not one of its tensors "
+        f"({some(sorted(own))}) is one that {shown(model_type)} has; take the config that belongs to them."
+    )
+
+
+_ORIGINAL = frozenset({"wq", "wqkv", "attention_norm", "tok_embeddings"})
+"""Modules of the formats that models were first published in (Llama, Mistral)."""
 
 
 def part_of(name: str, layers: int | None = None) -> str:

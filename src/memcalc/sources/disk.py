@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from memcalc.config.quantization import with_hf_quant
 from memcalc.errors import CheckpointError, MemcalcError, close_matches
-from memcalc.sources.diffusers import PIPELINE, read_pipeline
+from memcalc.sources.diffusers import PIPELINE, is_pipeline, read_pipeline
 from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import ADAPTER_CONFIG, PICKLES, RepoFile
 from memcalc.sources.json_object import TEXT_CAP, parse_object
@@ -211,8 +211,8 @@ def _load(path: Path, wanted: str | None) -> LoadedModel:
 
 def load_folder(folder: DiskFolder, origin: str, wanted: str | None = None) -> LoadedModel:
     """A model's folder, an adapter's, or a pipeline's."""
-    pipeline = not wanted and any(file.path == PIPELINE for file in folder.files())
-    return _checked(folder, read_pipeline(folder, origin) if pipeline else read_model(folder, origin, wanted))
+    pipeline = is_pipeline(folder.files(), wanted)
+    return _checked(folder, (read_pipeline if pipeline else read_model)(folder, origin, wanted))
 
 
 def _load_json(path: Path, folder: DiskFolder) -> LoadedModel:

@@ -160,15 +160,28 @@ def _by_name(wanted: str, weights: list[str], ggufs: list[str]) -> Choice:
         kind = "gguf" if wanted.endswith(".gguf") else "safetensors" if wanted.endswith(".safetensors") else "pickle"
         whole = next(group for group in _groups(weights) if wanted in group)
         return Choice(kind, weights=whole)
+    if variant := variant_of(wanted, weights):
+        return Choice("safetensors", weights=variant)
     typed = [path for path in ggufs if gguf_type(path) == wanted.upper()]
     return Choice("gguf", weights=_groups(typed)[0]) if typed else Choice("")
+
+
+def variant_of(variant: str, weights: Sequence[str]) -> tuple[str, ...]:
+    """The files of a variant such as fp16: `model.fp16.safetensors`, whole or in shards; empty where there is none."""
+    word = re.escape(variant.lower())
+    named = re.compile(rf"(^|/)[^/]*\.{word}([.-][^/]*)?\.safetensors$")
+    found = [path for path in weights if not dirname(path) and named.search(path.lower())]
+    return _groups(found)[0] if found else ()
 
 
 def _gguf(paths: list[str], projector: str | None) -> Choice:
     """One of several GGUF files: Q4_K_M, which llama.cpp's tools take by default, or the first by name."""
     groups = _groups(paths)
     chosen = next((group for group in groups if gguf_type(group[0]) == "Q4_K_M"), groups[0])
-    others = sorted({gguf_type(group[0]) or group[0] for group in groups if group != chosen})
+    rest = [group for group in groups if group != chosen]
+    alike = [group for group in rest if gguf_model(group[0]) == gguf_model(chosen[0])]
+    others = sorted({gguf_type(group[0]) or group[0] for group in alike})
+    others += sorted(group[0] for group in rest if group not in alike)
     notes = [f"{chosen[0]} is used of {len(groups)} GGUF files (others: {', '.join(others[:12])})"] if others else []
     if projector:
         notes.append(f"{projector}, which a run with images loads as well, is not counted")
@@ -181,6 +194,12 @@ def gguf_type(path: str) -> str:
     return found[-1].upper() if found else ""
 
 
+def gguf_model(path: str) -> str:
+    """The name of a GGUF file without its type, its shard and its folder: alike for quantizations of one model."""
+    name = re.sub(r"-\d{5,6}-of-\d{5,6}", "", path.rpartition("/")[2].lower().removesuffix(".gguf"))
+    return re.sub(r"[-._]+", "-", _GGUF_TYPE.sub("", name)).strip("-")
+
+
 def _reason(path: str) -> str | None:
     return next((reason for pattern, reason in _REASONS if pattern.search(path)), None)
 
@@ -191,9 +210,10 @@ def _other_reason(path: str, choice: Choice) -> str:
     if path.endswith(PICKLES):
         return "a pickle, which memcalc never opens"
     if path.endswith(".gguf"):
-        return (
-            "another GGUF quantization of the same weights" if choice.format == "gguf" else "the same weights as GGUF"
-        )
+        if choice.format != "gguf":
+            return "the same weights as GGUF"
+        same = any(gguf_model(path) == gguf_model(used) for used in choice.weights)
+        return "another GGUF quantization of the same weights" if same else "another model"
     if dirname(path):
         return "in a subfolder that is not the model"
     return "not named by the index" if choice.index else "another weight file"

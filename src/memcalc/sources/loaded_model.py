@@ -23,7 +23,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Component:
-    """One module of a pipeline that model_index.json names and that has weights."""
+    """One module of a pipeline that model_index.json names and that has weights.
+
+    `checkpoint` is None where they cannot be read; `why` says why.
+    """
 
     name: str
     library: str
@@ -31,6 +34,12 @@ class Component:
     config: Mapping[str, Any] | None
     checkpoint: Checkpoint | None
     notes: tuple[str, ...] = ()
+    why: str = ""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that its weights are read from."""
+        return () if self.checkpoint is None else self.checkpoint.files
 
 
 @dataclass(frozen=True)

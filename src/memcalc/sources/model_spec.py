@@ -1,23 +1,25 @@
 """From what was read to what is estimated: the spec of a model, and the lines that its report owes to its files."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.common.assumption import Assumption
+from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError
+from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError, option_name
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
 from memcalc.nn.state_dict import NamedWeight, weights_by_stack
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.adapter import Adapter
+from memcalc.sources.adapter_options import check_kind, lora_options, refuse_others
 from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
-from memcalc.sources.config_vs_weights import part_of
-from memcalc.sources.display_names import shown, some
+from memcalc.sources.config_vs_weights import check_names, part_of
+from memcalc.sources.display_names import shown
+from memcalc.sources.file_selection import ADAPTER_CONFIG
 from memcalc.sources.generic.config import generic_config
 from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
@@ -27,9 +29,6 @@ from memcalc.training.step import build
 from memcalc.units import format_bytes, format_count
 
 Setup = TrainingSetup | InferenceSetup
-
-_NAME = re.compile(r"[\w.]+")
-"""A target that is a module's name and no pattern."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,8 @@ class Built:
     expected: Mapping[str, int]
     tied: bool
     layers: int | None
+    modules: frozenset[str]
+    """The last names of all modules that have weights."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> "Built":
@@ -58,14 +59,16 @@ class Built:
         kin = family(spec.model_type)
         config = Config(spec.config, kin.defaults, kin.aliases)
         expected: dict[str, int] = {}
+        modules: set[str] = set()
         for path, positions, weights in weights_by_stack(build(spec)):
+            modules.update(f".{weight.name}".split(".")[-2] for weight in weights)
             for name, count in _by_part(path, positions, weights).items():
                 for position in positions or (0,):
                     full = f"{path}.{position}.{name}" if positions else name
                     expected[full] = expected.get(full, 0) + count
         layers = config.get("num_hidden_layers")
         tied = config.get("tie_word_embeddings") is True and not any(part_of(name) == "head" for name in expected)
-        return cls(expected, tied, layers if isinstance(layers, int) else None)
+        return cls(expected, tied, layers if isinstance(layers, int) else None, frozenset(modules))
 
     @property
     def parts(self) -> set[str]:
@@ -84,23 +87,38 @@ def _by_part(path: str, positions: Sequence[int], weights: Sequence[NamedWeight]
     return counts
 
 
-def describe(model: LoadedModel, name: str, setup: Setup, *, generic: bool = False) -> Described:
+def describe(
+    model: LoadedModel, name: str, setup: Setup, *, generic: bool = False, generic_ignore: Collection[str] = ()
+) -> Described:
     """The spec to estimate, under `name`.
 
     Raises:
         ConfigError, UnknownFamilyError: the config does not tell what the model is; the message names --generic.
     """
     if model.adapter is not None:
-        return _with_adapter(model, model.adapter, name, setup, generic=generic)
+        return _with_adapter(model, model.adapter, name, setup, generic=generic, generic_ignore=generic_ignore)
     with model.naming_its_file():
-        return _described(model, name, setup, generic=generic)
+        return _described(model, name, setup, generic=generic, generic_ignore=generic_ignore)
 
 
-def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) -> Described:
-    spec, lines = spec_of(model, name, generic=generic)
+def _described(
+    model: LoadedModel, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
+) -> Described:
+    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
     alike = generic and bool(lines)
     if model.checkpoint is not None:
         built = Built.of(spec)
+        if not alike:
+            check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
+        if _has_own_head(model, spec, built):
+            spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
+            built = Built.of(spec)
+            lines += (
+                Assumption(
+                    "head_not_tied",
+                    "the config does not say whether the head is tied; the files hold one of its own, so it is not",
+                ),
+            )
         lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=_asked(setup))
         held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
         spec = replace(spec, stored=held)
@@ -112,14 +130,33 @@ def _described(model: LoadedModel, name: str, setup: Setup, *, generic: bool) ->
     return Described(spec, setup, lines)
 
 
-def spec_of(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[Assumption, ...]]:
+def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
+    """Whether files hold a head beside the embedding though only the class ties them, and the config does not.
+
+    Tied weights are written once, so that what is there twice has values of its own, which Transformers 5 then keeps.
+    """
+    assert model.checkpoint is not None
+    said = any("tie_word_embeddings" in section for section in (spec.config, spec.config.get("text_config") or {}))
+    if said or not built.tied or model.checkpoint.format == "gguf":
+        return False
+    sizes: dict[str, set[int]] = {"head": set(), "embedding": set()}
+    for tensor in model.checkpoint.tensors:
+        part = part_of(tensor.weight, built.layers)
+        if part in sizes and tensor.parameters:
+            sizes[part].add(tensor.parameters)
+    return bool(sizes["head"] & sizes["embedding"])
+
+
+def spec_of(
+    model: LoadedModel, name: str, *, generic: bool, generic_ignore: Collection[str] = ()
+) -> tuple[ModelSpec, tuple[Assumption, ...]]:
     """The spec of a model's config; with `generic`, that of a Llama-like decoder where its family is unknown."""
     try:
         return ModelSpec.from_config(model.require_config(), name), ()
     except (UnknownFamilyError, ConfigError) as problem:
         if not generic:
             raise _offering_generic(problem, model) from None
-    config, lines = generic_config(model)
+    config, lines = generic_config(model, generic_ignore)
     return ModelSpec.from_config(config, name), lines
 
 
@@ -127,7 +164,35 @@ def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError
     text = str(problem).rstrip(".")
     if "--generic" in text or "diffusion pipeline" in text or model.components or model.adapter is not None:
         return problem
+    config, file = model.config or {}, model.config_file
+    if "model_type" not in config and (vendor := _vendor(config)):
+        return type(problem)(
+            f"{shown(file)} is a config of {vendor}, not of Transformers; give the config.json of the converted model"
+            f"{', or --generic, which reads its sizes' if vendor == _ORIGINAL else ''}."
+        )
+    if model.checkpoint is not None and model.checkpoint.format == "gguf":
+        architecture = model.checkpoint.metadata.get("general.architecture", "unknown")
+        return type(problem)(
+            f"{shown(model.name)} is of llama.cpp's architecture {quoted(architecture)}, which no family of memcalc "
+            "describes; `memcalc inspect` counts its weights, and --generic estimates it as a Llama-like decoder."
+        )
     return type(problem)(f"{text}; --generic estimates it as a Llama-like decoder.")
+
+
+_ORIGINAL = "the original release of Llama or Mistral (params.json)"
+_VENDORS: tuple[tuple[frozenset[str], str], ...] = (
+    (frozenset({"dim", "n_layers", "n_heads"}), _ORIGINAL),
+    (frozenset({"model_cfg", "preprocess_cfg"}), "OpenCLIP"),
+    (frozenset({"mlc_chat_version"}), "MLC LLM"),
+    (frozenset({"pretrained_config", "build_config"}), "TensorRT-LLM"),
+    (frozenset({"encoder", "decoder", "joint"}), "NeMo"),
+)
+"""Keys by which the configs of other libraries are known."""
+
+
+def _vendor(config: Mapping[str, Any]) -> str | None:
+    """Whose config it is, where it is another library's."""
+    return next((name for keys, name in _VENDORS if keys <= config.keys()), None)
 
 
 def _asked(setup: Setup) -> str | None:
@@ -154,37 +219,41 @@ def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[Assumpt
     return setup, tuple(lines)
 
 
-def _with_adapter(model: LoadedModel, adapter: Adapter, name: str, setup: Setup, *, generic: bool) -> Described:
+def _with_adapter(
+    model: LoadedModel, adapter: Adapter, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
+) -> Described:
     """The base model that an adapter needs; training goes on as its config says, serving adds its weights."""
     base = model.base
     if base is None:
         model.require_config()  # says which base is missing, unless a config.json lies beside the adapter
         base = replace(model, adapter=None)
-    found = describe(base, name, setup, generic=generic)
+    found = describe(base, name, setup, generic=generic, generic_ignore=generic_ignore)
+    check_kind(adapter)
     size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
     lines = [Assumption("adapter", f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}")]
     spec, setup = found.spec, found.setup
     if isinstance(setup, TrainingSetup):
-        setup, more = _trained_on(adapter, setup)
+        options, more = lora_options(adapter, spec)
+        given = setup.model_fields_set
+        setup = setup.model_copy(update={key: value for key, value in options.items() if key not in given})
         lines += more
-    elif adapter.weights is not None:
+        own = sorted(option_name(key) for key in options if key in given)
+        if own:
+            text = f"{', '.join(own)} as given, in place of what {ADAPTER_CONFIG} says"
+            lines.append(Assumption("adapter_options_given", text))
+    elif adapter.weights is None:
+        raise ConfigError(
+            f"{shown(model.name)} has no adapter_model.safetensors, so that it is not known what serving adds; save "
+            "the adapter as safetensors, or give its base alone."
+        )
+    else:
+        refuse_others({**adapter.config, "r": adapter.rank})
+        if adapter.config.get("use_dora"):
+            raise ConfigError(
+                f"{ADAPTER_CONFIG} gives 'use_dora', and memcalc computes DoRA in training only; merge the adapter "
+                "into its base for inference."
+            )
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
         spec = replace(spec, beside={f"{adapter.kind} adapter": nbytes})
         lines.append(Assumption("adapter_not_merged", "the adapter is kept beside the weights, not merged into them"))
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))
-
-
-def _trained_on(adapter: Adapter, setup: TrainingSetup) -> tuple[TrainingSetup, list[Assumption]]:
-    """LoRA options as adapter_config.json has them, where the user gives none."""
-    if adapter.kind != "LORA" or adapter.rank is None or setup.lora_rank is not None or setup.train_only != "all":
-        return setup, []
-    options: dict[str, Any] = {"lora_rank": adapter.rank}
-    plain = all(target == "all-linear" or _NAME.fullmatch(target) for target in adapter.targets)
-    if adapter.targets and plain:
-        options["lora_targets"] = ",".join(adapter.targets)
-    if adapter.modules_to_save:
-        options["modules_to_save"] = ",".join(adapter.modules_to_save)
-    targets = f" on {some(list(adapter.targets), 8)}" if adapter.targets and plain else ""
-    return setup.model_copy(update=options), [
-        Assumption("adapter_lora_options", f"LoRA of rank {adapter.rank}{targets}, as adapter_config.json says")
-    ]

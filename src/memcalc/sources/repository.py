@@ -2,7 +2,7 @@
 
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from memcalc.config.quantization import find_quantization, with_hf_quant
@@ -104,6 +104,11 @@ def read_weights(folder: Folder, files: Sequence[RepoFile], choice: Choice, text
 
 def _safetensors(folder: Folder, files: Sequence[RepoFile], choice: Choice, texts: Mapping[str, bytes]) -> Weights:
     index: ShardIndex | None = None
+    if choice.index and _lists_nothing(texts[choice.index], folder.label(choice.index)):
+        rest = choose([file for file in files if file.path != choice.index])
+        if rest.format == "safetensors":
+            empty = f"{choice.index} lists no tensor, so it is passed over"
+            return _safetensors(folder, files, replace(rest, notes=(*rest.notes, empty)), texts)
     weights, declared, notes = choice.weights, Declared(), list(choice.notes)
     if choice.index:
         index = parse_index(texts[choice.index], folder.label(choice.index))
@@ -120,6 +125,11 @@ def _safetensors(folder: Folder, files: Sequence[RepoFile], choice: Choice, text
     quantization = find_quantization(object_in(folder, CONFIG, texts), object_in(folder, HF_QUANT, texts))
     ignored = ignored_files(files, weights, choice)
     return Weights(assemble(headers, quantization, declared=declared, ignored=ignored, notes=notes))
+
+
+def _lists_nothing(data: bytes, name: str) -> bool:
+    """Whether an index is there, but empty: some writers leave one beside a file that holds everything."""
+    return not parse_object(data, name, CheckpointError).get("weight_map")
 
 
 def _reading(folder: Folder, read: Callable[[ByteRanges, str], T]) -> Callable[[str], tuple[str, T]]:

@@ -96,6 +96,8 @@ def _blockwise(*names: str) -> States:
     """8-bit states with an fp32 scale per block; fp32 ones for a small weight."""
 
     def states(weight: Weight) -> Mapping[str, int]:
+        if weight.wide_states:
+            return {f"fp32 {name} of embeddings": weight.sized(4) for name in names}
         if weight.count < SMALLEST_8BIT:
             return {f"fp32 {name} of small weights": weight.sized(4) for name in names}
         scales = rounded(4 * -(-weight.count // BLOCK_8BIT))

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from memcalc.common.escaping import quoted
 from memcalc.config.quantization import Quantization
 from memcalc.config.quantized_modules import quantized_modules
+from memcalc.errors import ConfigError
 from memcalc.tables.weight_formats import FORMATS, WeightFormat
 
 ModuleFormat = Callable[[str], WeightFormat | None]
@@ -20,6 +22,14 @@ def stated_format(stated: Quantization) -> WeightFormat | None:
     """The format of a repository that states its quantization; None where the layout of its method is not known."""
     row = _STATED.get(stated.method)
     return None if row is None else row(stated)
+
+
+def unknown_layout(stated: Quantization) -> ConfigError:
+    """The error for a config whose quantization has no row here, where no weights tell what it takes."""
+    return ConfigError(
+        f"config.json names the quantization {quoted(stated.method)} in '{stated.where}', whose layout memcalc does "
+        f"not know; give the model's folder with its weights, whose headers tell, or remove '{stated.where}'."
+    )
 
 
 def module_formats(stated: Quantization | None, form: WeightFormat) -> ModuleFormat:

@@ -22,7 +22,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
 from memcalc.tables.frozen_bases import frozen_base
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.tables.stated_formats import module_formats, stated_format
+from memcalc.tables.stated_formats import module_formats, stated_format, unknown_layout
 from memcalc.tables.weight_formats import FORMATS, WeightFormat
 from memcalc.training.liger import use_liger
 
@@ -90,6 +90,8 @@ def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | 
     if stated is None:
         return None, []
     form = stated_format(stated)
+    if form is None and spec.stored is None and not stated.known:
+        raise unknown_layout(stated)
     if setup.lora_rank is None or "quantization" in setup.model_fields_set:
         return None, [
             Assumption(
@@ -120,7 +122,8 @@ def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | 
 def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: TrainingSetup) -> None:
     recipe = PRECISIONS[setup.precision]
     compute = recipe.autocast or recipe.weights
-    quantize(network, form, compute, module_formats(find_quantization(spec.config), form))
+    stated = find_quantization(spec.config)
+    quantize(network, form, compute, module_formats(stated, form), "" if stated is None else stated.where)
     keeps = ("gptq",)
     for _, parameter in network.tensors():
         if isinstance(parameter, (Buffer, Packed)) or parameter.fixed_dtype is not None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
-from memcalc.nn.model import Batch, Network
+from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
@@ -23,15 +23,16 @@ from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
-from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.dtypes import INT64
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
-from memcalc.tables.precisions import PrecisionRecipe
+from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Aims as Aims
 from memcalc.training.traced_step import Step as Step
 from memcalc.training.traced_step import implementation_of, steps_in_backward
+from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
 
 
 def build(spec: ModelSpec) -> Network:
@@ -44,7 +45,8 @@ def build(spec: ModelSpec) -> Network:
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
-    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank)
+    wide = runs_trainer(setup) and parameter.group == "embedding"
+    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, wide)
 
 
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival | None:
@@ -54,11 +56,6 @@ def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival
     updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[implementation_of(setup)])
     step_in_backward(network, updater)
     return updater
-
-
-def batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSetup) -> Batch:
-    """The micro-batch of a setup around token ids [b, s]."""
-    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
 
 
 _UNTRACED = {
@@ -87,10 +84,12 @@ def trace(
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
     """
+    asked, setup = setup, setup.with_trainer_defaults()
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
     step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
-    return replace(step, setup=setup, optimizer=optimizer(setup.optimizer))
+    notes = (*trainer_notes(asked, setup), *step.notes)
+    return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
@@ -151,7 +150,7 @@ def _walk(
     inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _own_loss(tape, network, recipe, setup, length), Aims()
+        (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), Aims()
     else:
         loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
     forward_end = tape.clock
@@ -164,6 +163,7 @@ def _walk(
     backward(tape, loss)
     if updater:
         updater.finish()
+    left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
     del loss, held, inherited
     tape.finish()
@@ -181,21 +181,22 @@ def _walk(
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
         beside=more.beside,
         outlasting=more.outlasting,
+        left_by_backward=left_by_backward,
         used=more.used,
         notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
         engine=None if layout.alone else engine,
     )
 
 
-def _own_loss(
-    tape: Tape, network: Network, recipe: PrecisionRecipe, setup: TrainingSetup, length: int
+def _loss(
+    tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | None, length: int
 ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-    """The loss that the model computes of a micro-batch, and the outputs that the loop holds through backward."""
-    ids = tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids and labels")
-    with tape.autocasting(recipe.autocast):
-        outputs = network(batch(ids, ids, setup))
-    loss = outputs.compute_loss()
-    return loss, outputs.returned if setup.keep_logits else ()
+    """The loss of sft, and the outputs that the loop keeps through backward."""
+    if setup.uses_fused_head:
+        from memcalc.training.trl.sft import sft
+
+        return sft(tape, network, setup, autocast, length), ()
+    return model_loss(tape, network, setup, autocast, length)
 
 
 def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:

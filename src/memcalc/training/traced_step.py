@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.optimizers import Optimizer, optimizer
+from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_bytes
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Step:
     """Bytes of further weights, by name."""
     outlasting: int = 0
     """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
+    left_by_backward: int = 0
+    """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
     used: Mapping[str, Any] = field(default_factory=dict)
     """Options that were chosen for the user, by name."""
     notes: tuple[Assumption, ...] = ()
@@ -95,8 +98,18 @@ class Step:
         """Name and bytes of the most that the optimizer's step has alive at once."""
         if not self.trained or self.optimizer is None:
             return "optimizer step", 0
+        return max(self._after_backward(), key=lambda part: part[1])
+
+    def _after_backward(self) -> Iterator[tuple[str, int]]:
+        """What comes one after another between backward and the next step: only the largest stands in the peak."""
+        assert self.optimizer is not None
+        assert isinstance(self.setup, TrainingSetup)
         nbytes = self.optimizer.step[self.implementation](self.update_order)
-        return f"{self.optimizer.name} step ({self.implementation})", nbytes
+        yield f"{self.optimizer.name} step ({self.implementation})", nbytes
+        yield "norms of gradients (clipping)", clipping_bytes(self.setup, self.trained)
+        if runs_trainer(self.setup) and self.left_by_backward:
+            scalars = scalar_bytes(self.setup, "backward") - scalar_bytes(self.setup, "step")
+            yield "leaves of the graph, until the loss goes", self.left_by_backward + scalars
 
     @property
     def steps_in_backward(self) -> bool:
@@ -105,8 +118,11 @@ class Step:
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of the batch that PyTorch's trackers do not see."""
-        return sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if not allocation.aliased)
+        """Bytes of the batch that PyTorch's trackers do not see: Trainer has all micro-batches of a step at once."""
+        seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
+        one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
+        batches = self.setup.grad_accum if isinstance(self.setup, TrainingSetup) and runs_trainer(self.setup) else 1
+        return one * batches - seen
 
     @property
     def parameters(self) -> list[tuple[str, Parameter]]:

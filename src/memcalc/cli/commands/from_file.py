@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from memcalc.cli.estimate_options import Job, with_job
-from memcalc.cli.model_options import BASE, GENERIC, HEAD, LABELS, WEIGHTS, answer, short_name
+from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS, answer, short_name
 
 
 @with_job
@@ -21,6 +21,7 @@ def command(
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
     generic: Annotated[bool, GENERIC] = False,
+    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
     head: Annotated[str | None, HEAD] = None,
     num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
@@ -32,6 +33,7 @@ def command(
         load(path, kind="file", weights=weights, base=base),
         short_name(path),
         generic=generic,
+        generic_ignore=generic_ignore,
         head=head,
         num_labels=num_labels,
     )

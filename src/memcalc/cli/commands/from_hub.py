@@ -9,6 +9,7 @@ from memcalc.cli.estimate_options import Job, with_job
 from memcalc.cli.model_options import (
     BASE,
     GENERIC,
+    GENERIC_IGNORE,
     HEAD,
     LABELS,
     REVISION,
@@ -34,6 +35,7 @@ def command(
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
     generic: Annotated[bool, GENERIC] = False,
+    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
     head: Annotated[str | None, HEAD] = None,
     num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
@@ -50,4 +52,4 @@ def command(
         base=base,
         progress=warn,
     )
-    answer(job, model, model.name, generic=generic, head=head, num_labels=num_labels)
+    answer(job, model, model.name, generic=generic, generic_ignore=generic_ignore, head=head, num_labels=num_labels)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from memcalc import ops
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.models.common.fused_lm_head import fused_lm_head
 from memcalc.models.common.lm_losses import LanguageLoss
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.load_balancing_loss import load_balancing_loss
@@ -201,6 +202,8 @@ class CausalLM(Network):
         if run.cache is not None and not run.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
         with tape.scoped("LM head and loss"):
+            if batch.scored_tokens is not None:
+                return fused_lm_head(self.lm_head, hidden, batch)
             if self.loss is not None and batch.labels is not None:
                 if self.loss.is_behind:
                     hidden = hidden if self.loss.keep is None else ops.narrow(hidden, 1, self.loss.keep)
@@ -211,7 +214,10 @@ class CausalLM(Network):
             if batch.logits_to_keep is not None:
                 hidden = ops.narrow(hidden, 1, batch.logits_to_keep)
             logits = self.logits(hidden)
-            return Outputs(None if batch.labels is None else causal_lm_loss(logits, batch.labels), (logits, *kept))
+            return Outputs(
+                None if batch.labels is None else causal_lm_loss(logits, batch.labels, counts_items=batch.counts_items),
+                (logits, *kept),
+            )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [b, s, V] of hidden states [b, s, h]. What the head saves stays on the device."""

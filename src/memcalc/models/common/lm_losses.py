@@ -26,7 +26,7 @@ class LanguageLoss:
     and `z_loss` cost nothing in Liger's kernel.
     """
 
-    kind: Literal["eager", "liger", "chunked", "cut-cross-entropy"] = "eager"
+    kind: Literal["eager", "liger", "chunked", "cut-cross-entropy", "tiled"] = "eager"
     chunks: int = 8
     keep: int | None = None
     smoothing: bool = False
@@ -47,9 +47,9 @@ class LanguageLoss:
         if self.kind == "liger":
             labels, shifted = shifted_labels(labels)
             rows = ops.reshape(hidden, -1, hidden.shape[-1])
-            return ops.fused_linear_cross_entropy(rows, _weight(head), shifted), ()
+            return ops.fused_linear_cross_entropy(rows, head_weight(head), shifted), ()
         if self.kind == "cut-cross-entropy":
-            return ops.cut_cross_entropy(hidden, _weight(head), labels), ()
+            return ops.cut_cross_entropy(hidden, head_weight(head), labels), ()
         if self.kind == "chunked":
             pieces = [logits_of(piece) for piece in _pieces(hidden, self.chunks)]
             return _chunked(pieces, _following(labels, self.chunks)), tuple(pieces)
@@ -63,7 +63,7 @@ class LanguageLoss:
         return _smoothed(logits, labels if self.keep is None else ops.narrow(labels, 1, self.keep))
 
 
-def _weight(head: Module) -> Tensor:
+def head_weight(head: Module) -> Tensor:
     """The head's weight, which a fused loss reads past the head's own forward."""
     if not isinstance(head, (Linear, TrainedCopy)):
         raise UsageError(

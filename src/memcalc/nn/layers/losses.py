@@ -7,12 +7,16 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.tables.dtypes import FP32, INT64
 
 
-def causal_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Next-token cross-entropy of logits [b, s, V] in fp32; labels [b, s] are padded and shifted, never the logits."""
+def causal_lm_loss(logits: Tensor, labels: Tensor, *, counts_items: bool = False) -> Tensor:
+    """Next-token cross-entropy of logits [b, s, V] in fp32; labels [b, s] are padded and shifted, never the logits.
+
+    With `counts_items` it is a sum, divided by the number of items in the batch (`num_items_in_batch`).
+    """
     logits = ops.to(logits, FP32)
     labels, shifted = shifted_labels(labels)
     logits = ops.view(logits, -1, logits.shape[-1])
-    return ops.cross_entropy(logits, shifted)
+    loss = ops.cross_entropy(logits, shifted)
+    return ops.mul_scalar(loss) if counts_items else loss
 
 
 def shifted_labels(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,40 +8,8 @@ from typing import Any
 from memcalc.config.reader import LARGEST
 from memcalc.errors import CheckpointError
 from memcalc.sources.display_names import shown
+from memcalc.sources.gguf.architectures import DEEPER, ENCODERS, MODEL_TYPES, TRANSLATIONS, Metadata
 from memcalc.sources.gguf.header import GgufHeader
-
-# llama.cpp's architecture names and the Transformers model types that they were converted from.
-# Source: llama.cpp's convert_hf_to_gguf.py. Names that are spelled alike in both need no row.
-MODEL_TYPES: Mapping[str, str] = MappingProxyType(
-    {
-        "qwen2moe": "qwen2_moe",
-        "qwen3moe": "qwen3_moe",
-        "qwen2vl": "qwen2_vl",
-        "qwen3next": "qwen3_next",
-        "gemma3": "gemma3_text",
-        "gemma3n": "gemma3n_text",
-        "phi2": "phi",
-        "phimoe": "phimoe",
-        "gptneox": "gpt_neox",
-        "gptj": "gptj",
-        "command-r": "cohere",
-        "cohere2": "cohere2",
-        "granitemoe": "granitemoe",
-        "gpt-oss": "gpt_oss",
-        "glm4moe": "glm4_moe",
-        "chatglm": "chatglm",
-        "deepseek2": "deepseek_v3",
-        "starcoder": "gpt_bigcode",
-        "llama4": "llama4_text",
-        "ernie4_5": "ernie4_5",
-        "ernie4_5-moe": "ernie4_5_moe",
-        "exaone4": "exaone4",
-        "falcon-h1": "falcon_h1",
-        "nemotron_h": "nemotron_h",
-        "hunyuan-moe": "hunyuan_v1_moe",
-        "lfm2moe": "lfm2_moe",
-    }
-)
 
 # Keys behind the architecture's name, and the config's own. Source: ggml's docs/gguf.md, "LLM".
 _KEYS: tuple[tuple[str, str], ...] = (
@@ -63,6 +31,8 @@ _KEYS: tuple[tuple[str, str], ...] = (
     ("nextn_predict_layers", "num_nextn_predict_layers"),
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("rope.freq_base", "rope_theta"),
+    ("attention.shared_kv_layers", "num_kv_shared_layers"),
+    ("embedding_length_per_layer_input", "hidden_size_per_layer_input"),
 )
 
 _MAY_BE_ZERO = (
@@ -87,6 +57,14 @@ _EXPERTS = MappingProxyType(
         "deepseek_v3": "n_routed_experts",
         "glm4_moe": "n_routed_experts",
         "granitemoe": "num_local_experts",
+        "granitemoehybrid": "num_local_experts",
+        "minimax_m2": "num_local_experts",
+        "nemotron_h": "n_routed_experts",
+        "deepseek_v32": "n_routed_experts",
+        "glm_moe_dsa": "n_routed_experts",
+        "glm4_moe_lite": "n_routed_experts",
+        "dots1": "n_routed_experts",
+        "llama4_text": "num_local_experts",
         "phimoe": "num_local_experts",
     }
 )
@@ -114,6 +92,20 @@ def config_from_gguf(header: GgufHeader, name: str) -> dict[str, Any]:
             "size of a model; is it a tokenizer alone, or cut short?"
         )
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if architecture in TRANSLATIONS:
+        words = TRANSLATIONS[architecture](Metadata(header.metadata, architecture))
+        found |= words
+        found = {key: value for key, value in found.items() if value is not None}
+    pattern = header.metadata.get(f"{architecture}.attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        found["sliding_window_pattern"] = [bool(item) for item in pattern]
+    inside = header.metadata.get(f"{architecture}.attention.key_length_swa")
+    if isinstance(inside, int):  # the other key is that of layers which attend to everything
+        found |= {"head_dim": inside, "global_head_dim": found.get("head_dim")}
+    if architecture in DEEPER:
+        found["num_hidden_layers"] = max(1, found["num_hidden_layers"] - (found.get("num_nextn_predict_layers") or 0))
+    if architecture in ENCODERS:
+        found["architectures"] = [ENCODERS[architecture]]
     if architecture == "llama" and found.get("num_experts"):
         found["model_type"] = "mixtral"
     if found.get("num_experts"):
@@ -121,6 +113,9 @@ def config_from_gguf(header: GgufHeader, name: str) -> dict[str, Any]:
     _vocabulary(found, header, shapes)
     if "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes:
         found["attention_bias"] = True
+    for name, key in (("token_types.weight", "type_vocab_size"), ("position_embd.weight", "max_position_embeddings")):
+        if name in shapes:
+            found[key] = shapes[name][0]
     return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from memcalc.errors import CheckpointError, ConfigError, HubError, MemcalcError
-from memcalc.sources.diffusers import PIPELINE, read_pipeline
+from memcalc.sources.diffusers import is_pipeline, read_pipeline
 from memcalc.sources.disk import DiskFolder, load_folder
 from memcalc.sources.display_names import shown
 from memcalc.sources.hub.addresses import checked_endpoint
@@ -120,8 +120,8 @@ def _online(
 
 
 def _read(folder: HubFolder, origin: str, wanted: str | None) -> LoadedModel:
-    if not wanted and any(file.path == PIPELINE for file in folder.files()):
-        return read_pipeline(folder, origin)
+    if is_pipeline(folder.files(), wanted):
+        return read_pipeline(folder, origin, wanted)
     return read_model(folder, origin, wanted)
 
 

@@ -26,7 +26,7 @@ def distillation(actors: Actors) -> Tensor:
     with actors.tape.no_grad():
         teacher = actors.ask(ids).returned[0]
     run_context(actors.tape).padding = None
-    _check_vocabulary(outputs.returned[0], teacher)
+    check_vocabulary(outputs.returned[0].shape[-1], teacher.shape[-1])
     with actors.tape.scoped(LOSS):
         student = ops.narrow(outputs.returned[0], 1, completion)
         teacher = ops.narrow(teacher, 1, completion)
@@ -36,8 +36,8 @@ def distillation(actors: Actors) -> Tensor:
         return ops.div(total, count)
 
 
-def _check_vocabulary(student: Tensor, teacher: Tensor) -> None:
-    own, other = student.shape[-1], teacher.shape[-1]
+def check_vocabulary(own: int, other: int) -> None:
+    """Raise UsageError where the student has another vocabulary than the teacher."""
     if own != other:
         raise UsageError(
             f"the teacher has logits of {other} tokens and the student of {own}, so they cannot be compared; choose a "

@@ -73,6 +73,8 @@ def _statistics(actors: Actors, logits: Tensor, mask: Tensor) -> list[Tensor]:
 def reward(actors: Actors) -> Tensor:
     """The loss of rewards [2b, 1]: how much more the chosen ones get."""
     ids = actors.given(2 * actors.setup.batch, actors.length)
+    if actors.setup.trainer_used == "trl":
+        actors.given(*ids.shape, name="padding mask")
     outputs = actors.run(ids)
     if outputs.returned[0].shape[1:] != (1,):
         raise UsageError(

@@ -71,7 +71,7 @@ class Actors:
 
         The value model runs first; its hidden states stand until the policy is through.
         """
-        self._mark_padding(ids)
+        self.mark_padding(ids)
         with self.tape.autocasting(self.autocast):
             outputs, values = self._forward_both(ids)
         _narrow = outputs.returned  # stands until all is in fp32
@@ -93,7 +93,7 @@ class Actors:
 
     def _run(self, network: Network, ids: Tensor, logits_to_keep: int | None) -> Outputs:
         setup = self.setup
-        self._mark_padding(ids)
+        self.mark_padding(ids)
         batch = Batch(
             ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size, logits_to_keep
         )
@@ -102,7 +102,7 @@ class Actors:
         outputs.logits_as_fp32()
         return outputs
 
-    def _mark_padding(self, ids: Tensor) -> None:
+    def mark_padding(self, ids: Tensor) -> None:
         """Give the models one padding mask, an input of the step, unless the trainer made one."""
         run = run_context(self.tape)
         if self.setup.padding_mask and run.padding is None:

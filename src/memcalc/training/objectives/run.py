@@ -17,6 +17,8 @@ from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.objectives import OBJECTIVES, Actors, frozen_models
 from memcalc.training.objectives.assumptions import notes
 from memcalc.training.step import Aims, build
+from memcalc.training.trainer_loop import autocast_of
+from memcalc.training.trl import FUSED
 
 
 def pursuer(spec: ModelSpec, setup: TrainingSetup) -> ModelSpec:
@@ -46,15 +48,15 @@ def pursue(
 
     Raises UsageError where the model or the teacher does not suit it.
     """
-    recipe = PRECISIONS[setup.precision]
     value = trained.value_model if isinstance(trained, frozen_models.PolicyAndValue) else None
     policy = trained.policy if isinstance(trained, frozen_models.PolicyAndValue) else trained
     assert isinstance(policy, Network)
     frozen_models.check_head(policy, setup)
     beside = _beside(tape, spec, setup, teacher)
-    tape.dropout_enabled = setup.objective not in ("dpo", "reward")
-    actors = Actors(tape, policy, beside, setup, recipe.autocast, length, value)
-    loss = OBJECTIVES[setup.objective](actors)
+    tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
+    actors = Actors(tape, policy, beside, setup, autocast_of(setup), length, value)
+    objectives = FUSED if setup.trainer_used == "trl" else OBJECTIVES
+    loss = objectives[setup.objective](actors)
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
@@ -71,12 +73,12 @@ def _beside(
 ) -> frozen_models.Companion | None:
     """The reference model or the teacher."""
     dtype = PRECISIONS[setup.precision].weights
-    if setup.objective != "distillation":
+    if setup.objective not in ("distillation", "gkd"):
         return frozen_models.reference(spec, build(spec), setup, tape, dtype)
     if teacher is None:
         raise UsageError(
-            "--objective distillation learns from a teacher: name it with --teacher, a path, a model of the Hub or a "
-            "size (in the library, estimate's `teacher`)."
+            f"--objective {setup.objective} learns from a teacher: name it with --teacher, a path, a model of the Hub "
+            "or a size (in the library, estimate's `teacher`)."
         )
     attention = family(teacher.model_type).attention_used(setup.attention)
     return frozen_models.teacher(build(teacher), tape, dtype, attention)

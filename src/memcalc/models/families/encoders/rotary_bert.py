@@ -111,11 +111,16 @@ def _network(
     bias: bool = True,
     passed: bool = False,
     pooled: bool = True,
+    bare_pooled: bool = True,
     act: str = "gelu",
     own_bias: bool = True,
     buffered: bool = False,
 ) -> Network:
-    """The encoder with the head that `architecture` names; `act` is that of the vocabulary head."""
+    """The encoder with the head that `architecture` names; `act` is that of the vocabulary head.
+
+    `pooled` says whether classifiers have a pooler, `bare_pooled` whether the model without a head has one.
+    """
+    bare = (architecture or "").endswith("Model")
     hidden = c.integer("hidden_size")
     dropout = c.probability("classifier_dropout", c.probability("hidden_dropout_prob"))
     head_dim = hidden // c.divides("num_attention_heads", "hidden_size")
@@ -124,7 +129,7 @@ def _network(
         layers = Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: RotaryLayer(c, hidden, mlp(), bias=bias))
         stack = RotaryEncoder(layers, head_dim, passed=passed)
         embeddings = UnplacedEmbeddings(c, hidden, buffered=buffered)
-        return EncoderModel(embeddings, stack, pooler=Pooler(hidden) if pooler else None)
+        return EncoderModel(embeddings, stack, pooler=Pooler(hidden) if pooler and (bare_pooled or not bare) else None)
 
     def vocabulary(model: Module) -> Module:
         table = vars(model)["embeddings"].word_embeddings
@@ -145,7 +150,14 @@ def nomic_bert(c: Config, architecture: str | None) -> Network:
     """nomic-embed: no biases in the blocks, SwiGLU."""
     hidden, width, act = c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")
     return _network(
-        c, architecture, lambda: GatedMLP(hidden, width, act), bias=False, passed=True, act=act, buffered=True
+        c,
+        architecture,
+        lambda: GatedMLP(hidden, width, act),
+        bias=False,
+        passed=True,
+        act=act,
+        buffered=True,
+        bare_pooled=False,
     )
 
 

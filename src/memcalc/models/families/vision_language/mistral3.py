@@ -83,10 +83,24 @@ class MergingEye(SizedEye):
 def mistral3(c: Config, architecture: str | None) -> Network:
     """Mistral 3."""
     v = vision_config(c, "pixtral", _TOWER if not c.section("vision_config") else None)
-    text = language_model(c, "mistral", tied=c.flag("tie_word_embeddings"))
+    text = language_model(c, "mistral", tied=_tied(c))
     eye = MergingEye(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return VisionLanguage(eye, text)
+
+
+def _tied(c: Config) -> bool:
+    """Whether head and embedding are one: as the config says, for the whole model or for its decoder.
+
+    Where it says nothing, Transformers 5 ties them. Transformers 4 asked the decoder's class, of which only Ministral's
+    ties them; what it wrote holds a head of its own, which Transformers 5 keeps when it loads it.
+    """
+    text = c.section("text_config")
+    for section in (c.values, text):
+        if isinstance(said := section.get("tie_word_embeddings"), bool):
+            return said
+    old = str(c.get("transformers_version") or "").startswith("4.") or c.has("torch_dtype")
+    return c.flag("tie_word_embeddings") and not (old and text.get("model_type") == "mistral")
 
 
 _TOWER: dict[str, object] = {"image_size": 1540, "patch_size": 14}

@@ -1,0 +1,58 @@
+"""Learning a teacher's distribution: DistillationTrainer of TRL 1.16 with its fused loss.
+
+On one GPU its student and teacher run without autocast whatever `bf16` says: the loss is made inside a redirected
+forward, which accelerate has not wrapped.
+"""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.models.common.causal_lm import CausalLM
+from memcalc.models.common.lm_losses import head_weight
+from memcalc.nn.model import Network
+from memcalc.nn.run_context import run_context, training_mode
+from memcalc.tables.dtypes import BOOL, FP32
+from memcalc.training.objectives.distillation import check_vocabulary
+from memcalc.training.objectives.rollout import LOSS, Actors
+
+
+def distillation(actors: Actors) -> Tensor:
+    """The divergence of completions, projected through both heads in tiles."""
+    assert actors.companion is not None
+    rows, completion = actors.sequences, actors.completion
+    prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
+    prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
+    ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
+    run_context(actors.tape).padding = padding
+    student = _hidden_states(actors, actors.policy, ids)
+    attention = run_context(actors.tape).attention_backend(actors.companion.attention)
+    with actors.tape.no_grad(), training_mode(actors.tape, False), attention:
+        teacher = _hidden_states(actors, actors.companion.network, ids)
+    run_context(actors.tape).padding = None
+    head, teacher_head = (head_weight(_lm(model).lm_head) for model in (actors.policy, actors.companion.network))
+    check_vocabulary(head.shape[0], teacher_head.shape[0])
+    with actors.tape.scoped(LOSS):
+        valid = ops.empty_like(ops.reshape(mask, -1), BOOL)
+        count = rows * completion
+        flat, flat_teacher = _flat(student, completion), _flat(teacher, completion)
+        flat, flat_teacher = ops.index_mask(flat, valid, count), ops.index_mask(flat_teacher, valid, count)
+        divergence = ops.chunked_divergence(flat, head, flat_teacher, teacher_head)
+        del flat, flat_teacher
+        return ops.div(ops.sum(divergence, 0), actors.tape.empty((), FP32))
+
+
+def _hidden_states(actors: Actors, network: Network, ids: Tensor) -> Tensor:
+    """Hidden states [b, s, h] of the backbone."""
+    hidden: Tensor = _lm(network).model(ids, actors.setup.padding_mask)
+    return hidden
+
+
+def _flat(hidden: Tensor, completion: int) -> Tensor:
+    """The states [b · c, h] that predict completions, a copy."""
+    return ops.reshape(ops.narrow(hidden, 1, completion), -1, hidden.shape[-1])
+
+
+def _lm(network: Network) -> CausalLM:
+    """The language model in a network."""
+    return next(module for _, module in network.modules() if isinstance(module, CausalLM))

@@ -1,0 +1,60 @@
+"""What every trainer of TRL 1.16 does with a batch: score the labels that count, with the trained or a frozen model."""
+
+from __future__ import annotations
+
+from memcalc import ops
+from memcalc.autograd.tensor import Tensor
+from memcalc.nn.model import Batch, Network
+from memcalc.nn.run_context import run_context, training_mode
+from memcalc.tables.dtypes import INT64
+from memcalc.training.objectives.rollout import LOSS, Actors
+
+
+def input_ids(actors: Actors, rows: int, *, names: int = 3) -> Tensor:
+    """Token ids [rows, s] of a collator that gives `names` tensors of that shape (ids, mask, labels or their mask)."""
+    ids, *_others = (actors.given(rows, actors.length) for _ in range(names))
+    return ids
+
+
+def masked_labels(ids: Tensor) -> Tensor:
+    """Labels [b, s]: ids with -100 where no completion is, a copy."""
+    return ops.empty_like(ids, INT64)
+
+
+def score(actors: Actors, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
+    """Log-probabilities [b, s - 1] under the trained model, then each of `outputs`, then the mask of labels."""
+    return _score(actors, actors.policy, ids, outputs)
+
+
+def score_frozen(actors: Actors, ids: Tensor) -> Tensor:
+    """Log-probabilities [b, s - 1] under the reference model; the caller switches gradients off."""
+    assert actors.companion is not None
+    run = run_context(actors.tape)
+    checkpointing, run.checkpointing = run.checkpointing, False
+    with run.attention_backend(actors.companion.attention), training_mode(actors.tape, actors.companion.trains):
+        log_probs, *_more = _score(actors, actors.companion.network, ids, ())
+    run.checkpointing = checkpointing
+    return log_probs
+
+
+def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
+    setup = actors.setup
+    actors.mark_padding(ids)
+    batch = Batch(
+        ids,
+        None,
+        setup.padding_mask,
+        setup.target_len,
+        setup.images_per_sequence,
+        setup.image_size,
+        scored_tokens=actors.completion,
+        token_outputs=outputs,
+    )
+    with actors.tape.autocasting(actors.autocast):
+        return list(network(batch).returned)
+
+
+def mean_of_tokens(actors: Actors, values: Tensor) -> Tensor:
+    """The sum of values [b, s] over a count."""
+    with actors.tape.scoped(LOSS):
+        return ops.div(ops.sum(ops.reshape(values, -1), 0), actors.tape.empty((), INT64))
