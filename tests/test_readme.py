@@ -14,7 +14,8 @@ from memcalc.cli import app
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
-RUNNABLE = [line for _, block in BLOCKS for line in block.splitlines() if line.startswith("memcalc estimate")]
+LINES = [line for _, block in BLOCKS for line in block.splitlines()]
+RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config"))]
 
 
 def memcalc(line: str) -> str:
@@ -30,7 +31,8 @@ def test_first_box_is_what_the_first_command_prints() -> None:
 
 
 @pytest.mark.parametrize("line", RUNNABLE)
-def test_every_estimate_in_the_readme_runs(line: str) -> None:
+def test_every_estimate_in_the_readme_runs(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     if "--check" in line:
         assert CliRunner().invoke(app, shlex.split(line)[1:]).exit_code == 3
     else:

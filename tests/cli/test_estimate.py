@@ -135,7 +135,7 @@ def test_check_exits_with_3_and_still_answers() -> None:
         (["--params", "1B", "--hidden-size", "64", "--num-layers", "3"], "a model of this shape has 4,293,056"),
         (["--params", "4,5B"], "not a positive number"),
         (["--params", "4B", "--batch", "1,5"], "--batch needs a whole number"),
-        (["--params", "4B", "--optimizer", "adamww"], "did you mean 'adamw' or 'adam' or 'adamw-bf16'? `memcalc"),
+        (["--params", "4B", "--optimizer", "adamww"], "did you mean 'adamw' or 'adam' or 'adamw-hf'? `memcalc"),
         (["--params", "\x1b[2J4B"], r"\x1b[2J4B"),
         (["--params", "4B", "--gpu", "\x1b[2J"], r"\x1b[2J"),
     ],

@@ -63,6 +63,17 @@ def training_setup(case: dict[str, Any]) -> TrainingSetup:
     return TrainingSetup(**options | case.get("options", {}))
 
 
+def inference_setup(case: dict[str, Any]) -> InferenceSetup:
+    """The options of an inference case."""
+    return InferenceSetup(
+        batch=case["batch"],
+        seq_len=case["seq"],
+        attention=case.get("attn") or "sdpa",
+        dtype=PRECISIONS[case.get("recipe", "bf16")],  # type: ignore[arg-type]
+        **case.get("options", {}),
+    )
+
+
 def lora_options(lora: dict[str, Any]) -> dict[str, Any]:
     """PEFT's LoraConfig as options."""
     targets = lora["target_modules"]
@@ -86,17 +97,7 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
     """What memcalc says of a case, under the names of the measured row."""
     spec = ModelSpec.from_config(case["config"])
     if case.get("mode") == "infer":
-        dtype = PRECISIONS[case.get("recipe", "bf16")]
-        step = generate(
-            spec,
-            InferenceSetup(
-                batch=case["batch"],
-                seq_len=case["seq"],
-                attention=case.get("attn") or "sdpa",
-                dtype=dtype,  # type: ignore[arg-type]
-                **case.get("options", {}),
-            ),
-        )
+        step = generate(spec, inference_setup(case))
         found, _ = Sweep(step.tape).peaks()
         peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("prefill", "decode")}
         if not step.tape.inputs[0].aliased:  # the next token is cut out of the prompt, which counts from then on

@@ -25,7 +25,7 @@ from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.common.sizes import rounded
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.module import Module
-from memcalc.peak.untraced_blocks import UntracedBlocks, copies
+from memcalc.peak.untraced_blocks import UntracedBlocks
 from memcalc.peft.modules_to_save import TrainedCopy
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import Step, _trace
@@ -121,16 +121,6 @@ def _holding_themselves(tape: Tape) -> dict[int, Node]:
     return found
 
 
-def _copies(step: Step, *, handed_on: bool = False) -> dict[int, int]:
-    """How many blocks stand behind what was allocated at a tick, or behind what was handed on to the next block."""
-    return {
-        tick: copies(successor if handed_on else span)
-        for region in UntracedBlocks(step.tape).regions
-        for span, successor in zip(region.spans, [*region.spans[1:], None], strict=True)
-        for tick in range(span.start, span.end)
-    }
-
-
 def _never_released(step: Step) -> int:
     """Bytes that one micro-batch leaves behind in nodes that hold themselves."""
     waiting, seen = list(_holding_themselves(step.tape).values()), set[int]()
@@ -141,16 +131,16 @@ def _never_released(step: Step) -> int:
             seen.add(id(node))
             waiting.extend(edge[0] for edge in node.edges if edge is not None)
             held.update((id(kept.allocation), kept.allocation) for kept in node.saved if isinstance(kept, Storage))
-    own = _copies(step)
-    return sum(a.nbytes * own.get(a.born, 1) for a in held.values() if a.born != BEFORE)
+    untraced = UntracedBlocks(step.tape)
+    return sum(a.nbytes * untraced.copies(a.born) for a in held.values() if a.born != BEFORE)
 
 
 def dropped(step: Step) -> int:
     """What was saved for backward and dropped before the end of forward: the instrument counts all that was packed."""
     made = step.tape.allocations[: step.forward_end]
-    own, given = _copies(step), _copies(step, handed_on=True)
+    untraced = UntracedBlocks(step.tape)
     return sum(
-        allocation.raw_nbytes * (given if allocation.handed_over else own).get(allocation.born, 1)
+        allocation.raw_nbytes * untraced.copies(allocation.born)
         for allocation in made
         if allocation.saved and allocation.dies <= step.forward_end
     )

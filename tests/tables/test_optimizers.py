@@ -5,7 +5,9 @@ from support.cli_runs import refused, run
 from support.reports import lines
 
 from memcalc import ModelSpec, TrainingSetup, estimate
+from memcalc.errors import UsageError
 from memcalc.optim.weight import Weight
+from memcalc.tables.optimizer_names import REFUSED, SPELLINGS
 from memcalc.tables.optimizers import OPTIMIZERS, ROWS, optimizer
 
 SIDE = 4096
@@ -29,6 +31,7 @@ TABLE: list[tuple[str, float, float, float]] = [
     ("rmsprop", 4, 2, 0),
     ("adafactor", 4 * FACTORS, 2 * FACTORS, 0),
     ("adafactor-hf", 4 * FACTORS + 512 / COUNT, 4 * FACTORS + 512 / COUNT, 0),
+    ("adamw-hf", 4 + 4, 2 + 2, 0),
     ("muon", 4, 2, 0),
     ("lion", 4, 2, 0),
     ("adamw-8bit", 2 + 2 * SCALE, 2 + 2 * SCALE, 0),
@@ -37,13 +40,29 @@ TABLE: list[tuple[str, float, float, float]] = [
     ("paged-adamw-8bit", 2 * SCALE, 2 * SCALE, 2),
     ("paged-lion", 0, 0, 4),
     ("paged-lion-8bit", SCALE, SCALE, 1),
+    ("adamw-bnb-32bit", 8, 8, 0),
+    ("lion-32bit", 4, 4, 0),
+    ("rmsprop-bnb", 4, 4, 0),
+    ("rmsprop-8bit", 1 + SCALE, 1 + SCALE, 0),
+    ("ademamix", 12, 12, 0),
+    ("ademamix-8bit", 3 + 3 * SCALE, 3 + 3 * SCALE, 0),
+    ("paged-ademamix", 0, 0, 12),
+    ("paged-ademamix-8bit", 3 * SCALE, 3 * SCALE, 3),
+    ("adamw-torchao-8bit", 2 + 2 * SCALE + 2048 / COUNT, 2 + 2 * SCALE + 2048 / COUNT, 0),
+    ("adamw-torchao-4bit", 1 + 4 * SCALE + 1024 / COUNT, 1 + 4 * SCALE + 1024 / COUNT, 0),
+    ("adamw-torchao-fp8", 2 + 2 * SCALE, 2 + 2 * SCALE, 0),
     ("adamw-bf16", 2 + 2, 2 + 2, 0),
     ("adamw-apex", 4 + 4, 4 + 4, 0),
     # An fp32 projection is a slice of the whole factor, which stays; a 16-bit one is a copy of it.
     ("galore-adamw", 4 * GALORE + 4, 2 * GALORE + 2 * 128 / SIDE, 0),
+    ("galore-adamw-8bit", (2 + 2 * SCALE) * GALORE / 2 + 4, (2 + 2 * SCALE) * GALORE / 2 + 2 * 128 / SIDE, 0),
+    ("apollo-adamw", 4 * (GALORE + 128 / SIDE), 2 * (GALORE + 128 / SIDE), 0),
+    ("prodigy", 16, 8, 0),
+    ("grokadamw", 12, 6, 0),
     ("lomo", 0, 0, 0),
     ("adalomo", 4 * FACTORS, 4 * FACTORS, 0),
     ("schedule-free-adamw", 4 + 4, 2 + 2, 0),
+    ("schedule-free-radam", 4 + 4, 2 + 2, 0),
     ("schedule-free-sgd", 4, 2, 0),
 ]
 
@@ -106,9 +125,50 @@ def test_paged_states_are_those_of_large_weights(paged: str, resident: int) -> N
     assert report.components.optimizer_states.peak_bytes == pytest.approx(8 * resident / 29_921_280 * small, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["adamw_torch_fused", "paged_adamw_32bit", "galore_adamw", "lion_8bit"])
-def test_trainer_s_names_are_known(name: str) -> None:
-    assert optimizer(name).name in OPTIMIZERS
+TRAINER = """
+adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adafactor adamw_anyprecision
+adamw_torch_4bit adamw_torch_8bit ademamix sgd adagrad adamw_bnb_8bit adamw_8bit ademamix_8bit lion_8bit
+lion_32bit paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit paged_lion_32bit
+paged_lion_8bit rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw galore_adamw_8bit
+galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise lomo adalomo
+grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw apollo_adamw_layerwise
+stable_adamw adamw_hf adamw_apex_fused prodigy AdamW8bit PagedAdamW8bit ao_adamw_fp8 optimi_adamw
+q_galore_adamw8bit q_apollo came_pytorch adopt_adamw dion muon badam adam_mini lion_pytorch torch.optim.AdamW
+bitsandbytes.optim.PagedAdamW torchao.optim.AdamW4bit muon_8bit
+"""
+"""`OptimizerNames` of Transformers 5.24 and 4, and what axolotl, LLaMA-Factory, torchtune and their libraries add."""
+
+
+@pytest.mark.parametrize("name", TRAINER.split())
+def test_trainers_names_are_computed_or_refused_by_name(name: str) -> None:
+    if name in REFUSED:
+        with pytest.raises(UsageError) as refusal:
+            optimizer(name)
+        assert f"{name!r} is not computed: " in str(refusal.value)
+    else:
+        assert optimizer(name).name in OPTIMIZERS
+
+
+def test_nothing_is_both_computed_and_refused() -> None:
+    assert not SPELLINGS.keys() & REFUSED.keys()
+    assert not OPTIMIZERS.keys() & (REFUSED.keys() | SPELLINGS.keys()) - {"ademamix"}
+    assert {spelling.row for spelling in SPELLINGS.values()} <= OPTIMIZERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "name", "impl", "in_backward"),
+    [
+        ("adamw_torch", "adamw", "foreach", False),
+        ("adamw_torch_fused", "adamw", "fused", False),
+        ("torch.optim.AdamW", "adamw", "foreach", False),
+        ("adamw_bnb_8bit", "adamw-8bit", "fused", False),
+        ("galore_adamw_layerwise", "galore-adamw", "for-loop", True),
+        ("adafactor", "adafactor", "for-loop", False),
+    ],
+)
+def test_one_name_in_the_answer(typed: str, name: str, impl: str, in_backward: bool) -> None:
+    found = estimate(ModelSpec.from_config(MODEL), TrainingSetup(optimizer=typed, seq_len=24)).setup
+    assert (found["optimizer"], found["optimizer_impl"], found["optimizer_in_backward"]) == (name, impl, in_backward)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +179,8 @@ def test_trainer_s_names_are_known(name: str) -> None:
         ("--optimizer adamw-8bit --galore-rank 64", ("--galore-rank", "adamw-8bit")),
         ("--optimizer-in-backward --grad-accum 2", ("--optimizer-in-backward", "--grad-accum")),
         ("--optimizer lomo --grad-accum 4", ("--optimizer lomo", "--grad-accum")),
-        ("--optimizer adamw-4bit", ("adamw-4bit", "adamw-8bit", "memcalc optimizers")),
+        ("--optimizer adamw-4bit", ("adamw-4bit", "memcalc optimizers")),
+        ("--optimizer galore_adamw_layerwise --grad-accum 2", ("galore_adamw_layerwise", "--grad-accum")),
         ("--optimizer muon --optimizer-impl fused", ("muon has no fused", "for-loop")),
     ],
 )

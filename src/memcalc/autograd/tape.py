@@ -39,22 +39,10 @@ class Allocation:
 
     `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
     autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
-    view of an input was made. `communicated` memory belongs to a parallel engine, not to the block that runs: what one
-    block leaves of it to the next is counted as it is.
+    view of an input was made.
     """
 
-    __slots__ = (
-        "aliased",
-        "born",
-        "communicated",
-        "dies",
-        "handed_over",
-        "name",
-        "nbytes",
-        "raw_nbytes",
-        "row",
-        "saved",
-    )
+    __slots__ = ("aliased", "born", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
 
     def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
         self.row = row
@@ -66,7 +54,6 @@ class Allocation:
         self.saved = False
         self.handed_over = False
         self.aliased = False
-        self.communicated = False
 
 
 class Span:
@@ -154,15 +141,9 @@ class Tape:
         self.clock += 1
         return Storage(self, allocation)
 
-    def communicate(self, nbytes: int, row: str, name: str) -> Storage:
-        """New device memory that belongs to a parallel engine: gathered weights, reduced gradients, buffers."""
-        storage = self.allocate(nbytes, row, name)
-        storage.allocation.communicated = True
-        return storage
-
     def release(self, nbytes: int, row: str, name: str) -> None:
         """Free `nbytes` bytes that stood before the tape started, as an allocation of less than nothing."""
-        self.keep(self.communicate(-nbytes, row, name))
+        self.keep(self.allocate(-nbytes, row, name))
 
     def keep(self, storage: Storage) -> None:
         """Let what was allocated outlive the tape, whatever happens to `storage`."""

@@ -1,6 +1,6 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -67,6 +67,28 @@ class Job:
             raise typer.Exit(DOES_NOT_FIT)
 
 
+@dataclass(frozen=True)
+class Request:
+    """The options as they were given, for a command that has options from elsewhere too."""
+
+    mode: str
+    given: dict[str, Any]
+    chosen: dict[str, Any]
+
+    @property
+    def json(self) -> bool:
+        """Whether --json was given."""
+        return bool(self.chosen["json"])
+
+    def job(self, mode: str, below: Mapping[str, Any]) -> Job:
+        """The job of these options, and of those `below` (by field name) where none was given. Raises UsageError."""
+        if read_value("--mode", Literal["training", "inference"], self.mode) not in ("training", mode):
+            raise UsageError(f"--mode {self.mode} does not fit what was read, which is {mode}: leave it out.")
+        values = {name: value if isinstance(value, bool) else str(value) for name, value in below.items()}
+        values.update((name, value) for name, value in self.given.items() if value is not None)
+        return _job(mode, values, **self.chosen)
+
+
 def render(report: Report, shown: Shown) -> str:
     """The report as text, in the form that was asked for; only the form at hand is imported."""
     if shown.json:
@@ -86,16 +108,23 @@ def render(report: Report, shown: Shown) -> str:
 
 
 def with_job(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the setup, GPU and output options: it gets them as its keyword argument `job`."""
-    own = [parameter for parameter in signature(function).parameters.values() if parameter.name != "job"]
+    """Give a command the setup, GPU and output options: it gets them as its keyword argument `job`.
+
+    A command with a `request` in its place gets them unread: it knows the mode and more options itself.
+    """
+    asked = signature(function).parameters
+    own = [parameter for parameter in asked.values() if parameter.name not in ("job", "request")]
     setup_options = [option.parameter() for option in declared().values()]
     shared = [*_job_options(), *_output_options()]
 
     def command(**values: Any) -> None:
-        mode = read_value("--mode", Literal["training", "inference"], values.pop("mode"))
+        mode = values.pop("mode")
         given = {parameter.name: values.pop(parameter.name) for parameter in setup_options}
         chosen = {parameter.name: values.pop(parameter.name) for parameter in shared if parameter.name in values}
-        function(job=_job(mode, given, **chosen), **values)
+        if "request" in asked:
+            function(request=Request(mode, given, chosen), **values)
+        else:
+            function(job=_job(read_value("--mode", Literal["training", "inference"], mode), given, **chosen), **values)
 
     parameters = [*own, *shared[:1], *setup_options, *shared[1:]]
     command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import typer
 
 from memcalc.cli.estimate_options import Job
 from memcalc.cli.options import read_count, read_value
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -99,8 +100,9 @@ def answer(
     generic_ignore: str | None,
     head: str | None,
     num_labels: str | None,
+    assumptions: tuple[Assumption, ...] = (),
 ) -> None:
-    """Estimate what was loaded, under `name`; what its reader noticed goes to the assumptions."""
+    """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
     if generic_ignore is not None and not generic:
         raise UsageError("--generic-ignore names keys that --generic passes over; add --generic, or leave it out.")
     labels = None if num_labels is None else read_count("--num-labels", num_labels)
@@ -125,7 +127,7 @@ def answer(
     passed_over = sorted(split_names(generic_ignore or ""))
     found = describe(model, name, job.setup, generic=generic, generic_ignore=passed_over)
     with (model.base or model).naming_its_file():
-        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), found.assumptions)
+        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), (*assumptions, *found.assumptions))
 
 
 def is_local(text: str) -> bool:

@@ -14,6 +14,7 @@ COMMANDS = {
     "estimate": "Estimate a model that exists only as a parameter count or as shape numbers.",
     "from-file": "Estimate the model of a config.json, or of a folder that holds one.",
     "from-hub": "Estimate a model of the Hugging Face Hub; no weights are downloaded.",
+    "from-config": "Estimate the run of a training or serving framework's files or launch line.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",
     "optimizers": "List the optimizers that --optimizer knows.",
@@ -40,7 +41,7 @@ class Program(TyperGroup):
             return None
         module = import_module(f"memcalc.cli.commands.{cmd_name.replace('-', '_')}")
         single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        single.command(cmd_name, cls=PlainCommand)(module.command)
+        single.command(cmd_name, cls=getattr(module, "COMMAND_CLASS", PlainCommand))(module.command)
         return build(single)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

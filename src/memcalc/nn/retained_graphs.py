@@ -14,6 +14,7 @@ from memcalc.autograd.graph import Node
 from memcalc.autograd.tape import ACTIVATIONS, BEFORE, Allocation, Tape
 from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.nn.module import Module
+from memcalc.nn.stack import Stack
 
 if TYPE_CHECKING:
     from memcalc.nn.model import Network
@@ -33,11 +34,21 @@ class RetainingModule(Module):
         """Drop the stored tensors."""
         self.state = self._old = None
 
-    def restore_retained(self, tape: Tape) -> list[Storage]:
-        """Allocate what the previous step retained; returns the storages of the other `copies - 1` modules."""
-        alike = [tape.allocate(self.retained_bytes, ACTIVATIONS, NAME) for _ in range(self.copies)]
-        self._old = alike.pop()
-        return alike
+    def restore_retained(self, tape: Tape) -> None:
+        """Allocate what the previous step retained."""
+        self._old = tape.allocate(self.retained_bytes, ACTIVATIONS, NAME)
+
+
+def restore_retained(network: Network, tape: Tape) -> None:
+    """Allocate what the previous step retained, for each block in a span of its own: its forward releases it."""
+    phase = tape.phase
+    for _, stack in network.modules():
+        for block in stack if isinstance(stack, Stack) else ():
+            for _, module in block.module.modules():
+                if isinstance(module, RetainingModule):
+                    tape.begin_span("retained", block.traced)
+                    module.restore_retained(tape)
+    tape.begin_span(phase, None)
 
 
 def retaining_modules(network: Network) -> list[RetainingModule]:

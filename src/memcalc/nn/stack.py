@@ -1,7 +1,8 @@
-"""Stacks of repeated blocks, of which the first and one of each kind are traced."""
+"""Stacks of repeated blocks, of which those are traced that differ in kind or in their neighbours' kinds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -50,40 +51,30 @@ class Block:
 
 
 class Stack(Module):
-    """Blocks that repeat (`torch.nn.ModuleList`). Traces the first block, and one of every kind after it.
-
-    The first is traced by itself because the model still holds its input.
+    """Blocks that repeat (`torch.nn.ModuleList`), of which few are traced: a block stands for others of its kind that
+    have neighbours of the same kinds, because what a block leaves to the next one depends on both.
 
     kinds: one hashable a position; blocks of equal kind have equal shapes and run the same operations.
     build: makes the block of a position.
     name: names the stack in spans; stacks that run one after another need different names.
-    last_differs: trace the last block by itself too, for blocks that share a tensor which needs a gradient (encoder
-        states, a position bias): the last block is the first to send one.
     shared: all blocks of a kind are one module, whose weights exist once (ALBERT).
     """
 
     def __init__(
-        self,
-        kinds: Sequence[Hashable],
-        build: Callable[[int], Module],
-        *,
-        name: str = "block",
-        last_differs: bool = False,
-        shared: bool = False,
+        self, kinds: Sequence[Hashable], build: Callable[[int], Module], *, name: str = "block", shared: bool = False
     ) -> None:
         self.shared = shared
         self.name = name
         self.depth = len(kinds)
         self._kinds = tuple(kinds)
         self._build = build
-        self._last_differs = last_differs or shared
         self.blocks: list[Module] = []
         self._traced: list[TracedBlock] = []
         self._arrange(self._kinds)
 
     def _arrange(self, kinds: Sequence[Hashable]) -> None:
         self.blocks, self._traced = [], []
-        for position, answers_for in _representatives(kinds, self._last_differs):
+        for position, answers_for in _representatives(kinds, 2 if self.shared else 1):
             block = self._build(position)
             self.blocks.append(block)
             self._traced.append(TracedBlock(self.name, self.depth, kinds[position], position, answers_for))
@@ -103,18 +94,6 @@ class Stack(Module):
         if len(set(marks)) > 1:
             self._kinds = tuple(zip(self._kinds, marks, strict=True))
             self._arrange(self._kinds)
-
-    def split_by_neighbours(self) -> None:
-        """Tell blocks apart by the weights of the blocks before and behind them as well.
-
-        What a parallel engine gathers for one block lives into the next, and what it reduces too.
-        """
-        weights = [
-            tuple((parameter.shape, parameter.fixed_dtype) for _, parameter in block.parameters())
-            for _, block in self.positions
-        ]
-        if self.depth > 1 and not self.shared:
-            self.split(list(zip([None, *weights[:-1]], [*weights[1:], None], strict=True)))
 
     @property
     def positions(self) -> list[tuple[int, Module]]:
@@ -161,15 +140,48 @@ def _set_copies(block: Module, copies: int) -> None:
             parameter.copies = copies
 
 
-def _representatives(kinds: Sequence[Hashable], last_differs: bool) -> list[tuple[int, list[int]]]:
-    """Which positions to trace, in order, each with the positions that it answers for."""
-    if not kinds:
-        return []
-    groups: dict[Hashable, list[int]] = {}
-    last = len(kinds) - 1
-    for position in range(1, last if last_differs else last + 1):
-        groups.setdefault(kinds[position], []).append(position)
-    chosen = [(0, [0]), *((positions[0], positions) for positions in groups.values())]
-    if last_differs and last > 0:
-        chosen.append((last, [last]))
-    return sorted(chosen, key=lambda item: item[0])
+def _representatives(kinds: Sequence[Hashable], alone: int = 1) -> list[tuple[int, list[int]]]:
+    """Which positions to trace, in order, each with the positions that it answers for.
+
+    Traced blocks follow each other as blocks of the model do: each has neighbours of the same kinds as those that it
+    answers for. The last `alone` blocks of a kind are traced by themselves.
+    """
+    walk: list[int] = []
+    newest = 0  # where the walk met a context for the first time, last of all
+    answers: dict[Hashable, list[int]] = {}
+    contexts = _contexts(kinds, alone)
+    for position, context in enumerate(contexts):
+        known = answers.setdefault(context, [])
+        known.append(position)
+        if len(known) == 1:
+            newest = len(walk)
+            walk.append(position)
+            continue
+        again = next((index for index in range(newest, len(walk)) if contexts[walk[index]] == context), None)
+        if again is None:
+            walk.append(position)
+        else:
+            del walk[again + 1 :]  # a loop in which there was nothing new
+    traced = set(walk)
+    for positions in answers.values():
+        positions[:] = [position for position in positions if position == positions[0] or position not in traced]
+    chosen = []
+    for position in walk:
+        known = answers[contexts[position]]
+        chosen.append((position, known if position == known[0] else [position]))
+    return chosen
+
+
+def _contexts(kinds: Sequence[Hashable], alone: int) -> list[Hashable]:
+    """What tells the block of each position apart: its kind, those of its neighbours, and being among the last."""
+    left = Counter(kinds)
+    before, behind = (_NOTHING, *kinds[:-1]), (*kinds[1:], _NOTHING)
+    contexts: list[Hashable] = []
+    for context in zip(before, kinds, behind, strict=True):
+        contexts.append((*context, min(left[context[1]], alone + 1)))
+        left[context[1]] -= 1
+    return contexts
+
+
+_NOTHING = object()
+"""Stands for the neighbour that the first and the last block do not have."""

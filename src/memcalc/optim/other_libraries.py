@@ -165,3 +165,48 @@ def adalomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
             update = scratch.like(weight, 4)
         copy = scratch.like(weight, 4) if weight.itemsize < 4 else None
         del gradient, update, copy
+
+
+@peak_of
+def galore_8bit(scratch: Scratch, weights: Sequence[Weight]) -> None:
+    """A copy of each matrix while bitsandbytes steps its projection in its place, and the update projected back.
+
+    Other weights are stepped by bitsandbytes alone. Projections are computed anew, as in the first step.
+    """
+    for weight in weights:
+        if not weight.is_hidden_matrix:
+            continue
+        _decompose(scratch, weight)
+        small = Weight(projected(weight), weight.itemsize)
+        low = scratch.like(small)
+        kept = scratch.like(weight)
+        stand_in = scratch.like(small)
+        full = scratch.like(weight)
+        del low, kept, stand_in, full
+
+
+@peak_of
+def apollo(scratch: Scratch, weights: Sequence[Weight]) -> None:
+    """AdamW in a random subspace gives each channel of the gradient a scale: one scaled gradient at a time."""
+    denominator = normalised = None
+    for weight in weights:
+        inner = weight.is_hidden_matrix
+        small = Weight(projected(weight), weight.itemsize) if inner else weight
+        low = scratch.like(small) if inner else None
+        denominator = scratch.like(small)
+        normalised = scratch.like(small)
+        if inner:
+            normalised = scratch.like(weight)
+        del low
+    del denominator, normalised
+
+
+@peak_of
+def grokadamw(scratch: Scratch, weights: Sequence[Weight]) -> None:
+    """The amplified gradient, made of two, and a denominator."""
+    for weight in weights:
+        slow = scratch.like(weight)
+        amplified = scratch.like(weight)
+        del slow
+        denominator = scratch.like(weight)
+        del amplified, denominator

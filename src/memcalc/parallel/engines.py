@@ -44,14 +44,12 @@ def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
 
 def prepare(network: Network, layout: ParallelSetup) -> None:
     """Let a model, unbound, trace as many kinds of blocks as the engine tells apart."""
-    if layout.engine not in ("none", "ddp"):
+    if layout.engine in _BUCKETS:
         from memcalc.parallel.wrapping import stacks
 
         for stack in stacks(network):
-            if layout.engine in _BUCKETS and stack.depth <= _TRACED_ONE_BY_ONE:
+            if stack.depth <= _TRACED_ONE_BY_ONE:
                 stack.split(range(stack.depth))
-            else:
-                stack.split_by_neighbours()
 
 
 def bind(

@@ -57,7 +57,7 @@ class FSDPParam:
     def gather(self, tape: Tape) -> None:
         """Give the whole weight, padded, memory of its own."""
         nbytes = rounded(self.ranks * self.local * self.compute.itemsize) * self.count
-        made = tape.communicate(nbytes, WEIGHTS, GATHERED)
+        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
         self.storage.allocation = made.allocation
         tape.keep(made)
 
@@ -101,7 +101,7 @@ class Group:
             return
         inputs = list(self._inputs(tape))
         nbytes = self.ranks * sum(p.local * p.count * p.compute.itemsize for p in self.params)
-        self.buffer = tape.communicate(nbytes, OVERHEAD, ALL_GATHER)
+        self.buffer = tape.allocate(nbytes, OVERHEAD, ALL_GATHER)
         del inputs
 
     def _inputs(self, tape: Tape) -> Iterator[Storage]:
@@ -109,13 +109,13 @@ class Group:
         if self.engine.offloads:
             for p in self.params:
                 for _ in range(p.count):
-                    moved = tape.communicate(p.local * p.stored.itemsize, OVERHEAD, ALL_GATHER)
-                    yield tape.communicate(p.local * p.compute.itemsize, OVERHEAD, ALL_GATHER) if p.casts else moved
+                    moved = tape.allocate(p.local * p.stored.itemsize, OVERHEAD, ALL_GATHER)
+                    yield tape.allocate(p.local * p.compute.itemsize, OVERHEAD, ALL_GATHER) if p.casts else moved
                     del moved
             return
         nbytes = sum(p.local * p.count * p.compute.itemsize for p in self.params if p.casts)
         if nbytes:
-            yield tape.communicate(nbytes, OVERHEAD, ALL_GATHER)
+            yield tape.allocate(nbytes, OVERHEAD, ALL_GATHER)
 
     def wait_for_unshard(self, tape: Tape) -> None:
         """Copy the gathered weights out. In forward the buffer stays until the next group's copies are there."""
@@ -137,7 +137,7 @@ class Group:
     def _lone_input(self, tape: Tape, p: FSDPParam) -> Storage | None:
         if not (p.casts or self.engine.offloads):
             return None
-        return tape.communicate(p.local * p.compute.itemsize, OVERHEAD, ALL_GATHER)
+        return tape.allocate(p.local * p.compute.itemsize, OVERHEAD, ALL_GATHER)
 
     def reshard(self, tape: Tape) -> None:
         """Free the whole weights, unless they stay from forward to backward."""
@@ -245,7 +245,7 @@ class Group:
         stored = grads[0][0].stored
         dtype = engine.reduce_dtype or grads[0][0].compute
         local = sum(p.local * p.count for p, _ in grads)
-        whole = tape.communicate(self.ranks * local * dtype.itemsize, OVERHEAD, REDUCE_SCATTER)
+        whole = tape.allocate(self.ranks * local * dtype.itemsize, OVERHEAD, REDUCE_SCATTER)
         last = grads[-1] if self.ranks > 1 else None  # a loop variable keeps the last gradient to the end
         if engine.accumulates_whole:
             for p, _ in grads[:-1] if last else grads:
@@ -253,11 +253,11 @@ class Group:
             if last is not None:
                 engine.release(last[0], last[0].count - 1)
         grads.clear()
-        output = tape.communicate(local * dtype.itemsize, GRADIENTS, SHARDED)
+        output = tape.allocate(local * dtype.itemsize, GRADIENTS, SHARDED)
         if engine.layout.replicas > 1:
             self.partial = output
         if dtype is not stored:
-            output = tape.communicate(local * stored.itemsize, GRADIENTS, SHARDED)
+            output = tape.allocate(local * stored.itemsize, GRADIENTS, SHARDED)
         self.reduced = True
         engine.reduce_scatter_states.append(whole)
         if not engine.offloads and not engine.accumulates_sharded:

@@ -37,7 +37,7 @@ class TapeMemory:
 
     def new(self, nbytes: int, name: str = BUCKET) -> Storage:
         """A piece of `nbytes` bytes."""
-        return self.tape.communicate(nbytes, OVERHEAD, name)
+        return self.tape.allocate(nbytes, OVERHEAD, name)
 
 
 class ZeroOneTwo(Engine):
@@ -132,7 +132,7 @@ class ZeroOneTwo(Engine):
         highest = scratch.peak - before - SCALAR  # the gradient of the loss is gone by then
         tape = self.tape
         if highest > 0:
-            moment = tape.communicate(highest, OVERHEAD, BUCKET)
+            moment = tape.allocate(highest, OVERHEAD, BUCKET)
             del moment
         for parameter in self.parameters:
             node = leaf(parameter)
@@ -144,7 +144,7 @@ class ZeroOneTwo(Engine):
             tape.release(self._bucket_bytes(), OVERHEAD, BUCKET)
         self.bucket = None
         if self.partition.own_elements and not self.offloads:
-            tape.keep(tape.communicate(self.own_bytes, GRADIENTS, OWN))
+            tape.keep(tape.allocate(self.own_bytes, GRADIENTS, OWN))
 
     def _bucket_bytes(self) -> int:
         one = rounded(self.options.reduce_bucket_size * self.dtype.itemsize)

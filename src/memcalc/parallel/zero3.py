@@ -163,7 +163,7 @@ class Zero3(Engine):
         del on_device
 
     def _new(self, nbytes: int) -> Storage:
-        return self.tape.communicate(nbytes, OVERHEAD, BUCKET)
+        return self.tape.allocate(nbytes, OVERHEAD, BUCKET)
 
     def backward_over(self) -> None:
         """The epilogue: reduce what waits, and release what no hook released."""

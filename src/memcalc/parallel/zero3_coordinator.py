@@ -54,7 +54,7 @@ class Sharded:
 
     def fill(self, tape: Tape, nbytes: int) -> None:
         """Give the whole weight memory."""
-        made = tape.communicate(nbytes, WEIGHTS, GATHERED)
+        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
         self.parameter.storage.allocation = made.allocation
         tape.keep(made)
 
@@ -75,10 +75,10 @@ class Gather:
         whole = sum(shard.chunk * shard.ranks for shard in shards) * itemsize
         self.buffer: Storage | None = None
         if len(shards) > 1:
-            self.buffer = tape.communicate(whole, OVERHEAD, GATHERED)
+            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED)
         else:
             shards[0].fill(tape, whole)
-        inputs = [tape.communicate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
+        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
         del inputs
         self.waited = False
 

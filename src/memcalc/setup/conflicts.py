@@ -13,14 +13,14 @@ from memcalc.setup.defaults import (
     WITH_REFERENCE,
 )
 from memcalc.setup.training_options import TrainingOptions
-from memcalc.tables.optimizers import optimizer
+from memcalc.tables.optimizers import OPTIMIZERS, spelled
 
 DORA_BASES = ("none", "nf4", "nf4-double", "fp4", "int8")
 """Bases whose adapters PEFT lets have a magnitude vector (peft/tuners/lora: layer.py and bnb.py)."""
 
 LORA_OPTIONS = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "modules_to_save")
 
-GRADIENT_PROJECTING = ("galore-adamw",)
+GRADIENT_PROJECTING = ("galore-adamw", "galore-adamw-8bit", "apollo-adamw")
 """Optimizers that project gradients (`tables/optimizers.py`)."""
 
 
@@ -39,7 +39,8 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
 
 
 def _optimizer(setup: TrainingOptions) -> Iterator[str]:
-    row = optimizer(setup.optimizer)
+    name = spelled(setup.optimizer)
+    row = OPTIMIZERS[name.row]
     implementations = tuple(row.step)
     if setup.optimizer_impl is not None and setup.optimizer_impl not in implementations:
         yield (
@@ -48,11 +49,11 @@ def _optimizer(setup: TrainingOptions) -> Iterator[str]:
         )
     if "galore_rank" in setup.model_fields_set and row.name not in GRADIENT_PROJECTING:
         yield (
-            f"--galore-rank belongs to the galore optimizers, but --optimizer is {setup.optimizer}; "
+            f"--galore-rank belongs to optimizers that project gradients, but --optimizer is {setup.optimizer}; "
             f"leave it out, or use {' or '.join(GRADIENT_PROJECTING)}."
         )
-    if (setup.optimizer_in_backward or row.in_backward) and setup.grad_accum > 1:
-        what = "--optimizer-in-backward" if setup.optimizer_in_backward else f"--optimizer {row.name}"
+    if (setup.optimizer_in_backward or name.in_backward or row.in_backward) and setup.grad_accum > 1:
+        what = "--optimizer-in-backward" if setup.optimizer_in_backward else f"--optimizer {setup.optimizer}"
         yield f"{what} frees each gradient at once, so --grad-accum has nothing to add to; use one of them."
 
 

@@ -15,18 +15,24 @@ from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError, close_matches
 from memcalc.optim import other_libraries, torch_optim
 from memcalc.optim.weight import SCALAR, States, Temporaries, Weight, nothing
-
-SMALLEST_8BIT = 4096
-"""bitsandbytes keeps the states of smaller weights in 32 bits (`min_8bit_size`)."""
-
-BLOCK_8BIT = 256
-"""Elements that share one fp32 scale in bitsandbytes' 8-bit states."""
-
-SMALLEST_PAGED = 100_000
-"""bitsandbytes pages the states of weights with at least this many elements."""
-
-QUANTILE_MAP = 1024
-"""A table of 256 fp32 values; bitsandbytes keeps one for signed and one for unsigned 8-bit states."""
+from memcalc.tables.optimizer_names import REFUSED, SPELLINGS, Spelling
+from memcalc.tables.optimizer_states import (
+    QUANTILE_MAP,
+    adafactor,
+    adafactor_fp32,
+    adafactor_hf,
+    apollo,
+    blockwise,
+    galore,
+    galore_8bit,
+    like,
+    muon,
+    on_gpu,
+    paged_states,
+    three_blockwise,
+    three_wide,
+    torchao,
+)
 
 
 @dataclass(frozen=True)
@@ -47,83 +53,6 @@ class Optimizer:
     host: States = lambda weight: {}
     once: int = 0
     in_backward: bool = False
-    aliases: tuple[str, ...] = ()
-    """What Hugging Face Trainer calls it (`optim=`)."""
-
-
-def _like(*names: str, itemsize: int | None = None) -> States:
-    """States as large as the weight, in its dtype or with elements of `itemsize` bytes."""
-    return lambda weight: {name: weight.sized(itemsize) for name in names}
-
-
-def _adafactor(weight: Weight) -> Mapping[str, int]:
-    """Row and column statistics of a matrix; the full variance of a vector."""
-    if len(weight.shape) < 2:
-        return {"variance": weight.nbytes}
-    return {"row statistics": weight.rows(), "column statistics": weight.columns()}
-
-
-def _adafactor_fp32(weight: Weight) -> Mapping[str, int]:
-    """Transformers' and AdaLOMO's statistics are fp32."""
-    return _adafactor(Weight(weight.shape, 4))
-
-
-def _adafactor_hf(weight: Weight) -> Mapping[str, int]:
-    """Statistics, and the weight's root mean square as a tensor of one element."""
-    return {**_adafactor_fp32(weight), "root mean squares": SCALAR}
-
-
-def _muon(weight: Weight) -> Mapping[str, int]:
-    """A momentum for a hidden matrix, AdamW's two states for everything else."""
-    names = ("momentum",) if weight.is_hidden_matrix else ("momentum", "variance")
-    return dict.fromkeys(names, weight.nbytes)
-
-
-def _galore(weight: Weight) -> Mapping[str, int]:
-    """AdamW's states of the projected gradient, and the projection.
-
-    The projection of an fp32 gradient is a slice of a whole factor, which it keeps alive; a 16-bit one is a copy.
-    """
-    if not weight.is_hidden_matrix:
-        return {"momentum": weight.nbytes, "variance": weight.nbytes}
-    small = Weight(other_libraries.projected(weight), weight.itemsize)
-    side, rank = min(weight.shape), min(small.shape[0], small.shape[1], weight.rank)
-    kept = Weight((side, rank if weight.itemsize < 4 else side), weight.itemsize)
-    return {"momentum": small.nbytes, "variance": small.nbytes, "projections": kept.nbytes}
-
-
-def _blockwise(*names: str) -> States:
-    """8-bit states with an fp32 scale per block; fp32 ones for a small weight."""
-
-    def states(weight: Weight) -> Mapping[str, int]:
-        if weight.wide_states:
-            return {f"fp32 {name} of embeddings": weight.sized(4) for name in names}
-        if weight.count < SMALLEST_8BIT:
-            return {f"fp32 {name} of small weights": weight.sized(4) for name in names}
-        scales = rounded(4 * -(-weight.count // BLOCK_8BIT))
-        return {name: weight.sized(1) for name in names} | {"scales per block": len(names) * scales}
-
-    return states
-
-
-def _on_gpu(states: States) -> States:
-    """What of `states` is not paged: those of small weights, and scales."""
-
-    def kept(weight: Weight) -> Mapping[str, int]:
-        found = states(weight)
-        return {name: size for name, size in found.items() if weight.count < SMALLEST_PAGED or "scales" in name}
-
-    return kept
-
-
-def _paged(states: States) -> States:
-    """What of `states` is paged."""
-
-    def kept(weight: Weight) -> Mapping[str, int]:
-        stays = _on_gpu(states)(weight)
-        return {name: size for name, size in states(weight).items() if name not in stays}
-
-    return kept
 
 
 _TORCH = "torch.optim of PyTorch 2.14"
@@ -134,105 +63,140 @@ _KERNEL = {"fused": nothing}
 _TWO, _ONE = ("momentum", "variance"), ("momentum",)
 
 
-def _bitsandbytes(name: str, states: States, *aliases: str, eight: bool, paged: bool = False) -> Optimizer:
+def _bitsandbytes(name: str, states: States, *, eight: bool, paged: bool = False) -> Optimizer:
     """A row of bitsandbytes: one kernel a weight, without scratch memory."""
-    once = rounded(QUANTILE_MAP) * len([key for key in states(Weight((4096, 4096), 4)) if "scales" not in key])
+    kept = [key for key in states(Weight((4096, 4096), 4)) if "scales" not in key]
     return Optimizer(
         name,
-        _on_gpu(states) if paged else states,
+        on_gpu(states) if paged else states,
         _KERNEL,
         _BNB,
-        host=_paged(states) if paged else lambda weight: {},
-        once=once if eight else 0,
-        aliases=aliases,
+        host=paged_states(states) if paged else lambda weight: {},
+        once=rounded(QUANTILE_MAP) * len(kept) if eight else 0,
     )
 
 
+def _torchao(name: str, bits: int, block: int, table: int) -> Optimizer:
+    """A row of torchao: a compiled step, one weight after another."""
+    states = torchao(bits, block, table=table)
+    return Optimizer(name, states, _KERNEL, "torchao 0.14, optim/subclass_*bit.py and adam.py")
+
+
 ROWS = (
-    Optimizer("adamw", _like(*_TWO), _ADAM, _TORCH, ("fused",), aliases=("adamw_torch", "adamw_torch_fused")),
-    Optimizer("adam", _like(*_TWO), _ADAM, _TORCH, ("fused",)),
-    Optimizer("sgd", _like(), _IN_PLACE, _TORCH),
-    Optimizer("sgd-momentum", _like("momentum"), _IN_PLACE, _TORCH),
+    Optimizer("adamw", like(*_TWO), _ADAM, _TORCH, ("fused",)),
+    Optimizer("adam", like(*_TWO), _ADAM, _TORCH, ("fused",)),
+    Optimizer("sgd", like(), _IN_PLACE, _TORCH),
+    Optimizer("sgd-momentum", like("momentum"), _IN_PLACE, _TORCH),
     Optimizer(
-        "adagrad",
-        _like("sum of squares"),
-        {"foreach": torch_optim.two_lists, "for-loop": torch_optim.root_loop},
-        _TORCH,
+        "adagrad", like("sum of squares"), {"foreach": torch_optim.two_lists, "for-loop": torch_optim.root_loop}, _TORCH
     ),
     Optimizer(
-        "rmsprop",
-        _like("mean of squares"),
-        {"foreach": torch_optim.one_list, "for-loop": torch_optim.root_loop},
-        _TORCH,
+        "rmsprop", like("mean of squares"), {"foreach": torch_optim.one_list, "for-loop": torch_optim.root_loop}, _TORCH
     ),
     Optimizer(
         "adafactor",
-        _adafactor,
-        {"foreach": torch_optim.adafactor_foreach, "for-loop": torch_optim.adafactor_loop},
-        _TORCH,
+        adafactor,
+        {"for-loop": torch_optim.adafactor_loop, "foreach": torch_optim.adafactor_foreach},
+        f"{_TORCH}, which loops unless foreach is asked for",
     ),
     Optimizer(
         "adafactor-hf",
-        _adafactor_hf,
+        adafactor_hf,
         {"for-loop": other_libraries.adafactor},
         "transformers 5.24, optimization.py: Adafactor as Trainer sets it up",
     ),
-    Optimizer("muon", _muon, {"for-loop": torch_optim.muon}, f"{_TORCH} (Muon), AdamW for other weights"),
-    Optimizer("lion", _like("momentum"), {"for-loop": other_libraries.lion}, "lion-pytorch 0.2"),
-    _bitsandbytes("adamw-8bit", _blockwise(*_TWO), "adamw_8bit", "adamw_bnb_8bit", eight=True),
-    _bitsandbytes("lion-8bit", _blockwise(*_ONE), "lion_8bit", eight=True),
-    _bitsandbytes("paged-adamw", _like(*_TWO, itemsize=4), "paged_adamw", "paged_adamw_32bit", eight=False, paged=True),
-    _bitsandbytes("paged-adamw-8bit", _blockwise(*_TWO), "paged_adamw_8bit", eight=True, paged=True),
-    _bitsandbytes("paged-lion", _like(*_ONE, itemsize=4), "paged_lion_32bit", eight=False, paged=True),
-    _bitsandbytes("paged-lion-8bit", _blockwise(*_ONE), "paged_lion_8bit", eight=True, paged=True),
+    Optimizer("adamw-hf", like(*_TWO), {"for-loop": torch_optim.root_loop}, "Transformers 4, optimization.py: AdamW"),
+    Optimizer("muon", muon, {"for-loop": torch_optim.muon}, f"{_TORCH} (Muon), AdamW for other weights"),
+    Optimizer("lion", like("momentum"), {"for-loop": other_libraries.lion}, "lion-pytorch 0.2"),
+    _bitsandbytes("adamw-8bit", blockwise(*_TWO), eight=True),
+    _bitsandbytes("lion-8bit", blockwise(*_ONE), eight=True),
+    _bitsandbytes("paged-adamw", like(*_TWO, itemsize=4), eight=False, paged=True),
+    _bitsandbytes("paged-adamw-8bit", blockwise(*_TWO), eight=True, paged=True),
+    _bitsandbytes("paged-lion", like(*_ONE, itemsize=4), eight=False, paged=True),
+    _bitsandbytes("paged-lion-8bit", blockwise(*_ONE), eight=True, paged=True),
+    _bitsandbytes("adamw-bnb-32bit", like(*_TWO, itemsize=4), eight=False),
+    _bitsandbytes("lion-32bit", like(*_ONE, itemsize=4), eight=False),
+    _bitsandbytes("rmsprop-bnb", like("mean of squares", itemsize=4), eight=False),
+    _bitsandbytes("rmsprop-8bit", blockwise("mean of squares"), eight=True),
+    _bitsandbytes("ademamix", three_wide, eight=False),
+    _bitsandbytes("ademamix-8bit", three_blockwise, eight=True),
+    _bitsandbytes("paged-ademamix", three_wide, eight=False, paged=True),
+    _bitsandbytes("paged-ademamix-8bit", three_blockwise, eight=True, paged=True),
+    _torchao("adamw-torchao-8bit", 8, 256, 256),
+    _torchao("adamw-torchao-4bit", 4, 128, 16),
+    _torchao("adamw-torchao-fp8", 8, 256, 0),
     Optimizer(
         "adamw-bf16",
-        _like(*_TWO, itemsize=2),
+        like(*_TWO, itemsize=2),
         {"for-loop": other_libraries.any_precision},
         "torchdistx AnyPrecisionAdamW with bf16 momentum and variance",
-        aliases=("adamw_anyprecision",),
     ),
     Optimizer(
         "adamw-apex",
-        _like(*_TWO, itemsize=4),
+        like(*_TWO, itemsize=4),
         _KERNEL,
         "apex FusedAdam: fp32 states whatever the weights are",
         once=SCALAR,
-        aliases=("adamw_apex_fused",),
+    ),
+    Optimizer("galore-adamw", galore, {"for-loop": other_libraries.galore(refresh=True)}, "galore-torch 1.0"),
+    Optimizer(
+        "galore-adamw-8bit",
+        galore_8bit,
+        {"for-loop": other_libraries.galore_8bit},
+        "galore-torch 1.0 on bitsandbytes",
+        once=2 * rounded(QUANTILE_MAP),
+    ),
+    Optimizer("apollo-adamw", apollo, {"for-loop": other_libraries.apollo}, "apollo-torch 1.0, random projections"),
+    Optimizer(
+        "prodigy",
+        like("momentum", "variance", "numerators", "weights at the start"),
+        {"for-loop": other_libraries.denominators},
+        "prodigyopt 1.1, slice_p 1",
     ),
     Optimizer(
-        "galore-adamw",
-        _galore,
-        {"for-loop": other_libraries.galore(refresh=True)},
-        "galore-torch 1.0",
-        aliases=("galore_adamw",),
+        "grokadamw",
+        like("momentum", "variance", "slow gradient"),
+        {"for-loop": other_libraries.grokadamw},
+        "grokadamw 0.1",
     ),
-    Optimizer("lomo", _like(), {"for-loop": other_libraries.lomo}, "lomo-optim 0.1", in_backward=True),
-    Optimizer("adalomo", _adafactor_fp32, {"for-loop": other_libraries.adalomo}, "lomo-optim 0.1", in_backward=True),
+    Optimizer("lomo", like(), {"for-loop": other_libraries.lomo}, "lomo-optim 0.1", in_backward=True),
+    Optimizer("adalomo", adafactor_fp32, {"for-loop": other_libraries.adalomo}, "lomo-optim 0.1", in_backward=True),
     Optimizer(
         "schedule-free-adamw",
-        _like("averaged weights", "variance"),
+        like("averaged weights", "variance"),
         {"foreach": torch_optim.one_list, "for-loop": other_libraries.denominators},
         "schedulefree 1.4",
-        aliases=("schedule_free_adamw",),
     ),
     Optimizer(
-        "schedule-free-sgd",
-        _like("averaged weights"),
-        {"foreach": nothing, "for-loop": nothing},
+        "schedule-free-radam",
+        like("averaged weights", "variance"),
+        {"foreach": torch_optim.one_list, "for-loop": other_libraries.denominators},
         "schedulefree 1.4",
-        aliases=("schedule_free_sgd",),
+    ),
+    Optimizer(
+        "schedule-free-sgd", like("averaged weights"), {"foreach": nothing, "for-loop": nothing}, "schedulefree 1.4"
     ),
 )
 
 OPTIMIZERS = {row.name: row for row in ROWS}
-_NAMES = {name: row for row in ROWS for name in (row.name, *row.aliases)}
 
 
 def optimizer(name: str) -> Optimizer:
-    """The optimizer of this exact name or alias. Raises UsageError, which names the close matches."""
-    try:
-        return _NAMES[name]
-    except KeyError:
-        near = close_matches(name, OPTIMIZERS) or ";"
-        raise UsageError(f"optimizer {quoted(name)} is not known{near} `memcalc optimizers` lists them.") from None
+    """The optimizer that a trainer calls `name`. Raises UsageError, which names the close matches or says why not."""
+    return OPTIMIZERS[spelled(name).row]
+
+
+def spelled(name: str) -> Spelling:
+    """What a trainer's name of an optimizer stands for.
+
+    Raises UsageError where no row describes it.
+    """
+    if name in OPTIMIZERS:
+        return Spelling(name)
+    if name in SPELLINGS:
+        return SPELLINGS[name]
+    why = REFUSED.get(name) or REFUSED.get(name.lower())
+    if why is not None:
+        raise UsageError(f"optimizer {quoted(name)} is not computed: {why}. `memcalc optimizers` lists those that are.")
+    near = close_matches(name, OPTIMIZERS) or ";"
+    raise UsageError(f"optimizer {quoted(name)} is not known{near} `memcalc optimizers` lists them.")

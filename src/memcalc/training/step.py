@@ -16,7 +16,7 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
-from memcalc.nn.retained_graphs import record_retained, retaining_modules
+from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
@@ -147,7 +147,7 @@ def _walk(
     length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     if not network.source_is_text:
         length = setup.target_len or length
-    inherited = [storage for module in retaining_modules(network) for storage in module.restore_retained(tape)]
+    restore_retained(network, tape)
     loss: Tensor | None
     if setup.objective == "sft":
         (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), Aims()
@@ -165,7 +165,7 @@ def _walk(
         updater.finish()
     left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
-    del loss, held, inherited
+    del loss, held
     tape.finish()
     in_order = trained.parameters_in_update_order(set())
     return Step(

@@ -15,7 +15,7 @@ from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.optimizers import Optimizer, optimizer
+from memcalc.tables.optimizers import OPTIMIZERS, Optimizer, spelled
 from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_bytes
 
 
@@ -84,7 +84,12 @@ class Step:
             **self.used,
         }
         if self.training:
+            assert isinstance(self.setup, TrainingSetup)
+            used["optimizer"] = spelled(self.setup.optimizer).row
             used["optimizer_impl"] = self.implementation
+            used["optimizer_in_backward"] = (
+                self.setup.optimizer_in_backward or spelled(self.setup.optimizer).in_backward
+            )
         return {"mode": "training" if self.training else "inference", **self.setup.model_dump(), **used}
 
     @property
@@ -132,10 +137,12 @@ class Step:
 
 def steps_in_backward(setup: TrainingSetup) -> bool:
     """Whether the optimizer steps each weight during backward."""
-    return setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
+    name = spelled(setup.optimizer)
+    return setup.optimizer_in_backward or name.in_backward or OPTIMIZERS[name.row].in_backward
 
 
 def implementation_of(setup: TrainingSetup) -> str:
     """The implementation of the optimizer step: the one asked for, or the optimizer's own default."""
-    default: str = next(iter(optimizer(setup.optimizer).step))
-    return setup.optimizer_impl or default
+    name = spelled(setup.optimizer)
+    default: str = next(iter(OPTIMIZERS[name.row].step))
+    return setup.optimizer_impl or name.impl or default

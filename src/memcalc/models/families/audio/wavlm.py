@@ -124,9 +124,7 @@ class BiasedLayer(Module):
 def wavlm(c: Config, architecture: str | None) -> Network:
     """WavLM."""
     hidden, depth, stable = c.integer("hidden_size"), c.integer("num_hidden_layers"), c.flag("do_stable_layer_norm")
-    layers = Stack(
-        ["layer"] * depth, lambda index: BiasedLayer(c, hidden, first=index == 0, stable=stable), last_differs=True
-    )
+    layers = Stack(["layer"] * depth, lambda index: BiasedLayer(c, hidden, first=index == 0, stable=stable))
     return speech(c, architecture, SpeechModel(c, both=True, layers=layers))
 
 

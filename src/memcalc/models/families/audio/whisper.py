@@ -52,7 +52,7 @@ def _blocks(c: Config, side: str) -> Stack:
         return EncoderBlock(style, attention(), width)
 
     kinds = ["block"] * c.integer(f"{side}_layers")
-    return Stack(kinds, block, name=f"{side} block", last_differs=side == "decoder")
+    return Stack(kinds, block, name=f"{side} block")
 
 
 class WhisperEncoder(Module):

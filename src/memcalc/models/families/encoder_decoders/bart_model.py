@@ -73,7 +73,7 @@ class BartEncoder(Module):
             return EncoderBlock(shared, attention(), width)
 
         kinds = ["block"] * c.integer(f"{side}_layers")
-        self.layers = Stack(kinds, block, name=f"{side} block", last_differs=self.decoder)
+        self.layers = Stack(kinds, block, name=f"{side} block")
         self.layernorm_embedding = LayerNorm(hidden) if style.embedding_norm else None
         self.layer_norm = LayerNorm(hidden) if style.norm_first else None
 

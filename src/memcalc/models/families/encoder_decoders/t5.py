@@ -29,7 +29,6 @@ class T5Stack(Module):
             kinds,
             lambda i: T5Block(c, has_bias=umt5 or i == 0, decoder=decoder, umt5=umt5),
             name="decoder block" if decoder else "encoder block",
-            last_differs=True,
         )
         self.final_layer_norm = RMSNorm(c.integer("d_model"), scale_in="input")
         self.dropout = c.probability("dropout_rate")

@@ -148,9 +148,7 @@ class GemmaSide(Module):
                 return CrossBlock(attention, mlp, CrossAttention(c, states), c)
             return DecoderBlock(attention, mlp, lambda: GemmaRMSNorm(hidden), _NORMS, dropout=self.dropout)
 
-        self.layers = Stack(
-            windows, block, name="decoder block" if self.decoder else "encoder block", last_differs=self.decoder
-        )
+        self.layers = Stack(windows, block, name="decoder block" if self.decoder else "encoder block")
         self.windows = sorted_windows([None, c.optional("sliding_window")])
         self.rotary_emb = RotaryEmbedding(c.head_dim())
 

@@ -134,7 +134,7 @@ class DebertaEncoder(Module):
         convolves = c.integer("conv_kernel_size", 0, minimum=0) > 0
         # Work between two layers counts to the one that follows, so that one of its own kind is behind the convolution.
         kinds = ["behind" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))]
-        self.layer = Stack(kinds, lambda _: DebertaLayer(c, hidden, at), last_differs=at.relative)
+        self.layer = Stack(kinds, lambda _: DebertaLayer(c, hidden, at))
         self.rel_embeddings = Embedding(2 * at.span, hidden, group="attention") if at.relative else None
         self.LayerNorm = LayerNorm(hidden) if at.normed else None
         self.conv = ConvolutionLayer(c, hidden) if convolves else None

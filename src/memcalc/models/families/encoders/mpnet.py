@@ -97,7 +97,7 @@ class MPNetEncoder(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         depth = c.integer("num_hidden_layers")
-        self.layer = Stack(["layer"] * depth, lambda _: MPNetLayer(c, hidden), last_differs=True)
+        self.layer = Stack(["layer"] * depth, lambda _: MPNetLayer(c, hidden))
         buckets, heads = c.integer("relative_attention_num_buckets"), c.integer("num_attention_heads")
         self.relative_attention_bias = Embedding(buckets, heads, group="attention")
 

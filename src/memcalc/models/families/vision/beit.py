@@ -131,7 +131,7 @@ class BeitTower(VisionTower):
 
         super().__init__(
             BeitEmbeddings(c, hidden),
-            Stack(["layer"] * depth, block, last_differs=shared),
+            Stack(["layer"] * depth, block),
             after=None if c.flag("use_mean_pooling") else LayerNorm(hidden),
             pool=BeitPooler(c, hidden),
         )

@@ -161,9 +161,7 @@ class TextDecoder(Module):
         self.LayerNorm = LayerNorm(hidden)
         self.position_ids = Buffer(1, longest, dtype=INT64)
         self.dropout = c.probability("hidden_dropout_prob")
-        self.layer = Stack(
-            ["block"] * c.integer("num_hidden_layers"), lambda _: TextBlock(c, states), last_differs=True
-        )
+        self.layer = Stack(["block"] * c.integer("num_hidden_layers"), lambda _: TextBlock(c, states))
         self.transform = Activated(hidden, hidden, c.text("hidden_act"), "LM head")
         self.transform_norm = LayerNorm(hidden)
         self.decoder = Linear(hidden, vocab, bias=True, group="LM head")

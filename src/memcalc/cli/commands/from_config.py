@@ -1,0 +1,228 @@
+"""`memcalc from-config`: the files and launch lines of training and serving frameworks."""
+
+import json as json_text
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memcalc.cli import output
+from memcalc.cli.errors import warn
+from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.model_options import (
+    GENERIC,
+    GENERIC_IGNORE,
+    HEAD,
+    LABELS,
+    REVISION,
+    TIMEOUT,
+    TOKEN,
+    WEIGHTS,
+    answer,
+    is_local,
+    read_timeout,
+    short_name,
+)
+from memcalc.cli.options import declared
+from memcalc.cli.parser import CommandWithLine, command_line
+from memcalc.common.assumption import Assumption
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError, close_matches
+
+if TYPE_CHECKING:
+    from memcalc.run_configs.mapping import Mapping
+    from memcalc.sources import LoadedModel
+
+COMMAND_CLASS = CommandWithLine
+
+_RUN = "Run files"
+_OF_MODEL = ("task", "num_labels")
+"""Options of a model, not of a setup, that a run file can say."""
+
+
+def _option(name: str, text: str, metavar: str | None = None) -> Any:
+    return typer.Option(name, help=text, metavar=metavar, show_default=False, rich_help_panel=_RUN)
+
+
+@with_job
+def command(
+    context: typer.Context,
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="A training or serving config, with its Accelerate, DeepSpeed or adapter file; a script with the "
+            "launch line; - for standard input. A launch line, or options that override the file's, may follow --.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    request: Request,
+    model: Annotated[str | None, _option("--model", "The model, in place of the file's own.", "PATH|ID|COUNT")] = None,
+    show_setup: Annotated[bool, _option("--show-setup", "Print only what was read; no model is needed.")] = False,
+    as_options: Annotated[bool, _option("--as-options", "Print the memcalc command that it stands for.")] = False,
+    framework: Annotated[str | None, _option("--framework", "What the file is, where it is not told.", "NAME")] = None,
+    release: Annotated[str | None, _option("--release", "Release of TRL that the file is for.", "X.Y")] = None,
+    verbose: Annotated[bool, _option("--verbose", "List the keys that do not change memory, too.")] = False,
+    revision: Annotated[str | None, REVISION] = None,
+    token: Annotated[str | None, TOKEN] = None,
+    timeout: Annotated[str | None, TIMEOUT] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    generic: Annotated[bool, GENERIC] = False,
+    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
+    head: Annotated[str | None, HEAD] = None,
+    num_labels: Annotated[str | None, LABELS] = None,
+) -> None:
+    """Estimate the run that files or a launch line describe: axolotl, LLaMA-Factory, TRL, Transformers, PEFT,
+    Accelerate, DeepSpeed, torchtune, torchtitan, ms-swift, Unsloth, vLLM and llama.cpp. Nothing of them is run."""
+    from memcalc.run_configs.read import read
+
+    line = command_line(context)
+    if not files and not line:
+        raise UsageError("from-config needs a file, or a launch line after --: memcalc from-config FILE.")
+    found = read(files or (), line, framework=_framework(framework), release=_release(release))
+    if model is not None:
+        found.model = model
+    if show_setup or as_options:
+        output.write(_shown(found, request, as_options=as_options, verbose=verbose))
+        return
+    _estimate(
+        found,
+        request,
+        {
+            "generic": generic,
+            "generic_ignore": generic_ignore,
+            "head": head or found.setup.get("task"),
+            "num_labels": num_labels,
+        },
+        {"revision": revision, "token": token, "timeout": read_timeout(timeout), "weights": weights},
+    )
+
+
+def _framework(name: str | None) -> str:
+    from memcalc.run_configs.read import FRAMEWORKS
+
+    if name is None:
+        return ""
+    plain = name.lower().replace("-", "").replace("_", "").replace(".", "").replace("huggingface", "hf")
+    known = {known.replace("-", ""): known for known in FRAMEWORKS}
+    if plain not in known:
+        near = close_matches(plain, known) or f": choose from {', '.join(FRAMEWORKS)}."
+        raise UsageError(f"--framework cannot be {quoted(name)}{near}")
+    return known[plain]
+
+
+def _release(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = text.removeprefix("v").split(".")
+    if not all(part.isdecimal() and len(part) < 6 for part in parts) or len(parts) < 2:
+        raise UsageError(f"--release needs a release such as 0.18, not {quoted(text)}.")
+    return int(parts[0]), int(parts[1])
+
+
+def _shown(found: "Mapping", request: Request, *, as_options: bool, verbose: bool) -> str:
+    """What was read: a command line, JSON or a table."""
+    from memcalc.run_configs import output as written
+
+    if as_options:
+        known = {*declared(), *_OF_MODEL}
+        lost = [name for name in found.setup if name not in known]
+        for sentence in (*found.asked, *(f"memcalc has no --{name.replace('_', '-')} yet: left out" for name in lost)):
+            warn(sentence)
+        return written.as_options(found, known) + "\n"
+    if request.json:
+        return json_text.dumps(written.as_json(found), indent=2, ensure_ascii=False) + "\n"
+    from memcalc.render.run_config import render
+    from memcalc.render.terminal_text import visible
+
+    unicode = output.speaks_unicode()
+    text = render(found, verbose=verbose)
+    return "".join(visible(line, unicode) + "\n" for line in text.splitlines())
+
+
+def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
+    from memcalc.run_configs.model_names import repository
+
+    if found.model is None:
+        raise UsageError("the run's model is in none of the files: give --model PATH, ID or COUNT.")
+    _must_be_known(found, request)
+    name = repository(found.model)
+    if name is None:
+        raise UsageError(f"{found.model} is a shape of {found.framework}'s own: give --model PATH, ID or COUNT.")
+    options = declared()
+    below = {key: value for key, value in found.setup.items() if key in options and found.mode in options[key].modes}
+    lines = _lines(found, below)
+    if how["num_labels"] is None and "num_labels" in found.setup:
+        how["num_labels"] = str(found.setup["num_labels"])
+    loaded = _load(name, where)
+    if loaded is None:
+        from memcalc.models.llama_shape import canonical_spec
+        from memcalc.units import parse_parameters
+
+        spec, more = canonical_spec(parse_parameters(name))
+        request.job(found.mode, below).answer(spec, (*lines, *more))
+        return
+    if found.mode == "inference" and "seq_len" not in below and request.given.get("seq_len") is None:
+        lines = (*lines, *_longest(loaded, below))
+    shown = loaded.name if "/" in name and not is_local(name) else short_name(name)
+    answer(request.job(found.mode, below), loaded, shown, **how, assumptions=lines)
+
+
+def _must_be_known(found: "Mapping", request: Request) -> None:
+    """What an estimate cannot do without. Raises UsageError."""
+    from memcalc.run_configs.optimizer_names import is_known
+
+    given = {*found.setup, *(name for name, value in request.given.items() if value is not None)}
+    if found.mode == "training" and "seq_len" not in given:
+        sentence = next((text for text in found.asked if "--seq-len" in text), None)
+        raise UsageError(f"{sentence or 'the sequence length is in none of the files: give --seq-len N'}.")
+    optimizer = found.setup.get("optimizer")
+    if optimizer is not None and request.given.get("optimizer") is None and not is_known(optimizer):
+        sentence = next((text for text in found.lacks if "--optimizer" in text), f"{optimizer} is not modelled")
+        raise UsageError(f"{sentence}.")
+    if "parallel" in found.setup and "gpus" in declared() and "gpus" not in given:
+        raise UsageError("the run is spread over GPUs whose number is in none of the files: give --gpus N.")
+
+
+def _lines(found: "Mapping", below: dict[str, Any]) -> tuple[Assumption, ...]:
+    """What the report owes to the files."""
+    lost = [f"--{key.replace('_', '-')} {value}" for key, value in found.setup.items()
+            if key not in below and key not in _OF_MODEL and value not in (False, None, "plain", 1)]  # fmt: skip
+    unmodelled = [f"not computed, as memcalc has no option for it: {', '.join(lost)}"] if lost else []
+    by_code = {
+        "run_framework": [f"read as a run of {found.framework}"],
+        "run_file_assumed": found.assumed,
+        "run_file_not_modelled": [*found.lacks, *unmodelled],
+        "run_file_without_effect": found.dead,
+    }
+    return tuple(Assumption(code, line) for code, lines in by_code.items() for line in lines)
+
+
+def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[Assumption, ...]:
+    """Serving without a length is for the model's own longest sequence."""
+    config = loaded.config or {}
+    inner = config.get("text_config")
+    for values in (config, inner if isinstance(inner, dict) else {}):
+        length = values.get("max_position_embeddings")
+        if isinstance(length, int) and length > 0:
+            below["seq_len"] = length
+            text = f"the longest sequence is the model's own: {length} tokens (--seq-len for less)"
+            return (Assumption("sequence_length_of_model", text),)
+    return ()
+
+
+def _load(name: str, where: dict[str, Any]) -> "LoadedModel | None":
+    """The model on disk or on the Hub; None where `name` is a parameter count."""
+    from memcalc.sources import load
+    from memcalc.units import parse_parameters
+
+    if is_local(name):
+        return load(name, kind="file", weights=where["weights"], progress=warn)
+    if "/" not in name:
+        try:
+            parse_parameters(name)
+        except UsageError:
+            pass
+        else:
+            return None
+    return load(name, kind="hub", progress=warn, **where)

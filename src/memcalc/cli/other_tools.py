@@ -1,0 +1,177 @@
+"""Options of other tools, answered by meaning: what the person wants is said in options of memcalc, or not computed.
+
+Sources: the option lists of Transformers' Trainer, TRL, PEFT, axolotl, LLaMA-Factory, Unsloth, DeepSpeed, Accelerate,
+torchtune, vLLM, SGLang, Text Generation Inference and llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_SHARDING = (
+    "weights, gradients and states are divided over GPUs with {--parallel}, such as --parallel fsdp2 or zero3, and "
+    "{--data-parallel-size}"
+)
+_NOT_SHARDED = "one GPU holds the whole model in training: sharding over several is not computed"
+
+_MEANINGS: tuple[tuple[str, str], ...] = (
+    # training
+    (
+        "per-device-train-batch-size per-device-batch-size micro-batch-size micro-batch train-micro-batch-size-per-gpu "
+        "batch-size train-batch-size bs mbs n-batch-size",
+        "the sequences of one GPU in one forward pass are {--batch}",
+    ),
+    ("gradient-accumulation-steps gradient-accumulation grad-accum-steps ga accumulate-grad-batches", "{--grad-accum}"),
+    (
+        "max-seq-length max-seq-len max-length sequence-len sequence-length cutoff-len seqlen context-length "
+        "model-max-length block-size max-source-length max-prompt-length",
+        "tokens of a sequence are {--seq-len}",
+    ),
+    ("max-target-length", "tokens of the target are {--target-len}"),
+    (
+        "gradient-checkpointing activation-checkpoint use-gradient-checkpointing gc recompute-granularity",
+        "blocks are recomputed in backward with {--activation-checkpointing} full",
+    ),
+    ("use-reentrant use-reentrant-gc", "{--checkpoint-reentrant} with {--activation-checkpointing} full"),
+    (
+        "bf16",
+        "{--precision} mixed-bf16 trains fp32 weights under autocast (Trainer's bf16 on an fp32 model), "
+        "{--precision} bf16 a model that is loaded in bf16",
+    ),
+    ("fp16 half amp", "{--precision} mixed-fp16 trains fp32 weights under autocast, {--precision} fp16 all in 16 bits"),
+    ("mixed-precision", "{--precision} mixed-bf16 or mixed-fp16"),
+    ("fp32 float32 tf32", "{--precision} fp32"),
+    ("pure-bf16 bf16-true bf16-full", "{--precision} bf16"),
+    (
+        "load-in-4bit 4bit quantization-bit qlora bnb-4bit-quant-type",
+        "{--quantization} nf4, or nf4-double with double quantization, and {--lora-rank} to train adapters on it",
+    ),
+    ("bnb-4bit-use-double-quant double-quantization use-double-quant", "{--quantization} nf4-double"),
+    ("load-in-8bit 8bit", "{--quantization} int8"),
+    ("optim optimizer-name optimizer-type", "{--optimizer}"),
+    ("lora use-peft use-lora peft adapter finetuning-type", "{--lora-rank}, such as {--lora-rank} 16"),
+    ("lora-r r", "{--lora-rank}"),
+    ("lora-alpha", "the scale of adapters changes no memory: leave it out"),
+    ("target-modules lora-target-modules lora-target lora-target-linear", "{--lora-targets}"),
+    ("use-dora", "{--dora}"),
+    ("unfreeze trainable-layers freeze-trainable-layers train", "{--train-only}"),
+    (
+        "use-liger-kernel use-liger liger enable-liger-kernel liger-kernel",
+        "{--kernels} liger for norms, rotary embedding and SwiGLU, {--loss-implementation} liger for the fused loss",
+    ),
+    ("cut-cross-entropy use-cce", "{--loss-implementation} cut-cross-entropy"),
+    (
+        "unsloth use-unsloth",
+        "Unsloth's kernels are not computed; {--loss-implementation} cut-cross-entropy and "
+        "{--activation-offloading} are near to what it does",
+    ),
+    ("torch-compile compile", "torch.compile is not computed: the answer is that of eager modules"),
+    (
+        "packing sample-packing padding-free neat-packing group-by-length",
+        "a packed row is one long sequence: {--batch} 1, {--seq-len} of all its tokens, {--attention} flash",
+    ),
+    (
+        "attn-implementation flash-attn flash-attention use-flash-attn use-flash-attention-2 use-flash-attention "
+        "attention-backend",
+        "{--attention} flash, sdpa or eager",
+    ),
+    ("gradient-clipping max-grad-norm", "clipping takes one norm for each weight, which changes no peak: leave it out"),
+    (
+        "learning-rate lr num-train-epochs epochs max-steps warmup-steps warmup-ratio weight-decay seed logging-steps "
+        "save-steps output-dir dataset report-to",
+        "it changes no memory: leave it out",
+    ),
+    ("num-generations-per-prompt n-generations", "{--num-generations}"),
+    ("beta", "the reference model is {--reference-model}; none where beta is 0"),
+    # several GPUs
+    ("fsdp fsdp-config fsdp2 use-fsdp fully-shard", _SHARDING),
+    ("zero-stage zero zero3 zero2 deepspeed ds-config zero-optimization", _SHARDING),
+    ("ddp data-parallel dp world-size nproc-per-node num-processes num-gpus ngpus gpus n-gpu", _SHARDING),
+    ("pipeline-parallel pp pipeline-parallel-size pp-size", "pipeline parallelism is {--pipeline-parallel-size}"),
+    ("context-parallel cp sequence-parallel-degree context-parallel-degree", "{--context-parallel-size}"),
+    ("expert-parallel ep enable-expert-parallel", "{--expert-parallel-size}"),
+    ("tensor-parallel tp tp-size num-shard tensor-split", "{--tensor-parallel-size}"),
+    (
+        "cpu-offload offload offload-params zero-offload optimizer-offload",
+        "memory of the host is not what is asked here: "
+        "{--optimizer} paged-adamw-8bit pages states out, {--activation-offloading} keeps activations there",
+    ),
+    # inference
+    (
+        "max-model-len ctx-size c n-ctx num-ctx context-size max-total-tokens max-input-length",
+        "the context of one sequence is {--seq-len} and {--max-new-tokens}, with {--mode} inference",
+    ),
+    (
+        "max-num-seqs max-concurrent-requests parallel np max-batch-size max-running-requests",
+        "sequences served at once are {--batch}; with {--gpu} the answer says how many fit",
+    ),
+    (
+        "max-num-batched-tokens chunked-prefill-size ubatch-size ub batch-tokens enable-chunked-prefill "
+        "max-batch-prefill-tokens",
+        "tokens of one pass of prefill are {--prefill-chunk-size}",
+    ),
+    ("kv-cache-dtype cache-type-k cache-type-v ctk ctv kv-cache-quant", "{--kv-dtype}"),
+    ("mem-fraction-static cuda-memory-fraction gpu-mem-util", "{--gpu-memory-utilization}"),
+    (
+        "torch-dtype weight-dtype",
+        "weights are loaded in {--dtype} for inference, and in that of {--precision} for training",
+    ),
+    ("quantize quant", "{--quantization}; a repository that is quantized already says so itself"),
+    (
+        "n-gpu-layers ngl gpu-layers n-cpu-moe cpu-moe override-tensor",
+        "layers in host memory are not computed: the answer is for all layers on the GPU",
+    ),
+    ("device-map device max-memory", "the answer is for one GPU that holds all; {--gpu} names it"),
+    ("swap-space cpu-offload-gb", "memory of the host is not computed"),
+    ("enforce-eager cuda-graph-max-bs", "CUDA graphs are not counted"),
+    (
+        "speculative-config speculative-model draft-model model-draft",
+        "a draft model is not computed; ask for it by itself",
+    ),
+    ("model model-name-or-path base-model model-id m pretrained", "the model is the argument, without an option"),
+    ("generate max-tokens n-predict num-predict", "{--max-new-tokens}"),
+    ("prompt p prompt-length input-len", "tokens of the prompt are {--seq-len}"),
+    ("beam-size beams", "{--num-beams}"),
+    # what memcalc called its own options before
+    ("kbit-prepare", "{--prepare-kbit-training}"),
+    ("loss", "{--loss-implementation}"),
+    ("generations", "{--num-generations}"),
+    ("images", "{--images-per-sequence}"),
+    ("new-tokens", "{--max-new-tokens}"),
+    ("utilization", "{--gpu-memory-utilization}"),
+    ("head", "{--task}"),
+    ("vram memory gpu-memory", "{--gpu}, such as {--gpu} 24GB"),
+)
+"""Names of options with the same meaning, and that meaning; braces stand around options that have to exist."""
+
+
+def _by_name() -> Mapping[str, str]:
+    return {name: meaning for names, meaning in _MEANINGS for name in names.split()}
+
+
+def answered(arguments: Iterable[str], known: Iterable[str]) -> str | None:
+    """A sentence for the first option of another tool among `arguments`; None where there is none.
+
+    `known` are the options of the command, as they are typed.
+    """
+    own = set(known)
+    for argument in arguments:
+        option = argument.partition("=")[0]
+        if argument == "--":
+            return None
+        if not option.startswith("-") or option in own or f"--no-{option[2:]}" in own:
+            continue
+        meaning = _by_name().get(option.lstrip("-").lower().replace("_", "-").removeprefix("no-"))
+        if meaning is not None:
+            return f"There is no option {option} here: {_named(meaning, own)}."
+    return None
+
+
+def _named(meaning: str, own: set[str]) -> str:
+    """The meaning with the names of options as they are; what is not computed yet where one does not exist."""
+    wanted = [part.partition("}")[0] for part in meaning.split("{")[1:]]
+    if all(option in own for option in wanted):
+        return meaning.replace("{", "").replace("}", "")
+    if meaning == _SHARDING:
+        return _NOT_SHARDED
+    return "what it says is not computed, or not by this command and mode"
