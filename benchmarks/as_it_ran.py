@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from memcalc import ops
-from memcalc.autograd.graph import Grads, Node, record
+from memcalc.autograd.graph import Backward, Grads, Node, record
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.inference import weights as loaded_weights
@@ -49,12 +49,12 @@ def as_it_ran(parts: list[str]) -> Iterator[None]:
 def _torch_before_1_11() -> list[AbstractContextManager[Any]]:
     today = reduction._softmax
 
-    def softmax(x: Tensor, dtype: DType | None) -> Tensor:
+    def softmax(x: Tensor, dtype: DType | None, backward: Backward) -> Tensor:
         if dtype is None and x.tape.autocast is not None and x.dtype.floating:
             dtype = FP32
         if dtype is not None and not (x.dtype is FP16 and dtype is FP32):
             x = ops.to(x, dtype)
-        out = today(x, dtype)
+        out = today(x, dtype, backward)
         if out.node is not None:
             out.node.save(x)
         return out

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from memcalc.breakdown.process_memory import Outside
+from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.report.schema import (
     Component,
@@ -82,7 +82,7 @@ def _weights_report(
 ) -> Report:
     total = sum(part.nbytes for part in parts)
     parameters = sum(part.parameters for part in parts)
-    outside = Outside.of(0, setup, gpu, total)
+    process_memory = ProcessMemory.for_job(0, setup, gpu, total)
     weights = {part.name: part.nbytes for part in sorted(parts, key=lambda part: -part.nbytes)}
     empty = _row({}, None)
     return Report(
@@ -91,27 +91,31 @@ def _weights_report(
             family=family,
             parameters=Parameters(total=parameters, trainable=0, embedding=0, active=parameters),
         ),
-        setup={"mode": "inference", **outside.resolved()},
-        assumptions=(*assumptions, *outside.assumptions(), *((gpu.note,) if gpu is not None and gpu.note else ())),
+        setup={"mode": "inference", **process_memory.resolved()},
+        assumptions=(
+            *assumptions,
+            *process_memory.assumptions(),
+            *((gpu.note,) if gpu is not None and gpu.note else ()),
+        ),
         components=Components(
             model_weights=_row(weights, total / max(parameters, 1)),
             optimizer_states=empty,
             gradients=empty,
             activations=empty,
             temporary_tensors=empty,
-            other_overhead=_row(dict(outside.parts()), None),
+            other_overhead=_row(dict(process_memory.parts()), None),
         ),
         saved_for_backward_bytes=None,
         phases=phases,
         peak=Peak(
             phase=peak[0],
             moment=peak[1],
-            allocated_bytes=outside.allocated,
-            reserved_bytes=outside.reserved,
-            process_bytes=outside.process,
+            allocated_bytes=process_memory.allocated,
+            reserved_bytes=process_memory.reserved,
+            process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None,
-        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, gpu.usable_bytes, outside.process),
+        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, gpu.usable_bytes, process_memory.process),
     )
 
 

@@ -7,11 +7,11 @@ from functools import lru_cache
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
 from memcalc.breakdown import BREAKDOWN
-from memcalc.breakdown.process_memory import Outside
+from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.spec import ModelSpec
-from memcalc.nn.parameter_counts import idle_parameters
+from memcalc.nn.parameter_counts import inactive_parameters
 from memcalc.peak.sweep import Moment, Sweep
 from memcalc.report.assumptions import assumed
 from memcalc.report.schema import (
@@ -30,7 +30,8 @@ from memcalc.report.schema import (
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -51,15 +52,15 @@ def estimate(
     """
     step = _run(spec, setup, teacher)
     sweep, found, highest = _sweep(step.tape)
-    phases = {phase: _standing(step, phase) for phase in step.phases}
+    phases = {phase: _static_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    outside = Outside.of(step.input_bytes, setup, gpu, totals[top])
-    rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), outside)
-    maxima = _maxima(phases, highest, outside)
+    process_memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, totals[top])
+    rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
+    maxima = _maxima(phases, highest, process_memory)
     parameters = _parameters(step)
     components = {
         row: Component(
@@ -73,12 +74,12 @@ def estimate(
     peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
     return Report(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
-        setup=step.resolved() | outside.resolved(),
+        setup=step.resolved() | process_memory.resolved(),
         assumptions=(
             *assumptions,
             *assumed(spec, setup, step),
-            *_raised(spec, setup, outside.allocated, teacher),
-            *outside.assumptions(),
+            *_quantization_note(spec, setup, process_memory.allocated, teacher),
+            *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
         components=Components(**components),
@@ -86,18 +87,18 @@ def estimate(
         phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
         peak=Peak(
             phase=top,
-            moment=_words(step, top, moment),
-            allocated_bytes=outside.allocated,
-            reserved_bytes=outside.reserved,
-            process_bytes=outside.process,
+            moment=_moment_text(step, top, moment),
+            allocated_bytes=process_memory.allocated,
+            reserved_bytes=process_memory.reserved,
+            process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), outside.process),
+        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), process_memory.process),
         serving=_serving(spec, setup, gpu, step),
     )
 
 
-def _raised(
+def _quantization_note(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
 ) -> Iterator[Assumption]:
     """A line where quantizing the base of adapters takes more than it saves."""
@@ -154,10 +155,10 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
         found, _ = Sweep(run.tape).peaks()
         peak = max(
-            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _standing(run, phase).values()))
+            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _static_parts(run, phase).values()))
             for phase in run.phases
         )
-        return Outside.of(run.input_bytes, candidate, gpu, peak).process
+        return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
     return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
@@ -175,25 +176,27 @@ def sum_parts(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
 
 
-def _standing(step: Step, phase: str) -> dict[str, dict[str, int]]:
+def _static_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
     """What stands in each row during `phase` besides the tape."""
     return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
 
 
 def _rows_at_peak(
-    standing: Mapping[str, Mapping[str, int]], live: Mapping[tuple[str, str], int], outside: Outside
+    standing: Mapping[str, Mapping[str, int]], live: Mapping[tuple[str, str], int], process_memory: ProcessMemory
 ) -> dict[str, dict[str, int]]:
     """Parts of each row at the peak, the largest first."""
     rows = {row: dict(standing[row]) for row in ROWS}
     for (row, name), nbytes in live.items():
         rows[row][name] = rows[row].get(name, 0) + nbytes
-    for name, nbytes in outside.parts():
+    for name, nbytes in process_memory.parts():
         rows[OVERHEAD][name] = rows[OVERHEAD].get(name, 0) + nbytes
     return {row: dict(sorted(parts.items(), key=lambda part: -part[1])) for row, parts in rows.items()}
 
 
 def _maxima(
-    phases: Mapping[str, Mapping[str, Mapping[str, int]]], highest: Mapping[str, Sequence[int]], outside: Outside
+    phases: Mapping[str, Mapping[str, Mapping[str, int]]],
+    highest: Mapping[str, Sequence[int]],
+    process_memory: ProcessMemory,
 ) -> dict[str, int]:
     """The most that each row holds in any phase."""
     maxima = {
@@ -202,7 +205,7 @@ def _maxima(
         )
         for index, row in enumerate(ROWS)
     }
-    maxima[OVERHEAD] += sum(nbytes for _, nbytes in outside.parts())
+    maxima[OVERHEAD] += sum(nbytes for _, nbytes in process_memory.parts())
     return maxima
 
 
@@ -214,11 +217,11 @@ def _parameters(step: Step) -> Parameters:
         trainable += count if step.training and parameter.trainable else 0
         embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
     return Parameters(
-        total=total, trainable=trainable, embedding=embedding, active=total - idle_parameters(step.network)
+        total=total, trainable=trainable, embedding=embedding, active=total - inactive_parameters(step.network)
     )
 
 
-def _words(step: Step, phase: str, moment: Moment | None) -> str:
+def _moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
     if moment is None:
         return "optimizer step"

@@ -8,7 +8,8 @@ from memcalc.inference.generate import generate
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 BART = {
     "model_type": "bart",

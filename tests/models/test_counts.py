@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.paths import DATA
 
+from memcalc.models.build import build
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import active_parameters
-from memcalc.training.step import build
 
 LINES = {
     f"{path.stem}:{number}:{case['name']}": case

@@ -7,13 +7,15 @@ import pytest
 from memcalc import estimate
 from memcalc.errors import ConfigError, UsageError
 from memcalc.inference.generate import generate
+from memcalc.models.build import build
 from memcalc.models.families.vision_language.llava_next import best_resolution
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.layers.packed_vision import window_lengths
 from memcalc.peak.sweep import Sweep
 from memcalc.report.assumptions import assumed
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.step import Step, build, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 TEXT = {
     "vocab_size": 70,

@@ -9,7 +9,8 @@ from memcalc.nn.run_context import run_context
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 
 CONFIGS = {
     "llama": {

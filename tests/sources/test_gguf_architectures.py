@@ -9,11 +9,11 @@ from support.cli_runs import answer, refused, run
 from support.gguf_files import gguf
 
 from memcalc import ModelSpec
+from memcalc.models.build import build
 from memcalc.models.registry import known
 from memcalc.sources.gguf.architectures import MODEL_TYPES, TRANSLATIONS
 from memcalc.sources.gguf.config import config_from_gguf
 from memcalc.sources.gguf.header import read_gguf
-from memcalc.training.step import build
 
 VOCABULARY = 1000
 

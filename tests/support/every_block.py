@@ -12,7 +12,8 @@ from memcalc.nn import stack
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training import step as training_step
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 from support.measured_rows import inference_setup, rows, standing, training_setup
 
 Setup = TrainingSetup | InferenceSetup

@@ -19,7 +19,8 @@ from memcalc.inference.generate import generate
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.step import Step, trace
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
 from support.module_hooks import as_tracked, dropped, kept_leaves
 from support.paths import DATA
 

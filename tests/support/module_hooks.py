@@ -28,7 +28,8 @@ from memcalc.nn.module import Module
 from memcalc.peak.untraced_blocks import UntracedBlocks
 from memcalc.peft.modules_to_save import TrainedCopy
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.step import Step, _trace
+from memcalc.training.step import _trace
+from memcalc.training.traced_step import Step
 
 
 class _Group:
@@ -75,8 +76,8 @@ def as_tracked(*, hooked: bool = True, packs: bool = True) -> Iterator[None]:
     _FED.clear()
     call, run, save = Module.__call__, engine._run, Node.save
 
-    def hooked_save(self: Node, kept: Tensor | Storage) -> None:
-        save(self, kept)
+    def hooked_save(self: Node, kept: Tensor | Storage, *, output: bool = False) -> None:
+        save(self, kept, output=output)
         if packs and isinstance(kept, Tensor) and kept.node is self and self.tape.checkpoint is None:
             _holding_themselves(self.tape)[id(self)] = self
 

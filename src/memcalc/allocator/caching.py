@@ -208,7 +208,7 @@ class CachingAllocator:
         self.segments -= 1
 
     def _release_all(self, pool: Pool) -> None:
-        for block in pool.in_order():
+        for block in pool.parameters_in_update_order():
             if block.whole:
                 self._release(block)
 
@@ -239,7 +239,7 @@ class CachingAllocator:
         if target <= 0:
             return
         searches = self.large.searches
-        candidates = [block for block in self.large.in_order() if block.whole]
+        candidates = [block for block in self.large.parameters_in_update_order() if block.whole]
         while target > 0 and candidates:
             average = sum(searches - block.cached_at for block in candidates) / len(candidates)
             for block in candidates:

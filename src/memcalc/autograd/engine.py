@@ -108,6 +108,8 @@ def _sum_to_shape(tape: Tape, gradient: Tensor, shape: Shape) -> Tensor:
     """The gradient with what was broadcast summed out."""
     lead = len(gradient.shape) - len(shape)  # leading dimensions are summed even where they are of size one
     summed = tape.empty((1,) * lead + shape, gradient.dtype)
+    wide = zip(gradient.shape, summed.shape, strict=True)
+    tape.reduce(gradient, [dim for dim, (have, left) in enumerate(wide) if dim < lead or have != left])
     return Tensor(shape, summed.stride[lead:], summed.dtype, summed.storage, is_view=lead > 0)
 
 

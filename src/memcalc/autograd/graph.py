@@ -66,8 +66,11 @@ class Node:
         self.hooks: tuple[Callable[[], None], ...] = ()
         """What runs when the gradients are there, before what was saved is unpacked (`Tensor.register_hook`)."""
 
-    def save(self, kept: Tensor | Storage) -> None:
-        """Keep a tensor for backward (in the frame of the checkpointed block, when one is running)."""
+    def save(self, kept: Tensor | Storage, *, output: bool = False) -> None:
+        """Keep a tensor for backward (in the frame of the checkpointed block, when one is running).
+
+        `output` says that the operation itself made it, where it is not what was allocated last.
+        """
         storage = kept if isinstance(kept, Storage) else kept.storage
         frame = self.tape.checkpoint
         if self.tape.offloading and frame is None and isinstance(kept, Tensor) and can_offload(kept):
@@ -80,7 +83,7 @@ class Node:
                 allocation.row = ACTIVATIONS
             self.saved.append(storage)
         else:
-            frame.pack(self, storage)
+            frame.pack(self, storage, output=output)
 
     def saved_storages(self) -> list[Storage]:
         """What was saved, while backward runs."""
@@ -234,10 +237,10 @@ class CheckpointFrame:
         self.slots: list[ref[CheckpointSlot]] = []
         self.recomputed = False
 
-    def pack(self, node: Saver, storage: Storage) -> None:
+    def pack(self, node: Saver, storage: Storage, *, output: bool = False) -> None:
         """In the first run: leave a slot in `node`. When run again: fill the next slot, and stop after the last.
 
-        An operation packs its inputs before it runs, so where the last is one of those, its result is never made.
+        An operation packs its inputs before it runs, so where the last is no `output`, its result is never made.
         """
         if not self.recomputed:
             slot = CheckpointSlot(self)
@@ -253,7 +256,7 @@ class CheckpointFrame:
             waiting.storage = storage
         node.saved.append(storage)
         if self.count == len(self.slots):
-            if storage.allocation is not node.tape.allocations[-1]:
+            if not output and storage.allocation is not node.tape.allocations[-1]:
                 node.tape.undo_last()
             raise _StopRecomputation
 

@@ -6,13 +6,15 @@ including, its `dies`. In-place operations and views allocate nothing and so are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from memcalc.autograd.reduce_kernel import reduce_scratch
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
+from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import DType
 
 if TYPE_CHECKING:
@@ -126,6 +128,8 @@ class Tape:
         """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
+        self.device: CudaDevice | None = None
+        """The GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out."""
         self.sum_out_of_place = sum_out_of_place
         """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
         self.run: object = None
@@ -158,6 +162,14 @@ class Tape:
         """A new tensor outside the graph (torch.empty, or empty_strided with `stride`)."""
         storage = self.allocate(prod(shape) * dtype.itemsize)
         return Tensor(shape, stride or contiguous_stride(shape), dtype, storage)
+
+    def reduce(self, x: Tensor, dims: Collection[int]) -> None:
+        """Allocate and free what a sum of `x` over `dims` works in, where the device is known."""
+        if self.device is not None:
+            scratch = reduce_scratch(x.shape, x.stride, dims, self.device)
+            if scratch is not None:
+                held = self.allocate(scratch.buffer), self.allocate(scratch.semaphores)
+                del held
 
     def external_tensor(self, shape: Shape, dtype: DType, row: str, name: str) -> Tensor:
         """A tensor that exists before the tape starts: a weight, or an input of the step (row OVERHEAD)."""

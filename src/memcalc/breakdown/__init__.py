@@ -14,7 +14,7 @@ from memcalc.breakdown.other_overhead import other_overhead
 from memcalc.breakdown.temporary_tensors import temporary_tensors
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 Part = tuple[str, int]
 """Name and bytes of one part of a row."""

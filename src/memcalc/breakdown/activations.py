@@ -9,7 +9,7 @@ from memcalc.nn.retained_graphs import NAME
 from memcalc.nn.run_context import run_context
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def activations(step: Step, phase: str) -> Iterator[tuple[str, int]]:

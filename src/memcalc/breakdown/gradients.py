@@ -9,7 +9,7 @@ from memcalc.nn import parameter_bytes
 from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from memcalc.nn import parameter_bytes
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def model_weights(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """Parameters by group and dtype, and buffers; the same in every phase."""
-    yield from step.beside.items()
+    yield from step.extra_weights.items()
     if step.weights is not None:
         yield from step.weights.items()
         return

@@ -9,7 +9,7 @@ from memcalc.common.sizes import ALIGNMENT
 from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def optimizer_states(step: Step, phase: str) -> Iterator[tuple[str, int]]:

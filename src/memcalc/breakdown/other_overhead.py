@@ -12,7 +12,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.training.trainer_loop import scalar_bytes
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
@@ -20,7 +20,7 @@ def other_overhead(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     for allocation in step.tape.inputs:
         if allocation.aliased:
             yield allocation.name, allocation.nbytes
-    yield from step.standing_cache.items()
+    yield from step.preallocated_cache.items()
     if isinstance(step.setup, TrainingSetup) and (scalars := scalar_bytes(step.setup, phase)):
         yield "scalars of the trainer", scalars
     if step.engine is not None:

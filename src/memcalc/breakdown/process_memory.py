@@ -16,7 +16,7 @@ SEGMENT = 2 * MIB
 
 
 @dataclass(frozen=True)
-class Outside:
+class ProcessMemory:
     """Bytes outside the traced tensors, and the three counters that follow from them."""
 
     tensors: int
@@ -25,11 +25,13 @@ class Outside:
     """Name, bytes of one, how many."""
     reserve_fraction: float
     context: int
-    said: frozenset[str]
+    explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
 
     @classmethod
-    def of(cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int) -> Outside:
+    def for_job(
+        cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int
+    ) -> ProcessMemory:
         """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
@@ -86,16 +88,16 @@ class Outside:
     def assumptions(self) -> Iterator[Assumption]:
         """A line for everything that the user did not say."""
         name, nbytes, count = self.workspaces
-        if "cuda_context" not in self.said:
+        if "cuda_context" not in self.explicit_options:
             yield Assumption(
                 "cuda_context",
                 f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)",
             )
-        if "cublas_workspace" not in self.said:
+        if "cublas_workspace" not in self.explicit_options:
             yield Assumption(
                 "cublas_workspace", f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
             )
-        if "allocator_reserve" not in self.said:
+        if "allocator_reserve" not in self.explicit_options:
             yield (
                 Assumption(
                     "allocator_reserve",

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from memcalc.setup.setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """The most that the optimizer's step has alive at once, unless it happens in backward."""
     if not isinstance(step.setup, TrainingSetup) or step.steps_in_backward:
         return
-    if phase == "step" and step.outlasting:
-        yield "outputs that the trainer holds", step.outlasting
+    if phase == "step" and step.held_until_step_bytes:
+        yield "outputs that the trainer holds", step.held_until_step_bytes
     if step.engine is not None:
         yield from step.engine.temporaries(phase, step.optimizer_scratch)
     elif phase == "step":

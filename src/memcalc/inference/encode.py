@@ -11,7 +11,7 @@ from memcalc.tables.dtypes import INT64
 from memcalc.training.micro_batch import micro_batch
 
 if TYPE_CHECKING:
-    from memcalc.models.registry import Family
+    from memcalc.models.family import Family
     from memcalc.nn.model import Network
     from memcalc.setup.setup import InferenceSetup
 
@@ -24,9 +24,9 @@ _DECODING = {"max_new_tokens": 1, "num_beams": 1, "kv_dtype": "auto", "prefill_c
 """Options that say how tokens are decoded or cached, with the values at which they say nothing."""
 
 
-def encodes(kin: Family, network: Network) -> bool:
+def encodes(row: Family, network: Network) -> bool:
     """Whether the model is an encoder without a causal head: Transformers gives such a model no cache."""
-    return kin.blocks == "encoder" and not getattr(network, "causal", False)
+    return row.blocks == "encoder" and not getattr(network, "causal", False)
 
 
 def check_encoder(model_type: str, setup: InferenceSetup) -> None:

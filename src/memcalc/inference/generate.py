@@ -12,7 +12,8 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
-from memcalc.inference.weights import loaded
+from memcalc.inference.weights import load_weights
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
@@ -25,7 +26,7 @@ from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
 from memcalc.training.micro_batch import micro_batch
-from memcalc.training.step import Step, build
+from memcalc.training.traced_step import Step
 
 
 def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
@@ -34,11 +35,11 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
     logits are those of the last token, unless all are asked for.
     """
-    kin = family(spec.model_type)
+    row = family(spec.model_type)
     engine = ENGINES[setup.engine]
     whole = build(spec)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
-    weights = loaded(spec, setup, engine, network, whole)
+    weights = load_weights(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
@@ -49,9 +50,9 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
-    fused = "sdpa" if engine.attention == "flash" and "flash" not in kin.attention.split(", ") else engine.attention
+    fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
-        attention=kin.attention_used(fused or setup.attention),
+        attention=row.attention_used(fused or setup.attention),
         training=False,
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
@@ -60,16 +61,16 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
         setup = setup.model_copy(update={"padding_mask": False})
-    if encodes(kin, network):
+    if encodes(row, network):
         check_encoder(spec.model_type, setup)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         encode(tape, network, setup, engine.batched_tokens, length)
         cache_bytes, standing = 0, dict[str, int]()
         notes.append(ONE_PASS)
     else:
-        run.cache = _cache(engine, form, setup, length if kin.blocks != "encoder-decoder" else 1)
+        run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
-        _prefill(tape, network, setup, engine, sequences, length, whole=kin.blocks == "encoder-decoder")
+        _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         if setup.max_new_tokens > 1:
             tape.begin_span("earlier tokens", None)
             run.cache.append_tokens(setup.max_new_tokens - 1)
@@ -86,10 +87,10 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         length,
         phases=("prefill", "decode"),
         cache_bytes=cache_bytes,
-        standing_cache=standing,
+        preallocated_cache=standing,
         weights=weights.parts,
-        beside=spec.beside,
-        used={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
+        extra_weights=spec.extra_weights,
+        resolved_options={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
         notes=tuple(notes),
     )
 
@@ -116,8 +117,8 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
     """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
     if size == 1:
         return whole, []
-    kin = family(spec.model_type)
-    config, notes = tensor_parallel(Config(spec.config, kin.defaults, kin.aliases), size)
+    row = family(spec.model_type)
+    config, notes = tensor_parallel(Config(spec.config, row.defaults, row.aliases), size)
     try:
         network = build(replace(spec, config=config))
     except ConfigError:  # the family ties one size to another, so its share is no model of the family

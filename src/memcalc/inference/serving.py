@@ -11,7 +11,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.engines import ENGINES
 from memcalc.tables.gpus import Gpu
-from memcalc.training.step import Step
+from memcalc.training.traced_step import Step
 
 
 def usable(setup: InferenceSetup, gpu: Gpu) -> int:

@@ -18,7 +18,7 @@ from memcalc.nn.layers.mixture_of_experts import ExpertWeights
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer
 from memcalc.nn.state_dict import NamedWeight, every_weight
-from memcalc.parallel.tensor_parallel import share
+from memcalc.parallel.tensor_parallel import proportional_bytes
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, short
 from memcalc.tables.engines import Engine
@@ -30,7 +30,7 @@ LOADABLE = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Loading:
+class LoadedWeights:
     """How weights are loaded: `dtype` of those that are not quantized, `quantization` of the others.
 
     `parts` are the bytes of all weights by what they are, None where they are simply the network's in `dtype`.
@@ -47,7 +47,9 @@ class Loading:
     stated: str = ""
 
 
-def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network) -> Loading:
+def load_weights(
+    spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Network, whole: Network
+) -> LoadedWeights:
     """The weights of `network`, which is one GPU's share of `whole`.
 
     Raises UsageError where the model is quantized already and another quantization is asked for.
@@ -65,15 +67,17 @@ def loaded(spec: ModelSpec, setup: InferenceSetup, engine: Engine, network: Netw
     stored = spec.stored
     if stored is not None and (stored.packed or stored.exact) and (stored.kind != GGUF or engine.reads_gguf):
         here, everywhere = _count(network), _count(whole)
-        parts = {name: share(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
+        parts = {name: proportional_bytes(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
         if stored.wide:
-            parts[f"{dtype} weights"] = share(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
-        return Loading(dtype, stored.kind or method, parts | buffers, notes, running, serving, where)
+            parts[f"{dtype} weights"] = proportional_bytes(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
+        return LoadedWeights(dtype, stored.kind or method, parts | buffers, notes, running, serving, where)
     if stored is not None and stored.kind == GGUF:
         notes = (*notes, Assumption("gguf_unpacked", f"{engine.name} unpacks GGUF weights to {dtype}"))
     if form is not None or engine.compute is not None:
-        return Loading(dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving, where)
-    return Loading(dtype, method, None, notes)
+        return LoadedWeights(
+            dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving, where
+        )
+    return LoadedWeights(dtype, method, None, notes)
 
 
 _SERVING_KERNELS = {"gptq": "fp8", "awq": "fp8"}
@@ -119,7 +123,7 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
     said = [
         Assumption(
             "weights_quantization",
-            f"weights quantized as {stated.where} of the config says: {stated}{_unsaid(stated, form)}",
+            f"weights quantized as {stated.where} of the config says: {stated}{_bits_note(stated, form)}",
         )
     ]
     if form.only_experts:
@@ -132,7 +136,7 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
     return form, tuple(said)
 
 
-def _unsaid(stated: Quantization, form: WeightFormat) -> str:
+def _bits_note(stated: Quantization, form: WeightFormat) -> str:
     return "" if stated.bits else f", which leaves out the bits: {form.bits} are taken"
 
 

@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UnknownFamilyError, close_matches
-
-if TYPE_CHECKING:
-    from memcalc.config.reader import Config
-    from memcalc.nn.model import Network
-
-
-@dataclass(frozen=True)
-class Family:
-    """A family of models: how to build one from a config, and what Transformers assumes where a config says nothing.
-
-    `build` gets the config and the head's class name (None: the family's usual one). `verified` says what stands
-    behind the numbers: rows measured with PyTorch's trackers, exact published parameter counts; `supports`
-    what it is computed for. `blocks` decides how the model is run; `kinds` says, for people, what its blocks are where
-    they are not all attention and an MLP.
-    """
-
-    model_type: str
-    build: Callable[[Config, str | None], Network]
-    defaults: Mapping[str, object]
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    blocks: Literal["decoder", "encoder", "encoder-decoder"] = "decoder"
-    attention: str = "eager, sdpa, flash"
-    verified: str = ""
-    supports: str = "training, inference, LoRA"
-    kinds: str = ""
-
-    def runs(self, attention: str) -> str:
-        """The implementation that is used where `attention` is asked for: that, or the first that the family has."""
-        have = self.attention.split(", ")
-        return attention if attention in have else have[0]
-
-    def attention_used(self, asked: str) -> str:
-        """The attention implementation that runs when `asked` is asked for: eager where the family does not have it."""
-        return asked if asked in self.attention.split(", ") else "eager"
-
+from memcalc.models.family import Family
 
 _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "decoders": {
         "llama": ("llama", "mistral", "qwen2", "qwen3"),
-        "llama_variants_1": (
+        "llama_variants": (
+            "apertus",
             "arcee",
+            "bitnet",
+            "cwm",
             "ernie4_5",
             "exaone4",
             "granite",
             "helium",
             "hunyuan_v1_dense",
+            "hyperclovax",
+            "jais2",
+            "ministral",
+            "ministral3",
             "nanochat",
             "seed_oss",
             "smollm3",
@@ -64,7 +34,6 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "olmo": ("olmo", "olmo2", "olmo3"),
         "cohere": ("cohere", "cohere2"),
         "glm": ("chatglm", "glm", "glm4"),
-        "llama_variants_2": ("apertus", "bitnet", "cwm", "hyperclovax", "jais2", "ministral", "ministral3"),
         "remote_code": (
             "baichuan",
             "exaone",

@@ -10,6 +10,7 @@ from typing import Any
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
+from memcalc.models.registry import family
 from memcalc.models.stored_weights import StoredWeights
 
 
@@ -30,7 +31,7 @@ class ModelSpec:
     """The values of config.json."""
     stored: StoredWeights | None = None
     """Its weights as they are stored, where headers tell."""
-    beside: Mapping[str, int] = field(default_factory=dict)
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served beside the model's own (an adapter), by name."""
 
     @property
@@ -62,8 +63,6 @@ class ModelSpec:
 
         Raises ConfigError where it says what no number of positions can be.
         """
-        from memcalc.models.registry import family
-
         known = family(self.model_type)
         return Config(self.config, known.defaults, known.aliases).optional("max_position_embeddings")
 
@@ -73,8 +72,6 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
-        from memcalc.models.registry import family
-
         model_type = config.get("model_type")
         part = config.get("_class_name")
         if model_type is None and isinstance(part, str):

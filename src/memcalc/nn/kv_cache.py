@@ -38,7 +38,7 @@ class Cache:
     def register_layer(self, layer: object, window: int | None, copies: int, like: Tensor) -> None:
         """Register `layer`, which stands for `copies` layers of this window, before the first layer runs.
 
-        Sliding layers keep a scalar, made together with the cache. `empty_like` gives the tape.
+        Sliding layers keep a scalar, made together with the cache. `like` gives the tape.
         """
         window = getattr(layer, "cached_window", window)
         if window is not None and id(layer) not in self._scalars:
@@ -131,7 +131,7 @@ class Cache:
         return min(seen, size - 1) + new if seen + new > size else size
 
     def state(self, layer: object, shape: Shape, dtype: DType, like: Tensor, name: str) -> Tensor:
-        """A state of `layer`, made at its first use and kept. `empty_like` lends the tape."""
+        """A state of `layer`, made at its first use and kept. `like` gives the tape."""
         slots = self._states.setdefault(id(layer), {})
         if name not in slots:
             slots[name] = _named(like.tape.empty(shape, dtype), name)

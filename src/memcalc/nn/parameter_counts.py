@@ -10,10 +10,10 @@ from memcalc.nn.module import Buffer
 def active_parameters(network: Network) -> int:
     """Parameters that one token meets: all of them, but of a mixture's experts only as many as it is sent to."""
     total = sum(parameter.count * parameter.copies for _, parameter in network.parameters())
-    return total - idle_parameters(network)
+    return total - inactive_parameters(network)
 
 
-def idle_parameters(network: Network) -> int:
+def inactive_parameters(network: Network) -> int:
     """Parameters of the experts that one token is not sent to."""
     return sum(_idle(module) for module in network.all_modules if isinstance(module, ExpertWeights))
 

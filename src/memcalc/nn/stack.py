@@ -68,13 +68,15 @@ class Stack(Module):
         self.depth = len(kinds)
         self._kinds = tuple(kinds)
         self._build = build
+        self._every_block = False
         self.blocks: list[Module] = []
         self._traced: list[TracedBlock] = []
         self._arrange(self._kinds)
 
     def _arrange(self, kinds: Sequence[Hashable]) -> None:
         self.blocks, self._traced = [], []
-        for position, answers_for in _representatives(kinds, 2 if self.shared else 1):
+        every = [(position, [position]) for position in range(self.depth)]
+        for position, answers_for in every if self._every_block else _representatives(kinds, 2 if self.shared else 1):
             block = self._build(position)
             self.blocks.append(block)
             self._traced.append(TracedBlock(self.name, self.depth, kinds[position], position, answers_for))
@@ -88,6 +90,11 @@ class Stack(Module):
         self.name = name
         for traced in self._traced:
             traced.stack = name
+
+    def trace_every_block(self) -> None:
+        """Trace every block by itself, so that the tape holds each allocation of the model; builds them again."""
+        self._every_block = True
+        self._arrange(self._kinds)
 
     def split(self, marks: Sequence[Hashable]) -> None:
         """Split kinds by `marks`, one a position, and build the blocks again."""
@@ -130,6 +137,13 @@ class Stack(Module):
             if len(blocks) > 1:
                 yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
             seen |= mine
+
+
+def trace_every_block(model: Module) -> None:
+    """Let no block of a model stand for others."""
+    for _, module in model.modules():
+        if isinstance(module, Stack):
+            module.trace_every_block()
 
 
 def _set_copies(block: Module, copies: int) -> None:

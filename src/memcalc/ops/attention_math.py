@@ -7,7 +7,7 @@ precision is computed in fp32, grouped heads are repeated, and the scale is spli
 from __future__ import annotations
 
 from memcalc.autograd.tensor import Tensor
-from memcalc.ops.elementwise import add, mul_scalar, to
+from memcalc.ops.elementwise import add, add_, mul_scalar, to
 from memcalc.ops.elementwise import dropout as drop_out
 from memcalc.ops.matmul import matmul
 from memcalc.ops.reduction import softmax
@@ -32,13 +32,25 @@ def math_attention(
         repeated_key, repeated_value = _repeat(wide_key, repeats), _repeat(wide_value, repeats)
         scores = matmul(scaled, mul_scalar(transpose(repeated_key, -2, -1)))
         if mask is not None:
-            scores = add(scores, mask) if mask.requires_grad or tape.sum_out_of_place else scores
-        probabilities = drop_out(softmax(scores, FP32), dropout)
+            scores = add(scores, mask) if tape.sum_out_of_place else add_(scores, mask)
+        probabilities = softmax(scores, FP32)
+        if tape.device is not None:
+            _masked_rows(probabilities)
         del scores
+        probabilities = drop_out(probabilities, dropout)
         returned = to(probabilities, dtype)  # the composite returns the probabilities too
         out = to(matmul(probabilities, repeated_value), dtype)
         del returned
     return out
+
+
+def _masked_rows(scores: Tensor) -> None:
+    """Find rows that are masked throughout, whose probabilities are zero: `_safe_softmax` looks for them."""
+    tape = scores.tape
+    excluded = tape.empty(scores.shape, BOOL)
+    rows = tape.empty((*scores.shape[:-1], 1), BOOL)
+    zero = tape.empty((), scores.dtype)
+    del excluded, rows, zero
 
 
 def _causal(like: Tensor, seen: int) -> Tensor:

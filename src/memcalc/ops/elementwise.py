@@ -183,11 +183,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
     tape = x.tape
     if p == 0.0 or not tape.dropout_enabled:
         return x
-    out = empty_like(x)
     mask = empty_like(x, BOOL)
+    out = empty_like(x)
     node = record(tape, out, new_gradient, (x,))
     if node is not None:
-        node.save(mask)
+        node.save(mask, output=True)
     return out
 
 

@@ -1,19 +1,31 @@
-"""Fused attention: which kernel `scaled_dot_product_attention` takes, and what that kernel keeps.
+"""`scaled_dot_product_attention`: what its kernels keep for backward, and what their backward allocates.
 
-Source: aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu} of PyTorch 2.14, as on a card of compute
-capability 9.0 (an Ampere card prefers flash to cuDNN; the rounded bytes are the same).
+Source: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu of PyTorch 2.14.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride
 from memcalc.common.sizes import Shape
+from memcalc.ops.attention_backward import attention_backward, heads_inside
+from memcalc.ops.attention_kernels import (
+    TRACKERS_DEVICE,
+    Attention,
+    choose_kernel,
+    efficient_output_accumulator,
+    flash_rounded,
+    flash_splits,
+)
 from memcalc.ops.attention_math import math_attention
 from memcalc.ops.matmul import cached_cast
 from memcalc.ops.views import expand, narrow
-from memcalc.tables.dtypes import BOOL, FP32, INT64, DType
+from memcalc.tables.cuda_devices import CudaDevice
+from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 
 def scaled_dot_product_attention(
@@ -34,29 +46,71 @@ def scaled_dot_product_attention(
     if tape.autocast is not None:
         mask = None if mask is None else cached_cast(mask)
         value, key, query = cached_cast(value), cached_cast(key), cached_cast(query)
-    batch, heads, length, dim = query.shape
-    kernel = _kernel(query, value, mask, dropout if tape.dropout_enabled else 0.0)
-    shape = (batch, heads, length, value.shape[-1])
-    if kernel == "flash" and dim % 8:
-        return _padded_flash(query, key, value, dropout)
+    call = _call(query, key, value, mask, dropout if tape.dropout_enabled else 0.0, is_causal)
+    kernel = choose_kernel(call, tape.device or TRACKERS_DEVICE)
+    if kernel == "flash" and call.dim % 8:
+        return _padded_flash(query, key, value, call)
     mask = _additive(mask, query, aligned=kernel == "efficient")
     if kernel == "math":
-        return math_attention(query, key, value, mask, dropout if tape.dropout_enabled else 0.0, is_causal=is_causal)
+        return math_attention(query, key, value, mask, call.dropout, is_causal=is_causal)
     bias = None
     if mask is not None and mask.requires_grad:
-        bias = mask = expand(mask, batch, heads, length, key.shape[-2])
-    stride = _heads_inside(shape) if kernel == "efficient" else _matching(shape, query)
-    out = tape.empty(shape, query.dtype, stride)
+        bias = mask = expand(mask, call.batch, call.heads, call.length, call.key_length)
+    return _fused(query, key, value, mask, bias, call, kernel)
+
+
+def _call(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, is_causal: bool) -> Attention:
+    batch, heads, length, dim = query.shape
+    return Attention(
+        batch=batch,
+        heads=heads,
+        key_heads=key.shape[1],
+        length=length,
+        key_length=key.shape[2],
+        dim=dim,
+        value_dim=value.shape[-1],
+        dtype=query.dtype,
+        has_mask=mask is not None,
+        mask_needs_grad=mask is not None and mask.requires_grad,
+        dropout=dropout,
+        is_causal=is_causal,
+        needs_grad=_asks_for_gradient(query, key, value),
+    )
+
+
+def _fused(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, call: Attention, kernel: str
+) -> Tensor:
+    """Run a fused kernel and note what it keeps."""
+    tape = query.tape
+    random = [] if kernel == "flash" else _random_state(tape, call, kernel)
+    shape = (call.batch, call.heads, call.length, call.value_dim)
+    out = tape.empty(shape, query.dtype, heads_inside(shape) if kernel == "efficient" else _matching(shape, query))
+    rows = call.length
     if kernel == "efficient":
-        length = -(-length // 32) * 32 if _asks_for_gradient(query, key, value) else 0
-    lse = tape.empty((batch, heads, length, 1), FP32)
-    seed, offset = _random_state(tape_of=query, kernel=kernel)
+        rows = -(-rows // 32) * 32 if call.needs_grad else 0
+    lse = tape.empty((call.batch, call.heads, rows, 1), FP32)
+    scratch = [] if tape.device is None else list(_forward_scratch(tape, call, kernel, tape.device))
+    random = random or _random_state(tape, call, kernel)
+    del scratch
     inputs = (query, key, value) if bias is None else (query, key, value, bias)
-    node = record(tape, out, _attention_backward, inputs, (kernel, *_layouts(query, key, value)))
+    node = record(tape, out, attention_backward, inputs, (kernel, call, *_layouts(query, key, value)))
     if node is not None:
-        for tensor in (query, key, value, *(() if mask is None else (mask,)), out, lse, seed, offset):
+        for tensor in (query, key, value, *(() if mask is None else (mask,))):
             node.save(tensor)
+        for tensor in (out, lse, *random):
+            node.save(tensor, output=True)
     return out
+
+
+def _forward_scratch(tape: Tape, call: Attention, kernel: str, device: CudaDevice) -> Iterator[Tensor]:
+    """What a kernel allocates for the time that it runs."""
+    if kernel == "flash" and (splits := flash_splits(call, device)) > 1:
+        parts = (splits, call.batch, call.heads, call.length)
+        yield tape.empty(parts, FP32)
+        yield tape.empty((*parts, flash_rounded(call)), FP32)
+    if kernel == "efficient" and (nbytes := efficient_output_accumulator(call)):
+        yield tape.empty((nbytes // 4,), FP32)
 
 
 def _additive(mask: Tensor | None, query: Tensor, *, aligned: bool) -> Tensor | None:
@@ -82,32 +136,18 @@ def _asks_for_gradient(*tensors: Tensor) -> bool:
     return tensors[0].tape.grad_enabled and any(tensor.requires_grad for tensor in tensors)
 
 
-def _kernel(query: Tensor, value: Tensor, mask: Tensor | None, dropout: float) -> str:
-    """cudnn, flash, efficient or math. Only the memory-efficient kernel gives a gradient for a mask.
+def _random_state(tape: Tape, call: Attention, kernel: str) -> list[Tensor]:
+    """Seed and offset: flash keeps them as [2] and a scalar, the others as two scalars.
 
-    Its head dimensions have to be multiples of 16 bytes; where they are not, PyTorch falls back to plain operations.
+    With dropout the memory-efficient kernel has them on the CPU.
     """
-    dim, length = query.shape[-1], query.shape[-2]
-    fallback = "math" if any(d * query.dtype.itemsize % 16 for d in (dim, value.shape[-1])) else "efficient"
-    if query.dtype is FP32 or dim > 256 or (mask is not None and mask.requires_grad):
-        return fallback
-    if dropout == 0.0 and dim % 8 == 0 and value.shape[-1] % 8 == 0 and length > 1:
-        return "cudnn"
-    if mask is None and value.shape[-1] == dim:
-        return "flash"
-    return fallback
-
-
-def _random_state(*, tape_of: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
-    """Seed and offset: flash keeps them as [2] and a scalar, the others as two scalars."""
-    tape = tape_of.tape
-    return tape.empty((2,) if kernel == "flash" else (), INT64), tape.empty((), INT64)
-
-
-def _heads_inside(shape: Shape) -> Shape:
-    """Strides of [b, h, s, d] stored as (b, s, h, d)."""
-    _, heads, length, dim = shape
-    return (length * heads * dim, dim, heads * dim, 1)
+    if kernel != "flash":
+        on_cpu = kernel == "efficient" and call.dropout and tape.device is not None
+        return [] if on_cpu else [tape.empty((), INT64), tape.empty((), INT64)]
+    seed, offset = tape.empty((2,), INT64), tape.empty((), INT64)
+    if call.dropout and tape.device is not None:
+        seed = tape.empty((2,), INT64)
+    return [seed, offset]
 
 
 def _matching(shape: Shape, query: Tensor) -> Shape:
@@ -128,33 +168,13 @@ def _layouts(*tensors: Tensor) -> tuple[tuple[Shape, Shape], ...]:
     return tuple((tensor.shape, tensor.stride) for tensor in tensors)
 
 
-def _attention_backward(node: Node, grads: Grads) -> list[Tensor | None]:
-    (grad,) = grads
-    if grad is None:
-        return [None] * len(node.edges)
-    kernel, *layouts = node.context
-    out: list[Tensor | None] = [
-        node.tape.empty(
-            shape, grad.dtype, _heads_inside(shape) if kernel == "efficient" else dense_stride(shape, stride)
-        )
-        for shape, stride in layouts
-    ]
-    out.extend(_bias_gradient(node.tape, edge[2], grad.dtype) for edge in node.edges[3:] if edge is not None)
-    return out
-
-
-def _bias_gradient(tape: Tape, shape: Shape, dtype: DType) -> Tensor:
-    """The gradient of a bias, whose rows the memory-efficient kernel writes at a multiple of sixteen."""
-    wide = tape.empty((*shape[:-1], -(-shape[-1] // 16) * 16), dtype)
-    return Tensor(shape, wide.stride, dtype, wide.storage)
-
-
-def _padded_flash(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+def _padded_flash(query: Tensor, key: Tensor, value: Tensor, call: Attention) -> Tensor:
     """Flash attention pads a head dimension to a multiple of eight, and slices its output back."""
-    dim = query.shape[-1]
-    padded = [pad_last(tensor, -dim % 8) for tensor in (query, key, value)]
-    out = scaled_dot_product_attention(padded[0], padded[1], padded[2], None, dropout or 1e-9)
-    return narrow(out, -1, dim)
+    extra = -call.dim % 8
+    query, key, value = pad_last(query, extra), pad_last(key, extra), pad_last(value, extra)
+    wide = replace(call, dim=call.dim + extra, value_dim=call.dim + extra)
+    out = _fused(query, key, value, None, None, wide, "flash")
+    return narrow(out, -1, call.dim)
 
 
 def pad_last(x: Tensor, extra: int) -> Tensor:

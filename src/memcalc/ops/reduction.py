@@ -5,7 +5,7 @@ Source of the saved tensors: tools/autograd/derivatives.yaml of PyTorch 2.14.
 
 from __future__ import annotations
 
-from memcalc.autograd.graph import Grads, Node, record
+from memcalc.autograd.graph import Backward, Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
@@ -21,6 +21,7 @@ def _reduced(shape: Shape, dim: int, keepdim: bool) -> Shape:
 def mean(x: Tensor, dim: int = -1, *, keepdim: bool = True) -> Tensor:
     """The mean over `dim`; its gradient is divided at full size."""
     out = x.tape.empty(_reduced(x.shape, dim, keepdim), x.dtype)
+    x.tape.reduce(x, (dim % len(x.shape),))
     record(x.tape, out, _mean_backward, (x,), x.shape)
     return out
 
@@ -37,6 +38,7 @@ def sum(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None 
     """
     dtype = dtype or (x.dtype if x.tape.autocast is None or not x.dtype.floating else FP32)
     out = x.tape.empty(_reduced(x.shape, dim, keepdim), dtype)
+    x.tape.reduce(x, (dim % len(x.shape),))
     record(x.tape, out, _sum_backward, (x,), (x.shape, x.dtype, dim % len(x.shape), keepdim))
     return out
 
@@ -106,28 +108,35 @@ def _vector_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
     """Softmax keeps its output. `dtype` casts the input first, except fp16 to fp32, which the kernel does itself."""
-    return _softmax(x, dtype)
+    return _softmax(x, dtype, _softmax_backward)
 
 
 def log_softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
     """Log-softmax keeps its output."""
-    return _softmax(x, dtype)
+    return _softmax(x, dtype, _log_softmax_backward)
 
 
-def _softmax(x: Tensor, dtype: DType | None) -> Tensor:
+def _softmax(x: Tensor, dtype: DType | None, backward: Backward) -> Tensor:
     if dtype is None and x.tape.autocast is not None and x.dtype.floating:
         dtype = FP32
     fused = x.dtype is FP16 and dtype is FP32
     if dtype is not None and not fused:
         x = to(x, dtype)
     out = x.tape.empty(x.shape, dtype or x.dtype, contiguous_stride(x.shape))
-    node = record(x.tape, out, _softmax_backward, (x,), x.dtype)
+    node = record(x.tape, out, backward, (x,), x.dtype)
     if node is not None:
         node.save(out)
     return out
 
 
 def _softmax_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (out,) = _log_softmax_backward(node, grads)
+    if out is not None and node.tape.device is not None:
+        node.tape.empty(out.shape, grads[0].dtype)  # type: ignore[union-attr]  # the kernel takes gradient x output
+    return [out]
+
+
+def _log_softmax_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.empty(grad.shape, node.context)]
 

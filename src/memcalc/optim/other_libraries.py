@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memcalc.common.sizes import rounded
-from memcalc.optim.weight import Piece, Scratch, Weight, peak_of
+from memcalc.optim.weight import Scratch, ScratchBuffer, Weight, peak_of
 
 
 @peak_of
@@ -49,7 +49,7 @@ def _root_mean_square(scratch: Scratch) -> None:
     del norm
 
 
-def _product_of_factors(scratch: Scratch, weight: Weight) -> Piece:
+def _product_of_factors(scratch: Scratch, weight: Weight) -> ScratchBuffer:
     mean = scratch.scalar() if len(weight.shape) == 2 else scratch.new(rounded(4 * weight.count // weight.shape[-1]))
     rows = scratch.new(weight.rows(4))
     del mean

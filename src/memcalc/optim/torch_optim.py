@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.optim.weight import SCALAR, Piece, Scratch, Weight, by_dtype, peak_of
+from memcalc.optim.weight import SCALAR, Scratch, ScratchBuffer, Weight, by_dtype, peak_of
 
 
 @peak_of
@@ -34,7 +34,7 @@ def root_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
 @peak_of
 def one_list(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """A list with a tensor per weight; that of the dtype before is bound until it is rebound."""
-    roots: list[Piece] = []
+    roots: list[ScratchBuffer] = []
     for group in by_dtype(weights):
         roots = scratch.likes(group)
     del roots
@@ -43,8 +43,8 @@ def one_list(scratch: Scratch, weights: Sequence[Weight]) -> None:
 @peak_of
 def two_lists(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """Roots and numerators (adagrad)."""
-    roots: list[Piece] = []
-    numerators: list[Piece] = []
+    roots: list[ScratchBuffer] = []
+    numerators: list[ScratchBuffer] = []
     for group in by_dtype(weights):
         roots = scratch.likes(group)
         numerators = scratch.likes(group)
@@ -76,8 +76,8 @@ def adafactor_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
 @peak_of
 def adafactor_foreach(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """All matrices at once, then all vectors; a group's estimates stay bound while the next one works."""
-    estimates: list[Piece] = []
-    updates: list[Piece] = []
+    estimates: list[ScratchBuffer] = []
+    updates: list[ScratchBuffer] = []
     for group in _by_dtype_and_rank(weights):
         if len(group[0].shape) > 1:
             means = scratch.each(group, Weight.rows)
@@ -121,13 +121,13 @@ def muon(scratch: Scratch, weights: Sequence[Weight]) -> None:
             del momentum
             update = _orthogonal(scratch, weight, update)
     del update
-    roots: list[Piece] = []
+    roots: list[ScratchBuffer] = []
     for group in by_dtype([weight for weight in weights if not weight.is_hidden_matrix]):
         roots = scratch.likes(group)
     del roots
 
 
-def _orthogonal(scratch: Scratch, weight: Weight, gradient: Piece) -> Piece:
+def _orthogonal(scratch: Scratch, weight: Weight, gradient: ScratchBuffer) -> ScratchBuffer:
     side = min(weight.shape)
     square = Weight((side, side), 2)
     matrix = gradient if weight.itemsize == 2 else scratch.like(weight, 2)

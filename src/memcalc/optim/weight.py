@@ -67,7 +67,7 @@ States = Callable[[Weight], Mapping[str, int]]
 Temporaries = Callable[[Sequence[Weight]], int]
 
 
-class Piece:
+class ScratchBuffer:
     """Scratch memory, freed when nothing refers to it."""
 
     __slots__ = ("nbytes", "scratch")
@@ -91,23 +91,23 @@ class Scratch:
         self.live = 0
         self.peak = 0
 
-    def new(self, nbytes: int) -> Piece:
+    def new(self, nbytes: int) -> ScratchBuffer:
         """A piece of `nbytes` bytes."""
-        return Piece(self, nbytes)
+        return ScratchBuffer(self, nbytes)
 
-    def like(self, weight: Weight, itemsize: int | None = None) -> Piece:
+    def like(self, weight: Weight, itemsize: int | None = None) -> ScratchBuffer:
         """A piece as large as `weight`, with elements of `itemsize` bytes where given."""
-        return Piece(self, weight.sized(itemsize))
+        return ScratchBuffer(self, weight.sized(itemsize))
 
-    def scalar(self) -> Piece:
+    def scalar(self) -> ScratchBuffer:
         """One element."""
-        return Piece(self, SCALAR)
+        return ScratchBuffer(self, SCALAR)
 
-    def likes(self, weights: Sequence[Weight]) -> list[Piece]:
+    def likes(self, weights: Sequence[Weight]) -> list[ScratchBuffer]:
         """A list with a piece like every weight (foreach)."""
         return self.each(weights, Weight.sized)
 
-    def each(self, weights: Sequence[Weight], size: Callable[[Weight], int]) -> list[Piece]:
+    def each(self, weights: Sequence[Weight], size: Callable[[Weight], int]) -> list[ScratchBuffer]:
         """A list with a piece of `size` bytes for every weight."""
         return [self.new(size(weight) * weight.copies) for weight in weights]
 

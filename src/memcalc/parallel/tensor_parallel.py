@@ -125,6 +125,6 @@ def _put(config: Config, local: dict[str, Any], key: str, value: int) -> None:
     local[key] = value
 
 
-def share(nbytes: int, local: int, whole: int) -> int:
+def proportional_bytes(nbytes: int, local: int, whole: int) -> int:
     """One GPU's part of `nbytes` bytes of weights, of whose `whole` parameters it holds `local`."""
     return -(-nbytes * local // whole)

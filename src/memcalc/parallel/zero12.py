@@ -102,7 +102,7 @@ class ZeroOneTwo(Engine):
             return
         if self.partitions_gradients or self.overlap:
             self.bucket.reduce()
-            own = self.bucket.own
+            own = self.bucket.direct_tensors
             self.bucket = None
             if own is None and self.partition.own_elements and not self.offloads:
                 own = TapeMemory(self.tape).new(self.own_bytes)
@@ -169,7 +169,7 @@ class ZeroOneTwo(Engine):
         if self.offloads and self.flat:
             yield "gradient buffer (offload)", rounded(max(self.partition.numels) * self.dtype.itemsize)
             if phase == "step":
-                yield NORMS, SCALAR * (len(self.partition.own) + 1)
+                yield NORMS, SCALAR * (len(self.partition.direct_tensors) + 1)
         elif self.flat:
             yield NORMS, SCALAR  # `_global_grad_norm` of the step before
         if phase == "backward":

@@ -41,7 +41,7 @@ class Partition:
         starts = accumulate((self.numels[index] for index in order), initial=0)
         self.starts = dict(zip(order, starts, strict=False))
         own = [index for index in order if self.starts[index] < self.size]
-        self.own = frozenset(own)
+        self.direct_tensors = frozenset(own)
         self.own_elements = sum(self.numels[index] for index in own)
         pieces = [min(self.numels[index], self.size - self.starts[index]) for index in own]
         self.pieces = [*pieces, *([self.size - sum(pieces)] if sum(pieces) < self.size else [])] or [self.size]
@@ -78,7 +78,7 @@ class Bucket:
         self.buffers: list[object] = []
         self.elements = 0
         self.waiting: list[tuple[int, list[object]]] = []
-        self.own: object | None = None
+        self.direct_tensors: object | None = None
         """The memory of this rank's own gradients (`grads_in_partition`)."""
         self.left: list[object] = []
         """What stays until the end of backward."""
@@ -104,7 +104,7 @@ class Bucket:
         """Reduce what waits, then free it or copy it into this rank's own gradients."""
         self._communicate()
         for index, gradient in self.waiting:
-            if index in self.partition.own:
+            if index in self.partition.direct_tensors:
                 self._keep(index, gradient)
             elif not self.clears:
                 self.left.append(gradient)
@@ -125,8 +125,8 @@ class Bucket:
             gradient.clear()
         elif not self.options.contiguous_gradients:
             self.left.append(gradient)
-        elif self.own is None:
-            self.own = self.memory.new(rounded(self.partition.own_elements * self.itemsize))
+        elif self.direct_tensors is None:
+            self.direct_tensors = self.memory.new(rounded(self.partition.own_elements * self.itemsize))
 
     def _communicate(self) -> None:
         """Slices by their owners are concatenated, as many as the bucket takes; a single one is reduced in place."""

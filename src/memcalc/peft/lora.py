@@ -127,7 +127,7 @@ class LoraLinear(Module):
         scale = ops.view(ops.div(magnitude, norm), 1, -1)
         low = self.lora_B(self.lora_A(x))
         if again:
-            base_out = ops.linear(x, _turned(weight) if isinstance(self.base_layer, Conv1D) else weight)
+            base_out = ops.linear(x, _transposed(weight) if isinstance(self.base_layer, Conv1D) else weight)
         elif (bias := getattr(self.base_layer, "bias", None)) is not None:
             base_out = ops.sub(base_out, bias)
         return ops.add(ops.mul(ops.add_scalar(scale), base_out), ops.mul_scalar(ops.mul(scale, low)))
@@ -140,7 +140,7 @@ def dense_weight(base: Module) -> Tensor:
     return weight
 
 
-def _turned(weight: Tensor) -> Tensor:
+def _transposed(weight: Tensor) -> Tensor:
     """The transposed matrix, which PEFT makes a new parameter where it was one: that asks for a gradient, unlike it."""
     turned = ops.transpose(weight, 0, 1)
     return as_parameter(turned) if isinstance(weight, Parameter) else turned

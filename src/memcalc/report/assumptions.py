@@ -10,7 +10,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.report.host_memory import in_host_memory
 from memcalc.report.unused_options import idle
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.step import Step
+from memcalc.training.traced_step import Step
 
 _DEFAULTS = {
     "batch": "micro-batch size",
@@ -86,9 +86,9 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
 
 def left_out(spec: ModelSpec) -> Iterator[Assumption]:
     """The sizes that the config does not give, which Transformers takes from the defaults of the model's class."""
-    kin = family(spec.model_type)
-    given = {kin.aliases.get(key, key) for key in spec.config}
-    taken = [f"{key} {kin.defaults[key]}" for key in _SIZES if key not in given and kin.defaults.get(key) is not None]
+    row = family(spec.model_type)
+    given = {row.aliases.get(key, key) for key in spec.config}
+    taken = [f"{key} {row.defaults[key]}" for key in _SIZES if key not in given and row.defaults.get(key) is not None]
     if taken:
         yield Assumption(
             "config_defaults", f"the config leaves out what its class has a default for: {', '.join(taken)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memcalc.common.assumption import Assumption
 from memcalc.nn import parameter_bytes
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.step import Step
+from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
 
 

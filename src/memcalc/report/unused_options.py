@@ -13,7 +13,7 @@ from memcalc.setup.setup import TrainingSetup
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
     from memcalc.setup.setup import InferenceSetup
-    from memcalc.training.step import Step
+    from memcalc.training.traced_step import Step
 
 
 def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:

@@ -10,13 +10,13 @@ from typing import Any
 from memcalc.common.assumption import Assumption
 from memcalc.common.patterns import SlowPattern, compiled
 from memcalc.errors import ConfigError
+from memcalc.models.build import build
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.state_dict import weights_by_stack
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.display_names import shown, some
 from memcalc.sources.file_selection import ADAPTER_CONFIG
-from memcalc.training.step import build
 
 NAMES: Mapping[str, str] = {
     "ADALORA": "AdaLoRA",

@@ -4,6 +4,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.config.dtypes import declared_dtypes
 from memcalc.diffusion import ComponentWeights, Stage, estimate_components
 from memcalc.errors import ConfigError, MemcalcError
+from memcalc.models.build import build
 from memcalc.models.spec import ModelSpec
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -13,7 +14,6 @@ from memcalc.sources.notes import remarks
 from memcalc.sources.weights_only import for_weights_alone
 from memcalc.tables.dtypes import ALIASES, short
 from memcalc.tables.gpus import Gpu
-from memcalc.training.step import build
 from memcalc.units import format_count
 
 _STAGES: tuple[tuple[str, Stage], ...] = (

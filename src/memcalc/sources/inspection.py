@@ -7,6 +7,7 @@ from typing import Any
 
 from memcalc.config.quantization import find_quantization
 from memcalc.errors import ConfigError, UnknownFamilyError
+from memcalc.models.build import build
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import active_parameters
 from memcalc.sources.config_vs_weights import dtypes, part_of
@@ -14,7 +15,6 @@ from memcalc.sources.display_names import some
 from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.model_spec import Built, spec_of
 from memcalc.sources.notes import remarks
-from memcalc.training.step import build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError, option_name
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
@@ -25,7 +26,6 @@ from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
 from memcalc.tables.dtypes import short
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.training.step import build
 from memcalc.units import format_bytes, format_count
 
 Setup = TrainingSetup | InferenceSetup
@@ -254,6 +254,6 @@ def _with_adapter(
                 "into its base for inference."
             )
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
-        spec = replace(spec, beside={f"{adapter.kind} adapter": nbytes})
+        spec = replace(spec, extra_weights={f"{adapter.kind} adapter": nbytes})
         lines.append(Assumption("adapter_not_merged", "the adapter is kept beside the weights, not merged into them"))
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))

@@ -24,7 +24,7 @@ SMI = "memory.total of nvidia-smi"
 SMI_ECC = "memory.total of nvidia-smi, ECC on (the default of this card)"
 SMI_NO_ECC = "memory.total of nvidia-smi, ECC off (the default of this card)"
 ROCM = "VRAM Total Memory of rocm-smi"
-OF_USER = "the size given with --gpu"
+FROM_USER = "the size given with --gpu"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Gpu:
     aliases: tuple[str, ...] = ()
     compute_capability: tuple[int, int] | None = None
     architecture: str = ""
-    source: str = OF_USER
+    source: str = FROM_USER
     usable_bytes: int = 0
     note: Assumption | None = None
 

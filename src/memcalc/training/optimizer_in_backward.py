@@ -12,7 +12,7 @@ from memcalc.optim.weight import Temporaries, Weight
 _SCOPE = "optimizer step of one weight"
 
 
-class StepOnArrival:
+class StepOnGradient:
     """Step a weight when its gradient is there, and free the gradient (`register_post_accumulate_grad_hook`)."""
 
     def __init__(self, tape: Tape, step: Temporaries) -> None:
@@ -29,7 +29,7 @@ class StepOnArrival:
         """Backward is over."""
 
 
-class StepOnNext(StepOnArrival):
+class StepOnNextGradient(StepOnGradient):
     """Step a weight when the next one's gradient comes, as LOMO's tensor hooks do: two gradients are alive for a while.
 
     A 16-bit gradient is freed once its fp32 copy exists.
@@ -59,7 +59,7 @@ class StepOnNext(StepOnArrival):
         node.gradient = None
 
 
-def step_in_backward(network: Module, updater: StepOnArrival) -> None:
+def step_in_backward(network: Module, updater: StepOnGradient) -> None:
     """Give every trained weight of a bound network to `updater` when its gradient is there."""
     for _, parameter in network.tensors():
         node = parameter.node

@@ -10,38 +10,29 @@ from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
-from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
+from memcalc.nn.stack import trace_every_block
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
 from memcalc.training.micro_batch import model_loss
-from memcalc.training.optimizer_in_backward import StepOnArrival, StepOnNext, step_in_backward
+from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
-from memcalc.training.traced_step import Aims as Aims
-from memcalc.training.traced_step import Step as Step
-from memcalc.training.traced_step import implementation_of, steps_in_backward
+from memcalc.training.traced_step import ObjectiveExtras, Step, implementation_of, steps_in_backward
 from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
-
-
-def build(spec: ModelSpec) -> Network:
-    """The model of a spec, unbound. Raises ConfigError where the config lacks or contradicts itself."""
-    kin = family(spec.model_type)
-    config = Config(spec.config, kin.defaults, kin.aliases)
-    network = kin.build(config, spec.architecture)
-    config.check_unread(spec.model_type)
-    return network
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
@@ -49,11 +40,11 @@ def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
     return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, wide)
 
 
-def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnArrival | None:
+def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
     if not steps_in_backward(setup):
         return None
     row = optimizer(setup.optimizer)
-    updater = (StepOnNext if row.in_backward else StepOnArrival)(tape, row.step[implementation_of(setup)])
+    updater = (StepOnNextGradient if row.in_backward else StepOnGradient)(tape, row.step[implementation_of(setup)])
     step_in_backward(network, updater)
     return updater
 
@@ -78,44 +69,53 @@ def trace(
     layout: ParallelSetup = SINGLE,
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
+    device: CudaDevice | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does.
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
-    do; on a GPU the engine adds in place. Setups that differ in what no tape holds (the optimizer) share one run.
+    do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
+    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     shared = {} if steps_in_backward(setup) else _UNTRACED
     same = setup.model_copy(update=shared | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key)
+    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
 def _trace(
-    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, like_tracker: bool, teacher: SpecKey | None
+    key: SpecKey,
+    setup: TrainingSetup,
+    layout: ParallelSetup,
+    like_tracker: bool,
+    teacher: SpecKey | None,
+    device: CudaDevice | None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
         from memcalc.training.objectives import run
 
-        spec = run.pursuer(spec, setup)
+        spec = run.trained_spec(spec, setup)
     network = build(spec)
+    if device is not None:
+        trace_every_block(network)
     engines.prepare(network, layout)
     notes = adapt(network, spec, setup)
-    walk = partial(_walk, spec, network, notes, setup, layout, like_tracker, teacher)
-    step = walk()
+    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
+    step = run_once()
     if step.engine is not None and step.engine.learns:
-        step = walk(before=step.engine)
+        step = run_once(before=step.engine)
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
-        step = walk()
+        step = run_once()
         run_context(step.tape).retained_bytes = record_retained(keeping)
     return step
 
 
-def _walk(
+def _run_micro_batch(
     spec: ModelSpec,
     network: Network,
     notes: Sequence[Assumption],
@@ -123,6 +123,7 @@ def _walk(
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
+    device: CudaDevice | None,
     before: Engine | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
@@ -130,6 +131,7 @@ def _walk(
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
     tape = Tape(sum_out_of_place=like_tracker)
+    tape.device = device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",
@@ -150,9 +152,11 @@ def _walk(
     restore_retained(network, tape)
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), Aims()
+        (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
-        loss, held, more = run.pursue(tape, trained, spec, setup, length, None if teacher is None else teacher.spec)
+        loss, held, more = run.run_objective(
+            tape, trained, spec, setup, length, None if teacher is None else teacher.spec
+        )
     forward_end = tape.clock
     if loss is None:
         head = f" as {spec.architecture}" if spec.architecture else ""
@@ -179,11 +183,11 @@ def _walk(
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
-        beside=more.beside,
-        outlasting=more.outlasting,
+        extra_weights=more.extra_weights,
+        held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
-        used=more.used,
-        notes=(*more.notes, *notes, *_of_recomputation(tape, setup)),
+        resolved_options=more.resolved_options,
+        notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
 
@@ -199,7 +203,7 @@ def _loss(
     return model_loss(tape, network, setup, autocast, length)
 
 
-def _of_recomputation(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
+def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
     """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:

@@ -20,12 +20,13 @@ from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_b
 
 
 @dataclass(frozen=True)
-class Aims:
-    """What an objective of its own adds to a step: weights beside the trained, what outlasts it, options, notes."""
+class ObjectiveExtras:
+    """Additions of an objective other than sft: extra model weights, bytes held until the optimizer steps, resolved
+    options, notes."""
 
-    beside: Mapping[str, int] = field(default_factory=dict)
-    outlasting: int = 0
-    used: Mapping[str, Any] = field(default_factory=dict)
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
+    held_until_step_bytes: int = 0
+    resolved_options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Assumption, ...] = ()
 
 
@@ -48,24 +49,24 @@ class Step:
     trained: tuple[Weight, ...] = ()
     """The trained weights as the optimizer sees them: those that the loss reaches."""
     update_order: tuple[Weight, ...] = ()
-    """The trained weights in the order in which the optimizer updates them; those of equal blocks come twice."""
+    """The trained weights in the order of updates; identical blocks come twice (the first, the rest)."""
     phases: tuple[str, ...] = ("forward", "backward", "step")
     cache_bytes: int = 0
     """Bytes of keys, values and states after prefill."""
-    standing_cache: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of caches that stand before the first token (a pool of pages), which the tape does not hold, by name."""
+    preallocated_cache: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
-    beside: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of further weights, by name."""
-    outlasting: int = 0
-    """Bytes of what a trainer made in forward and holds until the optimizer has stepped."""
+    extra_weights: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of other models' weights, by name (reference model, adapter)."""
+    held_until_step_bytes: int = 0
+    """Bytes that the trainer holds from forward until the optimizer has stepped."""
     left_by_backward: int = 0
     """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
-    used: Mapping[str, Any] = field(default_factory=dict)
-    """Options that were chosen for the user, by name."""
+    resolved_options: Mapping[str, Any] = field(default_factory=dict)
+    """Values of options that were not given, by name."""
     notes: tuple[Assumption, ...] = ()
-    """What was taken for granted when the model was adapted, for the Assumptions."""
+    """Assumptions made while the model was prepared."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""
 
@@ -81,7 +82,7 @@ class Step:
             "seq_len": length,
             "target_len": self.target_len,
             "attention": run_context(self.tape).attention,
-            **self.used,
+            **self.resolved_options,
         }
         if self.training:
             assert isinstance(self.setup, TrainingSetup)

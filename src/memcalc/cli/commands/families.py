@@ -1,7 +1,8 @@
 """`memcalc families`: the table of model families."""
 
 from memcalc.cli.output import print_table
-from memcalc.models.registry import Family, family, known
+from memcalc.models.family import Family
+from memcalc.models.registry import family, known
 from memcalc.tables.lora_targets import LORA_TARGETS
 
 

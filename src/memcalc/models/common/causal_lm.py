@@ -25,14 +25,21 @@ from memcalc.nn.stack import Stack
 class DecoderModel(Module):
     """Embedding, rotary embedding, a stack of decoder blocks and a final norm (LlamaModel).
 
-    `windows` are the kinds of mask that the layers ask for by `layer.module.self_attn.window`: None for full attention,
-    else the sliding window in tokens. A rotary embedding that answers with a dict has a pair for each window. On their
-    way into the first block the embeddings are multiplied by a number if `scaled`, dropped out, and normalised if
-    `norm_first`, by the norm that also stands behind the last block. Positions are passed to the blocks, made but only
-    held, or not made at all; those that are given are held. With `all_masks`, every block gets all masks by window.
-    With `rebinds`, dropout takes over the embeddings' name, so that they go. `chunked` windows are those of Llama 4.
-    With `masked`, masks are made where kernels could do without; with `carries`, what a block gives beside its hidden
-    states goes to the next one. `uncounted`: the layer that the model asks how many tokens were seen caches none.
+    embed_tokens: ids [b, s] to embeddings [b, s, h].
+    layers: decoder blocks; `self_attn` (or `mixer`) has a `window` in tokens, None for full attention.
+    norm: the final norm.
+    rotary_emb: gives (cos, sin), or a dict of such pairs by window; None if the model has none.
+    windows: the windows for which a mask is made.
+    embedding_multiplier: multiply the embeddings by a number.
+    dropout: probability of dropout on the embeddings.
+    norm_embeddings: apply `norm` to the embeddings too (the same module as after the last block).
+    position_ids: "passed" to the blocks, "kept" alive without being passed, or "none" made. Given ones are kept.
+    passes_all_masks: every block gets the dict of masks by window instead of its own.
+    frees_inputs_embeds: dropout rebinds `inputs_embeds`, so that the embeddings are freed (Phi).
+    chunked: windows are chunks (Llama 4).
+    always_masks: make masks even where kernels need none.
+    layers_return_state: what a block returns besides hidden states goes to the next one (indices of DeepSeek V3.2).
+    counts_no_past: MiniMax asks layer 0 for the past length, and a linear-attention layer reports 0.
     """
 
     def __init__(
@@ -43,27 +50,32 @@ class DecoderModel(Module):
         rotary_emb: Module | None,
         windows: Iterable[int | None] = (None,),
         *,
-        scaled: bool = False,
+        embedding_multiplier: bool = False,
         dropout: float = 0.0,
-        norm_first: bool = False,
-        positions: Literal["passed", "held", "none"] = "passed",
-        all_masks: bool = False,
-        rebinds: bool = False,
+        norm_embeddings: bool = False,
+        position_ids: Literal["passed", "kept", "none"] = "passed",
+        passes_all_masks: bool = False,
+        frees_inputs_embeds: bool = False,
         chunked: bool = False,
-        masked: bool = False,
-        carries: bool = False,
-        uncounted: bool = False,
+        always_masks: bool = False,
+        layers_return_state: bool = False,
+        counts_no_past: bool = False,
     ) -> None:
         self.embed_tokens = embed_tokens
         self.layers = layers
         self.norm = norm
         self.rotary_emb = rotary_emb
         self.windows = tuple(windows)
-        self.scaled, self.dropout, self.norm_first = scaled, dropout, norm_first
-        self.positions = positions
-        self.all_masks = all_masks
-        self.rebinds = rebinds
-        self.chunked, self.masked, self.carries, self.uncounted = chunked, masked, carries, uncounted
+        self.embedding_multiplier, self.dropout, self.norm_embeddings = embedding_multiplier, dropout, norm_embeddings
+        self.position_ids = position_ids
+        self.passes_all_masks = passes_all_masks
+        self.frees_inputs_embeds = frees_inputs_embeds
+        self.chunked, self.always_masks, self.layers_return_state, self.counts_no_past = (
+            chunked,
+            always_masks,
+            layers_return_state,
+            counts_no_past,
+        )
 
     def forward(
         self,
@@ -75,12 +87,13 @@ class DecoderModel(Module):
     ) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h].
 
-        Embeddings that are there already (images among them) are taken, and positions that are not simply the tokens'.
-        `between` is what is done to the states behind each block.
+        embeds: embeddings [b, s, h] to use instead of those of `ids` (images are merged into them).
+        position_ids: positions to use instead of a range (multimodal rotary embeddings).
+        between: applied to the hidden states after each block, with the block's position.
         """
         inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         del embeds
-        if self.scaled:
+        if self.embedding_multiplier:
             inputs_embeds = ops.mul_scalar(inputs_embeds)
         if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
@@ -88,29 +101,29 @@ class DecoderModel(Module):
                 if window != RECURRENT:
                     cache.register_layer(attention, window, block.copies, inputs_embeds)
         given = position_ids is not None
-        if position_ids is None and self.positions != "none":
+        if position_ids is None and self.position_ids != "none":
             position_ids = positions(ids.tape, ids.shape[1])
         masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
         hidden = ops.dropout(inputs_embeds, self.dropout)
-        if self.rebinds:
+        if self.frees_inputs_embeds:
             inputs_embeds = hidden
         rotation = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
-        if self.norm_first:
+        if self.norm_embeddings:
             hidden = self.norm(hidden)
-        passed = position_ids if self.positions == "passed" and not given else None
+        passed = position_ids if self.position_ids == "passed" and not given else None
         carried: Tensor | None = None
         for layer in self.layers:
             window = _mixer(layer.module)[1]
             turn = rotation[window] if isinstance(rotation, dict) else rotation
-            mask = masks if self.all_masks else masks[window]
-            more = {"carried": carried} if self.carries else {}
+            mask = masks if self.passes_all_masks else masks[window]
+            more = {"carried": carried} if self.layers_return_state else {}
             out = layer(hidden, rotation=turn, mask=mask, position_ids=passed, **more)
             hidden, carried = out if isinstance(out, tuple) else (out, None)
             del out, more
-            if self.carries and carried is not None:
+            if self.layers_return_state and carried is not None:
                 carried.storage.allocation.handed_over = False  # several blocks may pass on what one made
             if between is not None:
-                _behind = hidden  # what came out of a block stays until the next is through
+                _previous = hidden  # the output of a block stays until the next one is through
                 hidden = between(layer.traced.position, hidden)
         return self.norm(hidden)  # type: ignore[no-any-return]
 
@@ -118,33 +131,37 @@ class DecoderModel(Module):
         """The mask of layers with this window."""
         if window == RECURRENT:
             return recurrent_mask(ids, padding)
-        own = [kind for _, kind in map(_mixer, self.layers.blocks) if kind != RECURRENT]
-        strange = window != 0 and own and window not in own
+        used = [kind for _, kind in map(_mixer, self.layers.blocks) if kind != RECURRENT]
+        unused = window != 0 and used and window not in used
         chunked = self.chunked and window is not None
-        cached = own[0] if strange else SAME
-        past = 0 if self.uncounted else None
-        return causal_mask(hidden, padding, window, past=past, cached=cached, chunked=chunked, always=self.masked)
+        cached = used[0] if unused else SAME
+        past = 0 if self.counts_no_past else None
+        return causal_mask(hidden, padding, window, past=past, cached=cached, chunked=chunked, always=self.always_masks)
 
 
 def _mixer(block: Module) -> tuple[Module, int | None]:
-    """What mixes tokens in a decoder block, its attention or a mixer in its place, and that one's window."""
+    """The module of a decoder block that mixes tokens (attention, or a mixer in its place), and its window."""
     parts = vars(block)
     mixer = parts["self_attn"] if "self_attn" in parts else parts["mixer"]
     return mixer, getattr(mixer, "window", None)
 
 
 class CausalLM(Network):
-    """A decoder with a language-model head. `tied_to` is the embedding whose table the head shares, if it does.
+    """A decoder with a language-model head (LlamaForCausalLM).
 
-    `bend` is what is done to the logits one after another before the loss: scaling, soft capping. With `cast`, hidden
-    states go to the head in the dtype of its weight (Mamba). `loss` is None where it is Transformers' own.
+    model: ids and padding to hidden states.
+    hidden, vocab: width and vocabulary.
+    tied_to: the embedding whose table the head shares; None if it has its own.
+    logit_transforms: applied to the logits in order before the loss (scaling, soft capping).
+    cast_to_head_dtype: hidden states are cast to the dtype of the head's weight (Mamba).
+    bias: the head has a bias.
     """
 
     loss: LanguageLoss | None = None
-    balanced: bool = False
-    """Whether routers give their logits to an auxiliary loss."""
-    bounded: bool = False
-    """Whether a loss keeps the logits' normaliser small (`z_loss_coefficient`)."""
+    router_aux_loss: bool = False
+    """Add the load-balancing loss of the routers (`output_router_logits`)."""
+    z_loss: bool = False
+    """Add the z-loss of the logits (`z_loss_coefficient`)."""
 
     def __init__(
         self,
@@ -153,48 +170,48 @@ class CausalLM(Network):
         vocab: int,
         *,
         tied_to: Embedding | None,
-        bend: Sequence[Callable[[Tensor], Tensor]] = (),
-        cast: bool = False,
+        logit_transforms: Sequence[Callable[[Tensor], Tensor]] = (),
+        cast_to_head_dtype: bool = False,
         bias: bool = False,
     ) -> None:
         self.model = model
         self.lm_head = Linear(hidden, vocab, bias=bias, group="LM head")
         if tied_to is not None:
             self.lm_head.weight = tied_to.weight
-        self.bend = tuple(bend)
-        self.cast = cast
+        self.logit_transforms = tuple(logit_transforms)
+        self.cast_to_head_dtype = cast_to_head_dtype
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
-        self.listen(batch.ids.tape)
+        self.collect_router_logits(batch.ids.tape)
         hidden = self.model(batch.ids, batch.padding)  # it stays until the last loss is there
-        return self.conclude(batch, hidden)
+        return self.add_auxiliary_losses(batch, hidden)
 
-    def listen(self, tape: Tape) -> None:
-        """Note what routers give from here on, where there is a loss of it."""
-        run_context(tape).router_outputs = [] if self.balanced else None
+    def collect_router_logits(self, tape: Tape) -> None:
+        """Collect the routers' logits from here on, if there is a loss of them."""
+        run_context(tape).router_outputs = [] if self.router_aux_loss else None
 
-    def conclude(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
-        """Loss and logits as `finish` gives them, and the losses beside that of the tokens."""
-        tape, outputs = batch.ids.tape, self.finish(batch, hidden, kept)
+    def add_auxiliary_losses(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
+        """Loss and logits of `head_and_loss`, plus the load-balancing loss and the z-loss where the model has them."""
+        tape, outputs = batch.ids.tape, self.head_and_loss(batch, hidden, kept)
         run = run_context(tape)
         if run.router_outputs:
             with tape.scoped("experts"):
                 self._balance(batch, outputs, run.router_outputs)
         run.router_outputs = None
-        if self.bounded and outputs.loss is not None:
+        if self.z_loss and outputs.loss is not None:
             outputs.loss = with_z_loss(outputs.loss, outputs.returned[0])
         return outputs
 
     def _balance(self, batch: Batch, outputs: Outputs, routed: list[Routed]) -> None:
-        """Add the loss of the routers, which the output object keeps as it keeps their logits."""
+        """Add the load-balancing loss. The output object keeps it, and the routers' logits."""
         auxiliary = load_balancing_loss(batch.ids, routed, padding=batch.padding)
         outputs.returned = (*outputs.returned, auxiliary, *(layer.logits for layer in routed))
         if outputs.loss is not None:
             outputs.loss = ops.add_(outputs.loss, ops.mul_scalar(auxiliary))
 
-    def finish(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
-        """Loss and logits from hidden states [b, s, h]. The output object keeps `kept` too."""
+    def head_and_loss(self, batch: Batch, hidden: Tensor, kept: tuple[Any, ...] = ()) -> Outputs:
+        """Loss and logits of hidden states [b, s, h]. The output object keeps `kept` too."""
         tape = batch.ids.tape
         run = run_context(tape)
         if run.hidden_states is not None:
@@ -222,7 +239,9 @@ class CausalLM(Network):
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [b, s, V] of hidden states [b, s, h]. What the head saves stays on the device."""
         with hidden.tape.without_offloading():
-            logits: Tensor = self.lm_head(ops.to(hidden, self.lm_head.weight.dtype) if self.cast else hidden)
-        for function in self.bend:
+            logits: Tensor = self.lm_head(
+                ops.to(hidden, self.lm_head.weight.dtype) if self.cast_to_head_dtype else hidden
+            )
+        for function in self.logit_transforms:
             logits = function(logits)
         return logits

@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import QuestionAnswerer, TokenClassifier, unknown_head
-from memcalc.nn.layers.encoder_heads import FirstToken
+from memcalc.nn.layers.encoder_heads import ClsTokenHead
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.losses import causal_lm_loss, class_loss, in_batch_loss, token_loss
 from memcalc.nn.layers.masks import bidirectional_mask, causal_mask
@@ -108,7 +108,7 @@ class EncoderLM(Network):
 
 
 @dataclass(frozen=True)
-class Classification:
+class ClassificationHeadSpec:
     """How an encoder comes to a class per sequence: `scores` of what `steps` make of the hidden states, one by one.
 
     They start from the pooled first token if the model has a pooler (`pooled`), or from what `pool` makes of the hidden
@@ -124,7 +124,7 @@ class Classification:
 class EncoderClassifier(Network):
     """An encoder with a class per sequence."""
 
-    def __init__(self, model: Module, how: Classification, problem: str) -> None:
+    def __init__(self, model: Module, how: ClassificationHeadSpec, problem: str) -> None:
         self.model = model
         self.steps = list(how.steps)
         self.classifier = how.scores
@@ -169,7 +169,7 @@ class SentenceEmbedder(Network):
 
 
 @dataclass(frozen=True)
-class EncoderParts:
+class EncoderRecipe:
     """What a family's heads are made of: each makes a module. `body` is told whether a pooler is wanted.
 
     `front` stands before the scores of tokens, `token_dropout` and `answer_dropout` behind it. `extra` has heads that
@@ -178,7 +178,7 @@ class EncoderParts:
 
     body: Callable[[bool], Module]
     vocabulary: Callable[[Module], Module]
-    classifier: Callable[[], Classification]
+    classifier: Callable[[], ClassificationHeadSpec]
     token_dropout: float = 0.0
     answer_dropout: float = 0.0
     front: Callable[[], Module] | None = None
@@ -186,7 +186,7 @@ class EncoderParts:
     extra: Mapping[str, Callable[[], Network]] = field(default_factory=dict)
 
 
-def first_token_encoder(
+def roberta_like_encoder(
     c: Config,
     architecture: str | None,
     dropout: float,
@@ -201,10 +201,10 @@ def first_token_encoder(
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=lambda model: vocabulary(vars(model)["embeddings"].word_embeddings),
-            classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
+            classifier=lambda: ClassificationHeadSpec(ClsTokenHead(hidden, c.num_labels(), "tanh", dropout)),
             token_dropout=dropout,
         ),
     )
@@ -220,7 +220,7 @@ _KNOWN = (
 )
 
 
-def encoder(c: Config, architecture: str | None, parts: EncoderParts) -> Network:
+def encoder(c: Config, architecture: str | None, parts: EncoderRecipe) -> Network:
     """The encoder of `parts` with the head that `architecture` names; a masked-LM head where it names none."""
     name = architecture or "ForMaskedLM"
     for suffix, make in parts.extra.items():

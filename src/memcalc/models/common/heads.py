@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
@@ -17,9 +17,6 @@ from memcalc.nn.layers.losses import class_loss, position_loss, token_loss
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
 from memcalc.tables.dtypes import FP32, INT32, INT64
-
-Backbone = Callable[[Tensor, bool], Tensor]
-"""Ids [b, s] and whether they are padded, to hidden states [b, s, h]."""
 
 
 class SequenceClassifier(Network):
@@ -165,14 +162,16 @@ def decoder(
     *,
     tied: bool,
     own_token_loss: bool = False,
-    bend: Sequence[Callable[[Tensor], Tensor]] = (),
-    cast: bool = False,
+    logit_transforms: Sequence[Callable[[Tensor], Tensor]] = (),
+    cast_to_head_dtype: bool = False,
     bias: bool = False,
 ) -> Network:
-    """The decoder `model` with the head that `architecture` names; a language-model head where it names none.
+    """The decoder `model` with the head that `architecture` names; a language-model head if it names none.
 
-    `own_token_loss` is for families whose token classification does not go through Transformers' shared head; `bend` is
-    what a language-model head does to its logits, `cast` whether it casts its input, `bias` whether it has one.
+    tied: the head shares the table of `embedding`.
+    own_token_loss: token classification has its own loss, not that of Transformers' GenericForTokenClassification.
+    logit_transforms, cast_to_head_dtype, bias: as of CausalLM.
+    Raises ConfigError for a head that is not described.
     """
     name = architecture or ""
     if name.endswith("ForSequenceClassification"):
@@ -183,15 +182,32 @@ def decoder(
         return QuestionAnswerer(model, hidden)
     if name == "" or name.endswith(("ForCausalLM", "LMHeadModel")):
         table, vocab = embedding if tied else None, embedding.weight.shape[0]
-        head = CausalLM(model, hidden, vocab, tied_to=table, bend=bend, cast=cast, bias=bias)
-        head.balanced = c.flag("output_router_logits") and "router_aux_loss_coef" in c.defaults
-        if head.balanced:
+        head = CausalLM(
+            model,
+            hidden,
+            vocab,
+            tied_to=table,
+            logit_transforms=logit_transforms,
+            cast_to_head_dtype=cast_to_head_dtype,
+            bias=bias,
+        )
+        head.router_aux_loss = c.flag("output_router_logits") and "router_aux_loss_coef" in c.defaults
+        if head.router_aux_loss:
             part_first_routed(vars(model)["layers"])
         return head
     if name.endswith("Model"):
         return TextEmbedder(model)
     known = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model")
     raise unknown_head(c, name, known)
+
+
+def with_head(c: Config, architecture: str | None, known: Mapping[str, Callable[[], Network]]) -> Network:
+    """The network whose head `architecture` ends in; the first of `known` if it names none. Raises ConfigError else."""
+    name = architecture or next(iter(known))
+    for suffix, make in known.items():
+        if name.endswith(suffix):
+            return make()
+    raise unknown_head(c, name, tuple(known))
 
 
 def unknown_head(c: Config, name: str, known: tuple[str, ...]) -> ConfigError:

@@ -1,12 +1,17 @@
-"""Networks that read images alone, and images that stand beside texts."""
+"""Networks that take images only, and images next to texts."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
+from memcalc.models.common.heads import with_head
 from memcalc.models.common.vision_language import check_size
+from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import class_loss, in_batch_loss
 from memcalc.nn.layers.vision_transformer import Reduce, VisionTower
 from memcalc.nn.model import Batch, Network, Outputs
@@ -73,6 +78,37 @@ class ImageEmbedder(Network):
                 embedded = self.projection(embedded)
             loss = None if batch.labels is None else in_batch_loss(embedded)
         return Outputs(loss, (states, embedded))
+
+
+def image_network(
+    c: Config,
+    architecture: str | None,
+    tower: Callable[[bool], VisionTower],
+    reduce: Reduce | None,
+    width: int,
+    extra: Mapping[str, Callable[[], Network]] = MappingProxyType({}),
+    *,
+    resizable_input: bool = False,
+) -> Network:
+    """An image network with the head that `architecture` names; classes of images if it names none.
+
+    tower: makes the tower, with its pooler (the bare model) or without.
+    reduce, width: as of ImageClassifier, and the width of what it classifies.
+    extra: heads that only this family has.
+    """
+    known: dict[str, Callable[[], Network]] = {
+        "ForImageClassification": lambda: ImageClassifier(
+            c, tower(False), reduce, class_scores(c, width), resizable_input=resizable_input
+        ),
+        **extra,
+        "Model": lambda: ImageEmbedder(c, tower(True), resizable_input=resizable_input),
+    }
+    return with_head(c, architecture, known)
+
+
+def class_scores(c: Config, width: int) -> Linear:
+    """The linear layer from `width` to the config's classes."""
+    return Linear(width, c.num_labels(), bias=True, group="head")
 
 
 def picture(batch: Batch, c: Config) -> Tensor:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import ctc_loss, in_batch_loss, token_loss
 from memcalc.nn.model import Batch, Network, Outputs
@@ -98,11 +100,9 @@ class SpeechEmbedder(SpeechNetwork):
 
 def speech(c: Config, architecture: str | None, model: Module, features: int | None = None) -> Network:
     """The model with the head that `architecture` names; CTC where it names none."""
-    name = architecture or "ForCTC"
-    if name.endswith("ForCTC"):
-        return SpeechRecognizer(c, model, features)
-    if name.endswith("ForSequenceClassification"):
-        return SpeechClassifier(c, model, features)
-    if name.endswith("Model"):
-        return SpeechEmbedder(model, features)
-    raise unknown_head(c, name, ("ForCTC", "ForSequenceClassification", "Model"))
+    known: dict[str, Callable[[], Network]] = {
+        "ForCTC": lambda: SpeechRecognizer(c, model, features),
+        "ForSequenceClassification": lambda: SpeechClassifier(c, model, features),
+        "Model": lambda: SpeechEmbedder(model, features),
+    }
+    return with_head(c, architecture, known)

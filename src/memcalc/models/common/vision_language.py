@@ -1,4 +1,4 @@
-"""Decoders that see: a vision tower whose features take the place of image tokens among the embeddings."""
+"""Vision-language models: a vision tower whose features replace the embeddings of image tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, TooShortError, UsageError
 from memcalc.models.common.causal_lm import CausalLM
-from memcalc.models.registry import Family, family
+from memcalc.models.family import Family
+from memcalc.models.registry import family
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.vision_transformer import Seen
 from memcalc.nn.model import Batch, Network, Outputs
@@ -19,42 +20,40 @@ from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import INT64
 
 
-class Sight(NamedTuple):
-    """What a model sees: features [images, tokens, h], or one [tokens, h] for each image; and what is kept besides."""
+class ImageFeatures(NamedTuple):
+    """Features of images [images, tokens, h], or one [tokens, h] an image, and what the output object keeps besides."""
 
     features: Tensor | Sequence[Tensor]
     returned: tuple[Any, ...]
 
 
-class Eye(Module):
-    """A vision tower and the projection of its features to the decoder's width.
-
-    `config` is the vision config that says how large an image is.
-    """
+class VisionEncoder(Module):
+    """A vision tower and its projection to the decoder's width. `config` is the vision config."""
 
     config: Config
 
     def tokens(self, size: int | None) -> int:
-        """How many tokens an image of `size` pixels becomes (None: of the size that the config says)."""
+        """How many tokens an image of `size` pixels becomes (None: the config's size)."""
         raise NotImplementedError
 
     def image_side(self, size: int | None) -> int:
-        """Height of an image in pixels, where one of `size` was asked for."""
+        """Height of an image in pixels if `size` was requested."""
         return size or self.config.sides("image_size")[0]
 
-    def look(self, batch: Batch) -> Sight:
-        """What it makes of the images of a batch."""
+    def encode_images(self, batch: Batch) -> ImageFeatures:
+        """Features of the images of a batch."""
         return self(batch.pixels(self.config, batch.images))  # type: ignore[no-any-return]
 
 
 DEFAULT_SIDE = 448
-"""Height and width of an image in pixels where neither the config nor `--image-size` decides."""
+"""Height and width of an image in pixels if neither the config nor `--image-size` gives them."""
 
 
-class SizedEye(Eye):
-    """An eye that takes images of any size, rounded to whole tokens of `token` pixels' height and width.
+class DynamicResolutionEncoder(VisionEncoder):
+    """A vision encoder that takes images of any size.
 
-    With `most`, the processor rounds up instead, and makes larger images so large (Pixtral's).
+    token: height and width in pixels of one token; images are rounded to whole tokens.
+    most: the processor rounds up instead, and shrinks images that are larger than this (Pixtral).
     """
 
     def __init__(self, config: Config, token: int, most: int | None = None) -> None:
@@ -72,45 +71,45 @@ class SizedEye(Eye):
         """As many as fit into the image."""
         return (self.image_side(size) // self.token) ** 2
 
-    def look(self, batch: Batch) -> Sight:
-        """What it makes of the images of a batch."""
+    def encode_images(self, batch: Batch) -> ImageFeatures:
+        """Features of the images of a batch."""
         side = self.image_side(batch.image_size)
         return self(batch.pixels(self.config, batch.images, (side, side)))  # type: ignore[no-any-return]
 
 
-class Language(NamedTuple):
-    """The decoder that reads, and the family that it is of."""
+class TextModel(NamedTuple):
+    """The decoder of `text_config`, and its family."""
 
     model: CausalLM
-    kin: Family
+    family: Family
     caches: bool
-    """Whether its config asks for a cache. Trainers switch off that of the whole model alone."""
+    """Its own `use_cache`. Trainers switch off only the whole model's."""
 
 
 class VisionLanguage(Network):
-    """A decoder and an eye. Images stand among the tokens of a sequence, each as many tokens as it has features.
+    """A decoder and a vision encoder. Each image takes as many tokens of a sequence as it has features.
 
-    With `mutual`, the tokens of an image see each other, whichever comes first, so that a mask is always made. With
-    `own_cache`, the decoder does not ask the whole model whether to cache: it does so in training too. A model that
-    reads `videos` looks for their tokens too, even where there are none. Where there is `one_forward`, embeddings and
-    features stay until the loss is there.
+    bidirectional_image_attention: tokens of an image attend to each other in both directions, so a mask is always made.
+    own_cache: the text config's `use_cache` applies, so a KV cache is filled in training as well.
+    videos: the model looks for video tokens too, even if there are none.
+    holds_inputs_embeds: embeddings and features stay alive until the loss is computed (one forward does both).
     """
 
     def __init__(
         self,
-        eye: Eye,
-        text: Language,
+        eye: VisionEncoder,
+        text: TextModel,
         *,
-        mutual: bool = False,
+        bidirectional_image_attention: bool = False,
         own_cache: bool = False,
         videos: bool = False,
-        one_forward: bool = False,
+        holds_inputs_embeds: bool = False,
     ) -> None:
         self.visual = eye
         self.text = text.model
-        self.attention_of = text.kin.attention_used
-        self.mutual = mutual
-        self.videos, self.one_forward = videos, one_forward
+        self.attention_of = text.family.attention_used
+        self.bidirectional_image_attention = bidirectional_image_attention
+        self.videos, self.holds_inputs_embeds = videos, holds_inputs_embeds
         self.caches = own_cache and text.caches
 
     def image_side(self, size: int | None) -> int | None:
@@ -122,49 +121,49 @@ class VisionLanguage(Network):
         return images * self.visual.tokens(size)
 
     def forward(self, batch: Batch) -> Outputs:
-        """Loss and logits; the output object keeps what the tower gave, and the cache if there is one."""
-        self.text.listen(batch.ids.tape)
+        """Loss and logits; the output object keeps the image features, and the cache if there is one."""
+        self.text.collect_router_logits(batch.ids.tape)
         hidden, kept, _held = self._read(batch)
-        return self.text.conclude(batch, hidden, kept)
+        return self.text.add_auxiliary_losses(batch, hidden, kept)
 
     def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...], tuple[Any, ...]]:
         ids, tape = batch.ids, batch.ids.tape
         inputs_embeds, cleaned = self._embedded(ids)
-        outputs: Sight | None = None
+        outputs: ImageFeatures | None = None
         guide: dict[str, Any] = {}
         features = mask = None
         run = run_context(tape)
         starts = run.past_length == 0
         if batch.images and starts:
-            outputs = self._look(batch)
+            outputs = self._encode_images(batch)
             features = outputs.features
             if not isinstance(features, Tensor):
                 features = ops.cat(features, 0)
             features = ops.to(features, inputs_embeds.dtype)
-            if self.one_forward:
-                outputs = Sight(features, outputs.returned)  # the model keeps no others
-            mask, *_others = places(ids, 1 + self.videos)
+            if self.holds_inputs_embeds:
+                outputs = ImageFeatures(features, outputs.returned)  # the model keeps no others
+            mask, *_others = image_token_mask(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
-            guide = self._guide(ids, outputs, mask)
-        mutual = self.mutual and starts
-        groups = tape.empty(ids.shape, INT64) if mutual else None
+            guide = self.extra_decoder_inputs(ids, outputs, mask)
+        bidirectional_image_attention = self.bidirectional_image_attention and starts
+        groups = tape.empty(ids.shape, INT64) if bidirectional_image_attention else None
         outer = run.cache
         made = Cache() if outer is None and self.caches and not run.checkpointing else None
         run.cache = outer or made
         with run.attention_backend(self.attention_of(run.attention)):
-            hidden = self.text.model(ids, batch.padding or mutual, embeds=inputs_embeds, **guide)
+            hidden = self.text.model(ids, batch.padding or bidirectional_image_attention, embeds=inputs_embeds, **guide)
         run.cache = outer
         del groups, cleaned
-        if self.one_forward:
+        if self.holds_inputs_embeds:
             return hidden, (None if outputs is None else outputs.returned, made), (inputs_embeds, features, mask)
         return hidden, (outputs, made), ()
 
     def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
-        """Embeddings of ids [b, s], and what stays until the decoder is through."""
+        """Embeddings of ids [b, s], and what stays alive until the decoder is through."""
         return self.text.model.embed_tokens(ids), None
 
-    def _look(self, batch: Batch) -> Sight:
-        """What the eye makes of the images."""
+    def _encode_images(self, batch: Batch) -> ImageFeatures:
+        """Features of the images. Raises TooShortError if they take more tokens than a sequence has."""
         taken = self.image_tokens(batch.images, batch.image_size)
         if taken > batch.ids.shape[1]:
             raise TooShortError(
@@ -174,17 +173,17 @@ class VisionLanguage(Network):
             )
         run = run_context(batch.ids)
         cached, run.cache = run.cache, None  # a tower's attention caches nothing
-        sight = self.visual.look(batch)
+        sight = self.visual.encode_images(batch)
         run.cache = cached
         return sight
 
-    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
-        """What else the decoder gets to know of the images, whose places in `ids` are `mask` [b, s, 1]."""
+    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+        """Further keyword arguments of the decoder; `mask` [b, s, 1] marks the image tokens of `ids`."""
         return {}
 
 
-def places(ids: Tensor, kinds: int) -> list[Tensor]:
-    """Where ids [b, s] are tokens of an image, or of several `kinds` of picture: [b, s, 1] each."""
+def image_token_mask(ids: Tensor, kinds: int) -> list[Tensor]:
+    """Masks [b, s, 1] of the tokens of images in ids [b, s], one for each of `kinds` (images, videos)."""
     masks = [ops.compare(ids) for _ in range(kinds)]
     for _ in masks:
         ids.tape.empty((), INT64)  # how many, to compare with those there are
@@ -196,34 +195,37 @@ def language_model(
     default: str | Family,
     *,
     tied: bool,
-    bends: bool = False,
+    transforms_logits: bool = False,
     flat: bool = False,
     given: Mapping[str, object] | None = None,
-) -> Language:
-    """The decoder of `text_config`; `tied` says whether its head, the whole model's, shares the embedding's table.
+) -> TextModel:
+    """The decoder of `text_config`.
 
-    `default` is its model type where it has none, or the one family that it may be of. The whole model does not do to
-    the logits what the decoder would do alone, unless it `bends` them. With `flat`, older files have its keys among the
-    model's own. `given` is what the decoder has to know besides.
+    default: its model type if `text_config` names none, or the only family that it may be of.
+    tied: the language-model head, which belongs to the whole model, shares the embedding's table.
+    transforms_logits: keep the decoder's own logit transforms; the whole model has none otherwise.
+    flat: older files have the keys of `text_config` among the model's own.
+    given: further config values.
+    Raises ConfigError if `text_config` describes no decoder.
     """
     section = c.section("text_config")
     where = f"{c.where}'s 'text_config'"
     if flat and not section:
         section, where = c.values, c.where
-    kin = default if isinstance(default, Family) else family(str(section.get("model_type", default)))
+    text_family = default if isinstance(default, Family) else family(str(section.get("model_type", default)))
     values = {**section, **(given or {}), "tie_word_embeddings": tied}
-    config = Config(values, kin.defaults, kin.aliases, where)
-    text = kin.build(config, None)
+    config = Config(values, text_family.defaults, text_family.aliases, where)
+    text = text_family.build(config, None)
     c.asked |= config.asked
     if not isinstance(text, CausalLM):
-        raise ConfigError(f"{where} has the model_type {kin.model_type!r}, which is no decoder; correct it.")
-    if not bends:
-        text.bend = ()
-    return Language(text, kin, section.get("use_cache") is not False)
+        raise ConfigError(f"{where} has the model_type {text_family.model_type!r}, which is no decoder; correct it.")
+    if not transforms_logits:
+        text.logit_transforms = ()
+    return TextModel(text, text_family, section.get("use_cache") is not False)
 
 
-def tied_anywhere(c: Config) -> bool:
-    """Whether the head is tied: by the config itself, or, as older files have it, by its `text_config`."""
+def is_tied(c: Config) -> bool:
+    """True if the head is tied: by the config itself or, in older files, by its `text_config`."""
     return c.flag("tie_word_embeddings") or c.section("text_config").get("tie_word_embeddings") is True
 
 
@@ -242,7 +244,7 @@ def check_size(v: Config, size: int | None) -> None:
         )
 
 
-def chosen(layers: object, depth: int, where: str) -> tuple[int, ...]:
+def feature_layers(layers: object, depth: int, where: str) -> tuple[int, ...]:
     """`vision_feature_layer`, one index or several, from the end if negative, as indices of states 0 .. depth."""
     given = layers if isinstance(layers, (list, tuple)) else [layers]
     out = []
@@ -255,23 +257,23 @@ def chosen(layers: object, depth: int, where: str) -> tuple[int, ...]:
     return tuple(out)
 
 
-def pieces(features: Tensor) -> list[Tensor]:
-    """Features [images, tokens, h] one image after another."""
+def per_image(features: Tensor) -> list[Tensor]:
+    """Features [images, tokens, h] as one tensor an image."""
     return ops.unbind(features, 0)
 
 
 __all__ = [
-    "Eye",
-    "Language",
+    "DynamicResolutionEncoder",
+    "ImageFeatures",
     "Seen",
-    "Sight",
-    "SizedEye",
+    "TextModel",
+    "VisionEncoder",
     "VisionLanguage",
     "check_size",
-    "chosen",
     "config_side",
+    "feature_layers",
+    "image_token_mask",
+    "is_tied",
     "language_model",
-    "pieces",
-    "places",
-    "tied_anywhere",
+    "per_image",
 ]

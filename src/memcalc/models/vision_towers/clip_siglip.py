@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
+from memcalc.models.family import sizes
 from memcalc.nn.layers.attention_pooling import AttentionPooling
 from memcalc.nn.layers.linear import Embedding, Linear, check_length
 from memcalc.nn.layers.masks import bidirectional_mask, causal_mask
@@ -31,15 +32,7 @@ _SHARED = {
     "image_size": 224,
     "vision_use_head": True,
 }
-CLIP_TEXT = _SHARED | {
-    "vocab_size": 49408,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "projection_dim": 512,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 77,
-    "hidden_act": "quick_gelu",
-}
+CLIP_TEXT = _SHARED | sizes((49408, 512, 2048, 0, 8, 0, 77), projection_dim=512, hidden_act="quick_gelu")
 CLIP_VISION = _SHARED | {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -48,14 +41,7 @@ CLIP_VISION = _SHARED | {
     "patch_size": 32,
     "hidden_act": "quick_gelu",
 }
-SIGLIP_TEXT = _SHARED | {
-    "vocab_size": 32000,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 64,
-    "hidden_act": "gelu_pytorch_tanh",
-}
+SIGLIP_TEXT = _SHARED | sizes((32000, 768, 3072, 0, 12, 0, 64), hidden_act="gelu_pytorch_tanh")
 SIGLIP_VISION = _SHARED | {
     "hidden_size": 768,
     "intermediate_size": 3072,

@@ -19,7 +19,7 @@ from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 
 
-class TilePlaces(Module):
+class TilePositionEmbedding(Module):
     """A learned vector for each tile of an image of each shape, weighted by a gate."""
 
     scope = "embedding"
@@ -37,7 +37,7 @@ class TilePlaces(Module):
         return ops.add(hidden, embeddings)
 
 
-class PatchPlaces(Module):
+class GatedPositionEmbedding(Module):
     """A learned vector for each patch, and one for each patch of each tile, weighted against each other."""
 
     scope = "embedding"
@@ -104,9 +104,9 @@ class TiledTower(Module):
             v.integer("num_channels"), self.width, v.integer("patch_size"), bias=False, bare=True
         )
         self.class_embedding = Parameter(self.width, group="embedding")
-        self.gated_positional_embedding = PatchPlaces(shapes, self.tiles, self.patches, self.width)
-        self.pre_tile_positional_embedding = TilePlaces(shapes, self.tiles, self.width)
-        self.post_tile_positional_embedding = TilePlaces(shapes, self.tiles, self.width)
+        self.gated_positional_embedding = GatedPositionEmbedding(shapes, self.tiles, self.patches, self.width)
+        self.pre_tile_positional_embedding = TilePositionEmbedding(shapes, self.tiles, self.width)
+        self.post_tile_positional_embedding = TilePositionEmbedding(shapes, self.tiles, self.width)
         self.layernorm_pre = LayerNorm(self.width)
         self.layernorm_post = LayerNorm(self.width)
         kinds = [block if block in self.chosen else "block" for block in range(depth)]
@@ -122,10 +122,10 @@ class TiledTower(Module):
         """Width of what it gives."""
         return self.width * (1 + len(self.chosen))
 
-    def forward(self, pixels: Tensor, shapes: Tensor, told: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, shapes: Tensor, aspect_ratio_mask: Tensor) -> Tensor:
         """Pixels [b, images, tiles, c, height, width] to [b, images, tiles, n, outputs].
 
-        `shapes` [b, images] says how the tiles lie, `told` [b, images, tiles] which are none.
+        `shapes` [b, images] says how the tiles lie, `aspect_ratio_mask` [b, images, tiles] which are none.
         """
         lead, tiles = pixels.shape[:3], self.tiles
         images = lead[0] * lead[1]
@@ -141,7 +141,7 @@ class TiledTower(Module):
         hidden = self.layernorm_pre(hidden)
         extra = -self.patches % 8
         hidden = ops.pad(hidden, 2, extra)
-        mask = self._mask(ops.reshape(told, images, -1), hidden.shape[2])
+        mask = self._mask(ops.reshape(aspect_ratio_mask, images, -1), hidden.shape[2])
         hidden = ops.view(hidden, images, -1, self.width)
         hidden, states = _through(self.transformer, hidden, mask)
         hidden = self.layernorm_post(hidden)
@@ -165,12 +165,12 @@ class TiledTower(Module):
         classes = ops.expand(self.class_embedding, hidden.shape[0], 1, self.width)
         return ops.cat((classes, hidden), 1)
 
-    def _mask(self, told: Tensor, length: int) -> Tensor:
+    def _mask(self, aspect_ratio_mask: Tensor, length: int) -> Tensor:
         """Which patches see which [images, 1, n, n]: padding sees nothing, and is not seen."""
-        images, tiles = told.shape
-        dtype = run_context(told).weights_dtype
-        mask = ops.to(ops.view(told, images, tiles, 1, 1), dtype)
-        mask = told.tape.empty((images, tiles, length, 1), dtype)
+        images, tiles = aspect_ratio_mask.shape
+        dtype = run_context(aspect_ratio_mask).weights_dtype
+        mask = ops.to(ops.view(aspect_ratio_mask, images, tiles, 1, 1), dtype)
+        mask = aspect_ratio_mask.tape.empty((images, tiles, length, 1), dtype)
         mask = ops.add_scalar(mask)
         mask = ops.reshape(mask, images, tiles * length, 1)
         mask = ops.mul_scalar(ops.matmul(mask, ops.transpose(mask, -1, -2)))

@@ -7,6 +7,7 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
+from memcalc.models.family import vit_sizes
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.mlp import GatedMLP
 from memcalc.nn.layers.norms import RMSNorm
@@ -18,17 +19,7 @@ from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
-PIXTRAL: dict[str, object] = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 1024,
-    "patch_size": 16,
-    "hidden_act": "gelu",
-    "attention_dropout": 0.0,
-}
+PIXTRAL: dict[str, object] = vit_sizes((1024, 4096, 24, 16, 1024, 16, 3), hidden_act="gelu", attention_dropout=0.0)
 
 
 class PixtralBlock(Module):

@@ -12,7 +12,7 @@ from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Sight, SizedEye
+from memcalc.models.common.vision_language import DynamicResolutionEncoder, ImageFeatures
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.packed_vision import (
     AxialRotary,
@@ -32,7 +32,7 @@ MERGER_NAMES = ("norm", "linear_fc1", "linear_fc2")
 
 
 @dataclass(frozen=True)
-class Parts:
+class VisionEncoderParts:
     """What a tower of width `width` is made of: its norms and MLPs, and whether the patch embedding has a bias."""
 
     width: int
@@ -41,10 +41,10 @@ class Parts:
     bias: bool = False
 
 
-class PackedEye(SizedEye):
+class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
     """Patches of all images in one row through blocks, and merged by squares into tokens (Qwen2-VL)."""
 
-    def __init__(self, v: Config, parts: Parts, merger: PatchMerger) -> None:
+    def __init__(self, v: Config, parts: VisionEncoderParts, merger: PatchMerger) -> None:
         patch, self.side = v.integer("patch_size"), v.integer("spatial_merge_size")
         super().__init__(v, patch * self.side)
         width, heads = parts.width, v.integer("num_heads")
@@ -63,7 +63,7 @@ class PackedEye(SizedEye):
         """The kinds of the blocks."""
         return ["block"] * depth
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         patches = images * self.tokens(batch.image_size) * self.side**2
@@ -72,7 +72,7 @@ class PackedEye(SizedEye):
         )
         return self(pixels, images)  # type: ignore[no-any-return]
 
-    def forward(self, pixels: Tensor, images: int) -> Sight:
+    def forward(self, pixels: Tensor, images: int) -> ImageFeatures:
         """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
         places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         hidden = self.patch_embed(pixels)
@@ -81,17 +81,17 @@ class PackedEye(SizedEye):
         for block in self.blocks:
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         merged = self.merger(hidden)
-        return Sight(self.by_image(merged, images), (hidden,))
+        return ImageFeatures(self.split_by_image(merged, images), (hidden,))
 
-    def by_image(self, merged: Tensor, images: int) -> list[Tensor]:
+    def split_by_image(self, merged: Tensor, images: int) -> list[Tensor]:
         """Features image by image, views."""
         return ops.split(merged, [merged.shape[0] // images] * images, 0)
 
 
-class WindowedEye(PackedEye):
+class Qwen25VLVisionEncoder(Qwen2VLVisionEncoder):
     """Most blocks attend within windows, into whose order patches are brought before the first (Qwen2.5-VL)."""
 
-    def __init__(self, v: Config, parts: Parts, merger: PatchMerger, full: Sequence[int]) -> None:
+    def __init__(self, v: Config, parts: VisionEncoderParts, merger: PatchMerger, full: Sequence[int]) -> None:
         self.full = set(full)
         self.window = v.integer("window_size") // v.integer("spatial_merge_size") // v.integer("patch_size")
         if not self.window:
@@ -102,7 +102,7 @@ class WindowedEye(PackedEye):
         """Blocks that see the whole image, and those that see windows."""
         return [block in self.full for block in range(depth)]
 
-    def forward(self, pixels: Tensor, images: int) -> Sight:
+    def forward(self, pixels: Tensor, images: int) -> ImageFeatures:
         """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
         square = self.side**2
         count = pixels.shape[0] // images
@@ -119,17 +119,19 @@ class WindowedEye(PackedEye):
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         merged = self.merger(hidden)
         merged = ops.index_select(merged, order)
-        return Sight(self.by_image(merged, images), (hidden,))
+        return ImageFeatures(self.split_by_image(merged, images), (hidden,))
 
     def _ordered(self, x: Tensor, order: Tensor) -> Tensor:
         squares = ops.reshape(x, order.shape[0], self.side**2, -1)
         return ops.reshape(ops.index_select(squares, order), x.shape[0], -1)
 
 
-class DeepstackEye(PackedEye):
+class Qwen3VLVisionEncoder(Qwen2VLVisionEncoder):
     """Learned positions, interpolated, and features from the middle of the tower for the decoder (Qwen3-VL)."""
 
-    def __init__(self, v: Config, parts: Parts, merger: Callable[[bool], PatchMerger], depths: Sequence[int]) -> None:
+    def __init__(
+        self, v: Config, parts: VisionEncoderParts, merger: Callable[[bool], PatchMerger], depths: Sequence[int]
+    ) -> None:
         self.depths = tuple(depths)
         super().__init__(v, parts, merger(False))
         self.patch_embed.is_input_embedding = False  # Transformers does not know which module it is
@@ -140,7 +142,7 @@ class DeepstackEye(PackedEye):
         """A block whose states are merged is one of its kind, and so is the next: the work between counts to it."""
         return [block if {block, block - 1} & set(self.depths) else "block" for block in range(depth)]
 
-    def forward(self, pixels: Tensor, images: int) -> Sight:
+    def forward(self, pixels: Tensor, images: int) -> ImageFeatures:
         """Rows of pixels [n, ...] to features, one tensor for each image, and those of the middle, among what is kept.
 
         A position is the weighted sum of four learned ones.
@@ -161,8 +163,8 @@ class DeepstackEye(PackedEye):
                 merger = self.deepstack_merger_list[self.depths.index(block.traced.position)]
                 middle.append(merger(hidden))
         merged = self.merger(hidden)
-        features = self.by_image(merged, images)
-        return Sight(features, (hidden, [self.by_image(states, images) for states in middle]))
+        features = self.split_by_image(merged, images)
+        return ImageFeatures(features, (hidden, [self.split_by_image(states, images) for states in middle]))
 
 
 def _on_host(tape: Tape, shape: Shape) -> Tensor:

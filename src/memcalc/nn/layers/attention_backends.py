@@ -29,13 +29,13 @@ def eager(
     repeats: int,
     dropout: float = 0.0,
     *,
-    softcapped: bool = False,
+    attn_logit_softcapping: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Scores, fp32 softmax and probabilities as tensors: [b, s, h, d] and the probabilities [b, h, s, t]."""
     key = repeat_kv(key, repeats)
     value = repeat_kv(value, repeats)
     weights = ops.mul_scalar(ops.matmul(query, ops.transpose(key, 2, 3)))
-    if softcapped:
+    if attn_logit_softcapping:
         weights = ops.mul_scalar(weights)
         weights = ops.tanh(weights)
         weights = ops.mul_scalar(weights)
@@ -77,7 +77,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, repeats
         else:
             key = repeat_kv(key, repeats)
             value = repeat_kv(value, repeats)
-    is_causal = run_context(query).causal
+    is_causal = run_context(query).causal and key.shape[-2] == query.shape[-2]  # cross-attention is not
     out = ops.scaled_dot_product_attention(query, key, value, mask, dropout, is_causal=is_causal)
     out = ops.reshape(out, batch, -1, length, value.shape[-1])
     return ops.contiguous(ops.transpose(out, 1, 2))
@@ -91,14 +91,14 @@ def attend(
     repeats: int = 1,
     dropout: float = 0.0,
     *,
-    softcapped: bool = False,
+    attn_logit_softcapping: bool = False,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention output [b, s, h, d], and the probabilities where the implementation makes them.
 
     Only eager attention knows how to cap scores softly; the fused kernels leave it out. `sinks` are a score per head.
     """
-    core = partial(_core, repeats=repeats, dropout=dropout, softcapped=softcapped, sinks=sinks)
+    core = partial(_core, repeats=repeats, dropout=dropout, attn_logit_softcapping=attn_logit_softcapping, sinks=sinks)
     return _kept_or_not(core, query, key, value, mask)
 
 
@@ -125,13 +125,13 @@ def _core(
     *,
     repeats: int,
     dropout: float,
-    softcapped: bool,
+    attn_logit_softcapping: bool,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     if run_context(query).attention == "eager" and sinks is not None:
         return eager_with_sinks(query, key, value, mask, sinks, repeats, dropout)
     if run_context(query).attention == "eager":
-        return eager(query, key, value, mask, repeats, dropout, softcapped=softcapped)
+        return eager(query, key, value, mask, repeats, dropout, attn_logit_softcapping=attn_logit_softcapping)
     return sdpa(query, key, value, mask, repeats, dropout), None
 
 

@@ -17,7 +17,7 @@ from memcalc.nn.module import Module
 from memcalc.tables.dtypes import FP16
 
 
-class StateAttention(Module):
+class BartAttention(Module):
     """Attention over its own input, or over an encoder's states.
 
     Whisper (`scaled`) has no bias on keys, scales the queries itself and copies all three to head-major order.
@@ -25,11 +25,11 @@ class StateAttention(Module):
 
     scope = "attention"
 
-    def __init__(self, hidden: int, heads: int, dropout: float, *, scaled: bool = False) -> None:
+    def __init__(self, hidden: int, heads: int, dropout: float, *, scale_query: bool = False) -> None:
         if hidden % heads:
             raise ConfigError(f"'d_model' is {hidden}, which the {heads} attention heads do not divide; correct one.")
-        self.head_dim, self.dropout, self.scaled = hidden // heads, dropout, scaled
-        self.k_proj = Linear(hidden, hidden, bias=not scaled, group="attention")
+        self.head_dim, self.dropout, self.scale_query = hidden // heads, dropout, scale_query
+        self.k_proj = Linear(hidden, hidden, bias=not scale_query, group="attention")
         self.v_proj = Linear(hidden, hidden, bias=True, group="attention")
         self.q_proj = Linear(hidden, hidden, bias=True, group="attention")
         self.out_proj = Linear(hidden, hidden, bias=True, group="attention")
@@ -41,7 +41,7 @@ class StateAttention(Module):
         self, hidden: Tensor, mask: Tensor | None = None, states: Tensor | None = None, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist; keys and values from `states` if given."""
-        if self.scaled:
+        if self.scale_query:
             query = ops.contiguous(self._heads(ops.mul_scalar(self.q_proj(hidden))))
         else:
             query = self._heads(self.q_proj(hidden))
@@ -50,7 +50,7 @@ class StateAttention(Module):
         if held is not None:
             key, value = held
         else:
-            if self.scaled:
+            if self.scale_query:
                 key = ops.contiguous(self._heads(self.k_proj(current)))
                 value = ops.contiguous(self._heads(self.v_proj(current)))
             else:
@@ -129,7 +129,7 @@ class _Block(Module):
 class EncoderBlock(_Block):
     """Self-attention and MLP, each with a LayerNorm and a residual."""
 
-    def __init__(self, style: BlockStyle, attention: StateAttention, width: int) -> None:
+    def __init__(self, style: BlockStyle, attention: BartAttention, width: int) -> None:
         super().__init__(style)
         self.self_attn = attention
         self.self_attn_layer_norm = LayerNorm(style.hidden)
@@ -147,7 +147,7 @@ class EncoderBlock(_Block):
 class DecoderBlock(_Block):
     """Self-attention, attention over encoder states if there are any, and MLP, each with LayerNorm and residual."""
 
-    def __init__(self, style: BlockStyle, attention: StateAttention, cross: StateAttention | None, width: int) -> None:
+    def __init__(self, style: BlockStyle, attention: BartAttention, cross: BartAttention | None, width: int) -> None:
         super().__init__(style)
         self.self_attn = attention
         self.self_attn_layer_norm = LayerNorm(style.hidden)

@@ -129,7 +129,7 @@ class SelfAttention(Module):
         return out, weights
 
 
-class AddNorm(Module):
+class DenseAddNorm(Module):
     """LayerNorm(dropout(dense(x)) + residual)."""
 
     def __init__(self, inputs: int, hidden: int, dropout: float, group: str) -> None:
@@ -144,7 +144,7 @@ class AddNorm(Module):
         return self.LayerNorm(ops.add(hidden, residual))  # type: ignore[no-any-return]
 
 
-class AddOutput(Module):
+class DenseAdd(Module):
     """dropout(dense(x)) + residual."""
 
     def __init__(self, inputs: int, hidden: int, dropout: float, group: str) -> None:
@@ -158,7 +158,7 @@ class AddOutput(Module):
         return ops.add(hidden, residual)
 
 
-class Activated(Module):
+class DenseActivation(Module):
     """act(dense(x))."""
 
     def __init__(self, inputs: int, outputs: int, act: str, group: str) -> None:

@@ -15,7 +15,7 @@ NormNames = tuple[str | None, str | None, str | None, str | None]
 
 PRE_NORM: NormNames = ("input_layernorm", None, "post_attention_layernorm", None)
 POST_NORM: NormNames = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-SANDWICH: NormNames = (
+PRE_AND_POST_NORM: NormNames = (
     "input_layernorm",
     "post_attention_layernorm",
     "pre_feedforward_layernorm",
@@ -26,8 +26,12 @@ SANDWICH: NormNames = (
 class DecoderBlock(Module):
     """Attention, then MLP, each added to the residual stream, with the norms that `names` lists.
 
-    `dropout` works on what is added; with `scaled` it is multiplied by a number. `order` is that in which the parts are
-    registered. With `weights_too`, the attention's probabilities are returned beside the output (Bamba).
+    attention, mlp: the sublayers; `norm` makes a norm.
+    names: attribute names of the norms before and after attention and MLP.
+    dropout: probability of dropout on what is added to the residual stream.
+    residual_multiplier: multiply what is added by a number (Granite).
+    order: the order in which sublayers and norms are registered.
+    returns_weights: return the attention's probabilities too (Bamba).
     """
 
     scope = "residual stream"
@@ -40,17 +44,17 @@ class DecoderBlock(Module):
         names: NormNames = PRE_NORM,
         *,
         dropout: float = 0.0,
-        scaled: bool = False,
+        residual_multiplier: bool = False,
         order: str = "self_attn mlp norms",
-        weights_too: bool = False,
+        returns_weights: bool = False,
     ) -> None:
         norms = {name: norm() for name in names if name is not None}
         for part in order.split():
             vars(self).update(norms if part == "norms" else {part: attention if part == "self_attn" else mlp})
         self.names = names
         self.dropout = dropout
-        self.scaled = scaled
-        self.weights_too = weights_too
+        self.residual_multiplier = residual_multiplier
+        self.returns_weights = returns_weights
 
     def _norm(self, index: int) -> Module | None:
         name = self.names[index]
@@ -80,17 +84,18 @@ class DecoderBlock(Module):
         if after_mlp is not None:
             hidden = after_mlp(hidden)
         hidden = ops.add(residual, self._branch(hidden))
-        return (hidden, _weights) if self.weights_too else hidden
+        return (hidden, _weights) if self.returns_weights else hidden
 
     def _branch(self, x: Tensor) -> Tensor:
         x = ops.dropout(x, self.dropout)
-        return ops.mul_scalar(x) if self.scaled else x
+        return ops.mul_scalar(x) if self.residual_multiplier else x
 
 
 class MixerBlock(Module):
-    """One norm and one mixer of tokens. Sums are in fp32 if `fp32` says so (Mamba).
+    """One norm and one mixer of tokens.
 
-    With `alone`, what stands in place of the mixer takes nothing but the hidden states (Nemotron H: an MLP, experts).
+    fp32: add in fp32 (`residual_in_fp32`, Mamba).
+    alone: the mixer takes nothing but the hidden states (Nemotron H: an MLP, experts).
     """
 
     scope = "residual stream"

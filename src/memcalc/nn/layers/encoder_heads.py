@@ -50,7 +50,7 @@ class VocabularyHead(Module):
         return self.decoder(hidden)  # type: ignore[no-any-return]
 
 
-class FirstToken(Module):
+class ClsTokenHead(Module):
     """out_proj(dropout(act(dense(dropout(first token)))))."""
 
     scope = "head and loss"
@@ -82,7 +82,7 @@ class Dropout(Module):
         return ops.dropout(x, self.p)
 
 
-class DroppedLinear(Module):
+class DropoutLinear(Module):
     """dense(dropout(x))."""
 
     scope = "head and loss"

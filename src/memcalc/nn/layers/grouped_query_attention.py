@@ -1,4 +1,4 @@
-"""Attention whose key and value heads serve groups of query heads: Llama's and that of its kin."""
+"""Grouped-query attention, as Llama and most decoders have it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,43 @@ from memcalc.nn.run_context import run_context
 
 
 @dataclass(frozen=True)
-class HeadNorm:
-    """A norm over queries and keys: `make(heads, head_dim)` makes one, `at` says where it stands.
+class QKNorm:
+    """A norm of queries and keys: `make(heads, head_dim)` makes one, `names` are its attribute names.
 
-    projection: over the whole projection; heads: over [b, s, heads, d] as each is projected; later: over the same when
-    all are; transposed: over [b, heads, s, d]; rotated: over the same, after the rotary embedding.
+    at: "projection": on the whole projection [b, s, heads * d]; "heads": on [b, s, heads, d] right after each
+    projection; "after_projections": on the same once all three are projected; "after_transpose": on [b, heads, s, d];
+    "after_rotary": on the same after the rotary embedding.
     """
 
     make: Callable[[int, int], Module]
-    at: Literal["projection", "heads", "later", "transposed", "rotated"]
+    at: Literal["projection", "heads", "after_projections", "after_transpose", "after_rotary"]
     names: tuple[str, str] = ("q_norm", "k_norm")
 
 
-PER_HEAD: HeadNorm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "heads")
+PER_HEAD: QKNorm = QKNorm(lambda _heads, dim: RMSNorm(dim), "heads")
 """Qwen 3's."""
 
 
 class GroupedQueryAttention(Module):
-    """Llama's attention: projections to `heads` queries and `kv_heads` keys and values of `head_dim`, rotary, output.
+    """Llama's attention: projections to query, key and value, rotary embedding, attention, output projection.
 
-    `bias` is on the query, key and value projections, `out_bias` on the output's; with `fused` the three are one.
-    `head_norm` stands on query and key (True: Qwen 3's), `rotate` applies the rotary embedding (None: this layer has
-    none). A layer with a sliding `window` caches no more than that, or all if `cached_whole`. `softcapped` bends the
-    scores of eager attention, `clipped` the projections; `out_dropout` works on the output, `out_norm` stands before
-    its projection. `bend_query` is what is done to rotated queries.
-    `sinks` gives each head a score of its own, `key_scaled` multiplies keys by a number. `out` names the output's
-    projection.
+    hidden, heads, kv_heads, head_dim: sizes; query [b, heads, s, head_dim], key and value [b, kv_heads, s, head_dim].
+    bias: the query, key and value projections have one.
+    out_bias: the output projection has one.
+    fused: query, key and value are one projection `qkv_proj`.
+    qk_norm: the norm of queries and keys; True is Qwen 3's.
+    rotate: applies the rotary embedding; None: the layer has none.
+    dropout: probability of dropout on the attention probabilities.
+    out_dropout: probability of dropout on the output.
+    window: sliding window in tokens; the cache keeps no more than that.
+    attn_logit_softcapping: soft-cap the scores of eager attention (Gemma 2).
+    clip_qkv: clamp the projections in place (OLMo).
+    sinks: each head has a learned score of its own (gpt-oss).
+    key_multiplier: multiply the keys by a number (Falcon H1).
+    caches_full_length: the cache keeps every token despite the window.
+    out_norm: makes a norm before the output projection (BitNet).
+    out: attribute name of the output projection.
+    query_scaling: applied to the rotated queries (Ministral 3).
     """
 
     scope = "attention"
@@ -57,28 +68,32 @@ class GroupedQueryAttention(Module):
         bias: bool = False,
         out_bias: bool = False,
         fused: bool = False,
-        head_norm: HeadNorm | bool = False,
+        qk_norm: QKNorm | bool = False,
         rotate: Rotate | None = apply_rotary,
         dropout: float = 0.0,
         out_dropout: float = 0.0,
         window: int | None = None,
-        softcapped: bool = False,
-        clipped: bool = False,
+        attn_logit_softcapping: bool = False,
+        clip_qkv: bool = False,
         sinks: bool = False,
-        key_scaled: bool = False,
-        cached_whole: bool = False,
+        key_multiplier: bool = False,
+        caches_full_length: bool = False,
         out_norm: Callable[[], Module] | None = None,
         out: str = "o_proj",
-        bend_query: Callable[[Tensor], Tensor] | None = None,
+        query_scaling: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.repeats = heads // kv_heads
         self.dropout, self.out_dropout = dropout, out_dropout
         self.window = window
-        self.cached_window = None if cached_whole else window
+        self.cached_window = None if caches_full_length else window
         self.rotate = rotate
-        self.bend_query = bend_query
-        self.softcapped, self.clipped, self.key_scaled = softcapped, clipped, key_scaled
+        self.query_scaling = query_scaling
+        self.attn_logit_softcapping, self.clip_qkv, self.key_multiplier = (
+            attn_logit_softcapping,
+            clip_qkv,
+            key_multiplier,
+        )
         self.fused = fused
         self.sinks = Parameter(heads, group="attention") if sinks else None
         self.out = out
@@ -91,16 +106,16 @@ class GroupedQueryAttention(Module):
             self.v_proj = Linear(hidden, kv_heads * head_dim, bias=bias, group="attention")
             setattr(self, out, Linear(heads * head_dim, hidden, bias=out_bias, group="attention"))
         self.attn_sub_norm = None if out_norm is None else out_norm()
-        self.head_norm = PER_HEAD if head_norm is True else head_norm or None
-        if self.head_norm is not None:
-            setattr(self, self.head_norm.names[0], self.head_norm.make(heads, head_dim))
-            setattr(self, self.head_norm.names[1], self.head_norm.make(kv_heads, head_dim))
+        self.qk_norm = PER_HEAD if qk_norm is True else qk_norm or None
+        if self.qk_norm is not None:
+            setattr(self, self.qk_norm.names[0], self.qk_norm.make(heads, head_dim))
+            setattr(self, self.qk_norm.names[1], self.qk_norm.make(kv_heads, head_dim))
 
     def _norms(self, *places: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """The norms of query and key, if they stand at one of `places`."""
-        if self.head_norm is None or self.head_norm.at not in places:
+        if self.qk_norm is None or self.qk_norm.at not in places:
             return _as_it_is, _as_it_is
-        return vars(self)[self.head_norm.names[0]], vars(self)[self.head_norm.names[1]]
+        return vars(self)[self.qk_norm.names[0]], vars(self)[self.qk_norm.names[1]]
 
     def _split(self, x: Tensor) -> Tensor:
         return ops.view(x, *x.shape[:-1], -1, self.head_dim)
@@ -113,20 +128,20 @@ class GroupedQueryAttention(Module):
             pieces = [ops.narrow(qkv, -1, count * self.head_dim) for count in counts]
             query, key, value = (ops.transpose(self._split(piece), 1, 2) for piece in pieces)
             return query, key, value, qkv
-        at = None if self.head_norm is None else self.head_norm.at
-        if at == "projection" or self.clipped:
+        at = None if self.qk_norm is None else self.qk_norm.at
+        if at == "projection" or self.clip_qkv:
             q_norm, k_norm = self._norms("projection")
             query = q_norm(self.q_proj(hidden))
             key = k_norm(self.k_proj(hidden))
             value = self.v_proj(hidden)
-            if self.clipped:
+            if self.clip_qkv:
                 query, key, value = (ops.clamp_(x, of_view=self.q_proj.bias is not None) for x in (query, key, value))
             query = ops.transpose(self._split(query), 1, 2)
             key = ops.transpose(self._split(key), 1, 2)
             value = ops.transpose(self._split(value), 1, 2)
             return query, key, value, None
-        if at == "later":
-            q_norm, k_norm = self._norms("later")
+        if at == "after_projections":
+            q_norm, k_norm = self._norms("after_projections")
             query = self._split(self.q_proj(hidden))
             key = self._split(self.k_proj(hidden))
             value = self._split(self.v_proj(hidden))
@@ -136,7 +151,7 @@ class GroupedQueryAttention(Module):
         q_norm, k_norm = self._norms("heads")
         query = ops.transpose(q_norm(self._split(self.q_proj(hidden))), 1, 2)
         key = ops.transpose(k_norm(self._split(self.k_proj(hidden))), 1, 2)
-        if self.key_scaled:
+        if self.key_multiplier:
             key = ops.mul_scalar(key)
         value = ops.transpose(self._split(self.v_proj(hidden)), 1, 2)
         return query, key, value, None
@@ -144,20 +159,27 @@ class GroupedQueryAttention(Module):
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Hidden states [b, s, h] to [b, s, h], and the probabilities where they exist."""
         query, key, value, _projected = self._project(hidden)
-        q_norm, k_norm = self._norms("transposed")
+        q_norm, k_norm = self._norms("after_transpose")
         query = q_norm(query)
         key = k_norm(key)
         if self.rotate is not None:
             query, key, *_held = self.rotate(query, key, *rotation)
-        if self.bend_query is not None:
-            query = self.bend_query(query)
-        q_norm, k_norm = self._norms("rotated")
+        if self.query_scaling is not None:
+            query = self.query_scaling(query)
+        q_norm, k_norm = self._norms("after_rotary")
         query = q_norm(query)
         key = k_norm(key)
         if (cache := run_context(query).cache) is not None:
             key, value = cache.update(self, key, value, self.cached_window)
         out, weights = attend(
-            query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped, sinks=self.sinks
+            query,
+            key,
+            value,
+            mask,
+            self.repeats,
+            self.dropout,
+            attn_logit_softcapping=self.attn_logit_softcapping,
+            sinks=self.sinks,
         )
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         if self.attn_sub_norm is not None:

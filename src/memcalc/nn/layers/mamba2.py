@@ -84,7 +84,7 @@ class Mamba2Mixer(Module):
         conv_bias: bool = True,
         bias: bool = False,
         out_bias: bool = False,
-        scaled: bool = False,
+        mup_multiplier: bool = False,
     ) -> None:
         self.shape = shape
         channels = sum(shape.widths)
@@ -92,7 +92,7 @@ class Mamba2Mixer(Module):
         self.dt_bias = Parameter(shape.heads, group="state-space mixer")
         self.A_log = Parameter(shape.heads, group="state-space mixer")
         self.D = Parameter(shape.heads, group="state-space mixer")
-        self.mup_vector = Buffer(1, 1, projected, dtype=None) if scaled else None
+        self.mup_vector = Buffer(1, 1, projected, dtype=None) if mup_multiplier else None
         self.conv1d = CausalConv(channels, shape.kernel, activation(act), bias=conv_bias)
         self.in_proj = Linear(hidden, projected, bias=bias, group="state-space mixer")
         self.norm = norm

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
+from memcalc.nn.layers.mask_building import MaskShape, build_bool_mask, build_float_mask
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, INT64
 
@@ -67,7 +69,8 @@ def causal_mask(
         seen = min(past, kept - 1) + length
     alone = length == 1 and not static
     skip = not always and (window is None or seen < window) and (alone or seen == length)
-    return _mask(hidden, padding, length, seen, skip=skip, every=chunked)
+    kind = MaskShape(hidden.shape[0], length, seen, causal=True, windowed=window is not None, padded=padding)
+    return _mask(hidden, kind, skip=skip, every=chunked)
 
 
 def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:
@@ -92,15 +95,19 @@ def bidirectional_mask(
             distance = tape.empty((1, 1, length, length), INT64)
             absolute = tape.empty((1, 1, length, length), INT64)
             del distance, absolute
-    return _mask(hidden, padding, hidden.shape[1], seen or hidden.shape[1], skip=False)
+    kind = MaskShape(hidden.shape[0], length, seen or length, causal=False, padded=padding)
+    return _mask(hidden, kind, skip=False)
 
 
-def _mask(hidden: Tensor, padding: bool, length: int, seen: int, *, skip: bool, every: bool = False) -> Tensor | None:
+def _mask(hidden: Tensor, kind: MaskShape, *, skip: bool, every: bool = False) -> Tensor | None:
     tape, attention = hidden.tape, run_context(hidden).attention
-    batch = hidden.shape[0]
     with tape.scoped("attention mask"):
         if attention == "eager":
-            return tape.empty((batch, 1, length, seen), hidden.dtype)
-        if attention == "sdpa" and (padding or not skip):
-            return tape.empty((batch if padding or every else 1, 1, length, seen), BOOL)
+            if tape.device is not None:
+                return build_float_mask(tape, kind, hidden.dtype)
+            return tape.empty((kind.batch, 1, kind.length, kind.seen), hidden.dtype)
+        if attention == "sdpa" and (kind.padded or not skip):
+            if tape.device is not None and not every:
+                return build_bool_mask(tape, replace(kind, skippable=True))
+            return tape.empty((kind.batch if kind.padded or every else 1, 1, kind.length, kind.seen), BOOL)
     return None

@@ -128,7 +128,7 @@ class Experts(ExpertWeights):
 class MixtureOfExperts(Module):
     """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate` if there is one.
 
-    `gate_first` says which of router and experts is registered first; with `weights_too`, the experts' weights are
+    `gate_first` says which of router and experts is registered first; with `returns_weights`, the experts' weights are
     returned beside the output (gpt-oss). `jitters` is how often noise multiplies the input in training: as it is,
     and once more as a list of tokens.
     """
@@ -143,7 +143,7 @@ class MixtureOfExperts(Module):
         shared_gate: Module | None = None,
         *,
         gate_first: bool = True,
-        weights_too: bool = False,
+        returns_weights: bool = False,
         jitters: int = 0,
     ) -> None:
         if gate_first:
@@ -152,7 +152,7 @@ class MixtureOfExperts(Module):
         self.gate = gate
         self.shared_expert = shared
         self.shared_expert_gate = shared_gate
-        self.weights_too = weights_too
+        self.returns_weights = returns_weights
         self.jitters = jitters
 
     def forward(self, hidden: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -171,10 +171,10 @@ class MixtureOfExperts(Module):
                 shared = ops.mul(ops.sigmoid(self.shared_expert_gate(flat)), shared)
             out = ops.add(out, shared)
         out = ops.reshape(out, *hidden.shape)
-        return (out, weights) if self.weights_too else out
+        return (out, weights) if self.returns_weights else out
 
 
-class ExpertsBesideMLP(Module):
+class ExpertsAndMLP(Module):
     """A mixture of experts and an MLP on the same input, added (Granite 4)."""
 
     def __init__(self, mixture: Module, shared: Module) -> None:

@@ -78,7 +78,7 @@ class AxialRotary(Module):
         return ops.cat((angles, angles), -1)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ops.add(ops.mul(x, cos), ops.mul(rotate_half(x), sin))
 
 
@@ -86,8 +86,8 @@ def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tupl
     """Query and key [n, heads, d] turned in fp32, and cast back."""
     wide_query, wide_key = ops.to(query, FP32), ops.to(key, FP32)
     cos, sin = ops.unsqueeze(cos, -2), ops.unsqueeze(sin, -2)
-    query_out = _turned(wide_query, cos, sin)
-    key_out = _turned(wide_key, cos, sin)
+    query_out = _rotated(wide_query, cos, sin)
+    key_out = _rotated(wide_key, cos, sin)
     query_out = ops.to(query_out, query.dtype)
     key_out = ops.to(key_out, key.dtype)
     return query_out, key_out

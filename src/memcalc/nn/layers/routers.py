@@ -79,7 +79,7 @@ class TopKRouter(Router):
         return logits, weights, indices
 
 
-class TopKFirstRouter(Router):
+class TopKThenSoftmaxRouter(Router):
     """The best `per_token` experts by their logits, then a softmax over those (gpt-oss; in fp32: Granite)."""
 
     def __init__(self, hidden: int, count: int, per_token: int, *, bias: bool = False, fp32: bool = False) -> None:
@@ -156,7 +156,7 @@ class SigmoidRouter(Module):
         return logits, weights, indices
 
 
-class CorrectedRouter(Router):
+class BiasCorrectedRouter(Router):
     """Scores plus a correction choose the experts; their own scores become the weights, and sum to one.
 
     MiniMax M2: sigmoid scores in fp32, and weights normalised in place. With `softmax` (ERNIE 4.5): router, correction

@@ -85,7 +85,7 @@ class WindowAttention(Module):
 
 
 class ShiftedLayer(Module):
-    """Norm, attention in windows shifted by `add_scalar`, add; norm, MLP, add. Windows that stick out are padded."""
+    """Norm, attention in windows shifted by `shift`, add; norm, MLP, add. Windows that stick out are padded."""
 
     scope = "residual stream"
     supports_checkpointing = False

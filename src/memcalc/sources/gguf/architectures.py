@@ -176,11 +176,11 @@ def _jamba(m: Metadata) -> Words:
 
 
 def _nemotron_h(m: Metadata) -> Words:
-    attends, feeds = m.nonzero("attention.head_count_kv"), m.nonzero("feed_forward_length")
+    attends, is_input_embedding = m.nonzero("attention.head_count_kv"), m.nonzero("feed_forward_length")
     fed = "E" if m.get("expert_count") else "-"
     pattern = None
-    if attends and feeds:
-        pattern = "".join("*" if a else fed if f else "M" for a, f in zip(attends, feeds, strict=False))
+    if attends and is_input_embedding:
+        pattern = "".join("*" if a else fed if f else "M" for a, f in zip(attends, is_input_embedding, strict=False))
     return {
         "hybrid_override_pattern": pattern,
         "num_key_value_heads": _most(m.get("attention.head_count_kv")),

@@ -14,9 +14,9 @@ from memcalc.training.objectives.distillation import distillation
 from memcalc.training.objectives.dpo_and_reward import dpo, reward
 from memcalc.training.objectives.grpo import grpo
 from memcalc.training.objectives.ppo import ppo
-from memcalc.training.objectives.rollout import Actors
+from memcalc.training.objectives.rollout import Rollout
 
-OBJECTIVES: dict[str, Callable[[Actors], Tensor]] = {
+OBJECTIVES: dict[str, Callable[[Rollout], Tensor]] = {
     "dpo": dpo,
     "reward": reward,
     "grpo": grpo,
@@ -25,4 +25,4 @@ OBJECTIVES: dict[str, Callable[[Actors], Tensor]] = {
 }
 """The loss of one micro-batch by objective, but for sft, whose loss the model computes itself."""
 
-__all__ = ["OBJECTIVES", "Actors"]
+__all__ = ["OBJECTIVES", "Rollout"]

@@ -11,23 +11,23 @@ from memcalc.errors import UsageError
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import where
-from memcalc.training.objectives.rollout import LOSS, Actors
+from memcalc.training.objectives.rollout import LOSS, Rollout
 
 
-def distillation(actors: Actors) -> Tensor:
+def distillation(rollout: Rollout) -> Tensor:
     """The loss of completions. Both models compute the logits of all tokens, and both stand until the loss is there."""
-    rows, completion = actors.sequences, actors.completion
-    prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
-    prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
-    count = ops.mul_scalar(ops.empty_like(actors.given(), FP32))
+    rows, completion = rollout.sequences, rollout.completion
+    prompt, answer = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
+    prompt_mask, mask = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
+    count = ops.mul_scalar(ops.empty_like(rollout.input_tensor(), FP32))
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
-    run_context(actors.tape).padding = padding
-    outputs = actors.run(ids)
-    with actors.tape.no_grad():
-        teacher = actors.ask(ids).returned[0]
-    run_context(actors.tape).padding = None
+    run_context(rollout.tape).padding = padding
+    outputs = rollout.run(ids)
+    with rollout.tape.no_grad():
+        teacher = rollout.run_frozen(ids).returned[0]
+    run_context(rollout.tape).padding = None
     check_vocabulary(outputs.returned[0].shape[-1], teacher.shape[-1])
-    with actors.tape.scoped(LOSS):
+    with rollout.tape.scoped(LOSS):
         student = ops.narrow(outputs.returned[0], 1, completion)
         teacher = ops.narrow(teacher, 1, completion)
         divergence = _reverse_kl(student, teacher)

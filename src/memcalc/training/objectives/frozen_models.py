@@ -1,7 +1,7 @@
-"""The model that stands beside the trained one and is only asked: a reference, or a teacher.
+"""The frozen model of an objective (a reference, a teacher), and PPO's value model.
 
-TRL does not freeze it, but never asks for its gradients. In its forward pass autocast therefore keeps the casts of all
-its weights until the pass is over, as it does for trained ones.
+TRL runs the frozen model under no_grad without `requires_grad_(False)`. In its forward pass autocast therefore keeps
+the casts of all its weights until the pass is over, as it does for trained ones.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from memcalc.training.prepare_model import load
 
 
 @dataclass(frozen=True, slots=True)
-class Companion:
-    """A model beside the trained one: its name, and the bytes of the weights that it has for itself.
+class FrozenModel:
+    """A model that is run under no_grad.
 
-    `attention` is the implementation that its family has. `trains` says whether it is the trained model itself, with
-    its adapters off, and so in training mode.
+    name: its part of the box.
+    nbytes: bytes of weights that it does not share with the trained model.
+    attention: its attention implementation.
+    trains: it is the trained model itself with its adapters off, and so in training mode.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Companion:
     trains: bool = False
 
 
-def reference(spec: ModelSpec, network: Network, setup: TrainingSetup, tape: Tape, dtype: DType) -> Companion | None:
+def reference(spec: ModelSpec, network: Network, setup: TrainingSetup, tape: Tape, dtype: DType) -> FrozenModel | None:
     """The reference model of a setup around `network`, unbound; None where there is none."""
     kind = setup.reference_used
     if kind not in ("shared", "copy"):
@@ -51,7 +53,7 @@ def reference(spec: ModelSpec, network: Network, setup: TrainingSetup, tape: Tap
 
 
 class PolicyAndValue(Module):
-    """What PPO trains: the policy, and a value model of its own beside it."""
+    """What PPO trains: the policy and a value model."""
 
     def __init__(self, policy: Network, value_model: SequenceClassifier) -> None:
         self.policy = policy
@@ -68,19 +70,19 @@ def value_model(network: Network, spec: ModelSpec, setup: TrainingSetup) -> Sequ
     return network
 
 
-def teacher(network: Network, tape: Tape, dtype: DType, attention: str) -> Companion:
+def teacher(network: Network, tape: Tape, dtype: DType, attention: str) -> FrozenModel:
     """The teacher `network`, unbound."""
     return _bound("teacher", network, tape, dtype, attention, shared=False)
 
 
-def _bound(name: str, network: Network, tape: Tape, dtype: DType, attention: str, *, shared: bool) -> Companion:
-    """Put a model beside the trained one on the tape. What is shared has no weights of its own."""
+def _bound(name: str, network: Network, tape: Tape, dtype: DType, attention: str, *, shared: bool) -> FrozenModel:
+    """Bind a frozen model to the tape. A shared one has no weights of its own."""
     _rename(network, name.removesuffix(" model"))
     if shared:
         for _, parameter in network.tensors():
             parameter.trainable = False
     network.bind(tape, dtype)
-    return Companion(name, network, 0 if shared else size(network), attention, shared)
+    return FrozenModel(name, network, 0 if shared else size(network), attention, shared)
 
 
 def _rename(network: Network, owner: str) -> None:

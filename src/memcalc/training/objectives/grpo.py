@@ -14,26 +14,26 @@ from memcalc.nn.model import Outputs
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.log_probabilities import entropy, selected
-from memcalc.training.objectives.rollout import LOSS, Actors
+from memcalc.training.objectives.rollout import LOSS, Rollout
 
 
-def grpo(actors: Actors) -> Tensor:
+def grpo(rollout: Rollout) -> Tensor:
     """The loss of completions, whose advantages are given. Logits are computed for the completions alone."""
-    rows, completion = actors.sequences, actors.completion
-    prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
-    known = _scored(actors, prompt, answer)
-    return _clipped(actors, prompt, answer, known)
+    rows, completion = rollout.sequences, rollout.completion
+    prompt, answer = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
+    known = _scored(rollout, prompt, answer)
+    return _clipped(rollout, prompt, answer, known)
 
 
-def _scored(actors: Actors, prompt: Tensor, answer: Tensor) -> Tensor | None:
+def _scored(rollout: Rollout, prompt: Tensor, answer: Tensor) -> Tensor | None:
     """Log-probabilities [b, c] of the reference, computed before the step or long before."""
-    if actors.setup.reference_used == "precomputed":
-        return actors.given(*answer.shape, dtype=actors.logits_dtype, name="log-probabilities")
-    if actors.companion is None:
+    if rollout.setup.reference_used == "precomputed":
+        return rollout.input_tensor(*answer.shape, dtype=rollout.logits_dtype, name="log-probabilities")
+    if rollout.frozen is None:
         return None
     ids, padding = _joined(prompt, answer), _joined(prompt, answer)
-    with actors.tape.no_grad():
-        return log_probabilities(actors.ask, ids, padding, answer.shape[1], entropies=False)[0]
+    with rollout.tape.no_grad():
+        return log_probabilities(rollout.run_frozen, ids, padding, answer.shape[1], entropies=False)[0]
 
 
 def _joined(prompt: Tensor, answer: Tensor) -> Tensor:
@@ -63,14 +63,14 @@ def log_probabilities(
         return ops.cat([chosen], 0), None if uncertain is None else ops.cat([uncertain], 0)
 
 
-def _clipped(actors: Actors, prompt: Tensor, answer: Tensor, known: Tensor | None) -> Tensor:
+def _clipped(rollout: Rollout, prompt: Tensor, answer: Tensor, known: Tensor | None) -> Tensor:
     """The clipped loss, with a penalty for leaving the reference where there is one."""
-    mask, count = actors.given(*answer.shape), actors.given(dtype=FP32)
-    old = actors.given(*answer.shape, dtype=actors.logits_dtype, name="log-probabilities")
-    advantages = actors.given(answer.shape[0], dtype=FP32, name="advantages")
+    mask, count = rollout.input_tensor(*answer.shape), rollout.input_tensor(dtype=FP32)
+    old = rollout.input_tensor(*answer.shape, dtype=rollout.logits_dtype, name="log-probabilities")
+    advantages = rollout.input_tensor(answer.shape[0], dtype=FP32, name="advantages")
     ids, padding = _joined(prompt, answer), _joined(prompt, answer)
-    own, _entropies = log_probabilities(actors.run, ids, padding, answer.shape[1], entropies=True)
-    with actors.tape.scoped(LOSS):
+    own, _entropies = log_probabilities(rollout.run, ids, padding, answer.shape[1], entropies=True)
+    with rollout.tape.scoped(LOSS):
         penalty = None
         if known is not None:
             penalty = ops.add_scalar(ops.sub(ops.exp(ops.sub(known, own)), ops.sub(known, own)))

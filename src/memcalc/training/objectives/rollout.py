@@ -12,29 +12,29 @@ from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.run_context import run_context, training_mode
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import FP32, INT64, DType
-from memcalc.training.objectives.frozen_models import Companion
+from memcalc.training.objectives.frozen_models import FrozenModel
 
 LOSS = "LM head and loss"
-"""The part of the box that logits and what is made of them belong to."""
+"""The part of the box for logits and what is computed of them."""
 
 
 @dataclass(slots=True)
-class Actors:
-    """The trained model, and the one beside it that is only asked (a reference, a teacher), if there is one.
+class Rollout:
+    """The trained model and a frozen one (reference, teacher) if there is one, and how an objective runs them.
 
     `length` is that of prompt and completion together, in tokens.
     """
 
     tape: Tape
     policy: Network
-    companion: Companion | None
+    frozen: FrozenModel | None
     setup: TrainingSetup
     autocast: DType | None
     length: int
     value: SequenceClassifier | None = None
-    """The value model that is trained beside the policy."""
+    """The value model that PPO trains together with the policy."""
     held: list[tuple[Tensor, int]] = field(default_factory=list)
-    """What outlasts the step, with its copies."""
+    """Tensors that the trainer holds until the optimizer has stepped, each with its copies."""
 
     @property
     def completion(self) -> int:
@@ -51,23 +51,23 @@ class Actors:
         """The dtype of the logits, as accelerate gives them out."""
         return run_context(self.tape).weights_dtype
 
-    def given(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
+    def input_tensor(self, *shape: int, dtype: DType = INT64, name: str = "token ids and masks") -> Tensor:
         """An input of the step."""
         return self.tape.external_tensor(shape, dtype, OVERHEAD, name)
 
     def run(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
-        """What the trained model says to ids [b, s]: logits of all tokens, or of the last `keep`, come first."""
+        """Outputs of the trained model for ids [b, s], logits of all tokens or the last `logits_to_keep` first."""
         return self._run(self.policy, ids, logits_to_keep)
 
-    def ask(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
-        """What the model beside it says. The caller switches gradients off."""
-        assert self.companion is not None
-        attention = run_context(self.tape).attention_backend(self.companion.attention)
-        with attention, training_mode(self.tape, self.companion.trains):
-            return self._run(self.companion.network, ids, logits_to_keep)
+    def run_frozen(self, ids: Tensor, logits_to_keep: int | None = None) -> Outputs:
+        """Outputs of the frozen model. The caller switches gradients off."""
+        assert self.frozen is not None
+        attention = run_context(self.tape).attention_backend(self.frozen.attention)
+        with attention, training_mode(self.tape, self.frozen.trains):
+            return self._run(self.frozen.network, ids, logits_to_keep)
 
-    def run_both(self, ids: Tensor) -> tuple[Outputs, Tensor]:
-        """What the policy says to ids [b, s], whose hidden states are `held`, and a value for each token [b, s, 1].
+    def run_policy_and_value(self, ids: Tensor) -> tuple[Outputs, Tensor]:
+        """Outputs of the policy for ids [b, s], whose hidden states are `held`, and values [b, s, 1].
 
         The value model runs first; its hidden states stand until the policy is through.
         """
@@ -106,4 +106,4 @@ class Actors:
         """Give the models one padding mask, an input of the step, unless the trainer made one."""
         run = run_context(self.tape)
         if self.setup.padding_mask and run.padding is None:
-            run.padding = self.given(*ids.shape, name="padding mask")
+            run.padding = self.input_tensor(*ids.shape, name="padding mask")

@@ -8,20 +8,21 @@ from typing import Any
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
+from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.training.objectives import OBJECTIVES, Actors, frozen_models
+from memcalc.training.objectives import OBJECTIVES, Rollout, frozen_models
 from memcalc.training.objectives.assumptions import notes
-from memcalc.training.step import Aims, build
+from memcalc.training.traced_step import ObjectiveExtras
 from memcalc.training.trainer_loop import autocast_of
 from memcalc.training.trl import FUSED
 
 
-def pursuer(spec: ModelSpec, setup: TrainingSetup) -> ModelSpec:
+def trained_spec(spec: ModelSpec, setup: TrainingSetup) -> ModelSpec:
     """The spec of the model that is trained: a reward model has a head of its own."""
     return _scoring(spec) if setup.objective == "reward" else spec
 
@@ -41,9 +42,9 @@ def trained(network: Network, spec: ModelSpec, setup: TrainingSetup) -> Module:
     return frozen_models.PolicyAndValue(network, frozen_models.value_model(build(value), value, setup))
 
 
-def pursue(
+def run_objective(
     tape: Tape, trained: Module, spec: ModelSpec, setup: TrainingSetup, length: int, teacher: ModelSpec | None
-) -> tuple[Tensor, tuple[Tensor, ...], Aims]:
+) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
     """The loss of the objective, what the trainer holds through backward, and what the objective adds to the step.
 
     Raises UsageError where the model or the teacher does not suit it.
@@ -54,23 +55,25 @@ def pursue(
     frozen_models.check_head(policy, setup)
     beside = _beside(tape, spec, setup, teacher)
     tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
-    actors = Actors(tape, policy, beside, setup, autocast_of(setup), length, value)
+    rollout = Rollout(tape, policy, beside, setup, autocast_of(setup), length, value)
     objectives = FUSED if setup.trainer_used == "trl" else OBJECTIVES
-    loss = objectives[setup.objective](actors)
+    loss = objectives[setup.objective](rollout)
     weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
-    used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": actors.sequences}
+    used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": rollout.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
-    outlasting = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in actors.held}
-    aims = Aims(weights, sum(outlasting.values()), used, tuple(notes(setup, actors.completion, length)))
-    return loss, tuple(x for x, _ in actors.held), aims
+    held_until_step_bytes = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.held}
+    aims = ObjectiveExtras(
+        weights, sum(held_until_step_bytes.values()), used, tuple(notes(setup, rollout.completion, length))
+    )
+    return loss, tuple(x for x, _ in rollout.held), aims
 
 
 def _beside(
     tape: Tape, spec: ModelSpec, setup: TrainingSetup, teacher: ModelSpec | None
-) -> frozen_models.Companion | None:
+) -> frozen_models.FrozenModel | None:
     """The reference model or the teacher."""
     dtype = PRECISIONS[setup.precision].weights
     if setup.objective not in ("distillation", "gkd"):

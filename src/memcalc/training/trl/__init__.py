@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from memcalc.autograd.tensor import Tensor
 from memcalc.training.objectives.dpo_and_reward import reward
-from memcalc.training.objectives.rollout import Actors
+from memcalc.training.objectives.rollout import Rollout
 from memcalc.training.trl.distillation import distillation
 from memcalc.training.trl.full_logits import cpo, gkd, orpo
 from memcalc.training.trl.policy import grpo, rloo
 from memcalc.training.trl.preferences import dpo, kto
 
-FUSED: dict[str, Callable[[Actors], Tensor]] = {
+FUSED: dict[str, Callable[[Rollout], Tensor]] = {
     "dpo": dpo,
     "kto": kto,
     "grpo": grpo,

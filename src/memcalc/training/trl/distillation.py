@@ -14,37 +14,37 @@ from memcalc.nn.model import Network
 from memcalc.nn.run_context import run_context, training_mode
 from memcalc.tables.dtypes import BOOL, FP32
 from memcalc.training.objectives.distillation import check_vocabulary
-from memcalc.training.objectives.rollout import LOSS, Actors
+from memcalc.training.objectives.rollout import LOSS, Rollout
 
 
-def distillation(actors: Actors) -> Tensor:
+def distillation(rollout: Rollout) -> Tensor:
     """The divergence of completions, projected through both heads in tiles."""
-    assert actors.companion is not None
-    rows, completion = actors.sequences, actors.completion
-    prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
-    prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
+    assert rollout.frozen is not None
+    rows, completion = rollout.sequences, rollout.completion
+    prompt, answer = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
+    prompt_mask, mask = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
-    run_context(actors.tape).padding = padding
-    student = _hidden_states(actors, actors.policy, ids)
-    attention = run_context(actors.tape).attention_backend(actors.companion.attention)
-    with actors.tape.no_grad(), training_mode(actors.tape, False), attention:
-        teacher = _hidden_states(actors, actors.companion.network, ids)
-    run_context(actors.tape).padding = None
-    head, teacher_head = (head_weight(_lm(model).lm_head) for model in (actors.policy, actors.companion.network))
+    run_context(rollout.tape).padding = padding
+    student = _hidden_states(rollout, rollout.policy, ids)
+    attention = run_context(rollout.tape).attention_backend(rollout.frozen.attention)
+    with rollout.tape.no_grad(), training_mode(rollout.tape, False), attention:
+        teacher = _hidden_states(rollout, rollout.frozen.network, ids)
+    run_context(rollout.tape).padding = None
+    head, teacher_head = (head_weight(_lm(model).lm_head) for model in (rollout.policy, rollout.frozen.network))
     check_vocabulary(head.shape[0], teacher_head.shape[0])
-    with actors.tape.scoped(LOSS):
+    with rollout.tape.scoped(LOSS):
         valid = ops.empty_like(ops.reshape(mask, -1), BOOL)
         count = rows * completion
         flat, flat_teacher = _flat(student, completion), _flat(teacher, completion)
         flat, flat_teacher = ops.index_mask(flat, valid, count), ops.index_mask(flat_teacher, valid, count)
         divergence = ops.chunked_divergence(flat, head, flat_teacher, teacher_head)
         del flat, flat_teacher
-        return ops.div(ops.sum(divergence, 0), actors.tape.empty((), FP32))
+        return ops.div(ops.sum(divergence, 0), rollout.tape.empty((), FP32))
 
 
-def _hidden_states(actors: Actors, network: Network, ids: Tensor) -> Tensor:
+def _hidden_states(rollout: Rollout, network: Network, ids: Tensor) -> Tensor:
     """Hidden states [b, s, h] of the backbone."""
-    hidden: Tensor = _lm(network).model(ids, actors.setup.padding_mask)
+    hidden: Tensor = _lm(network).model(ids, rollout.setup.padding_mask)
     return hidden
 
 

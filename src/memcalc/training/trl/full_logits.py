@@ -10,16 +10,16 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
-from memcalc.training.objectives.rollout import LOSS, Actors
+from memcalc.training.objectives.rollout import LOSS, Rollout
 from memcalc.training.trl.scoring import input_ids
 
 
-def orpo(actors: Actors) -> Tensor:
+def orpo(rollout: Rollout) -> Tensor:
     """The odds ratio of pairs beside the loss of the chosen ones. Logits stand until all is logged."""
-    pairs, length = actors.setup.batch, actors.length
-    ids = input_ids(actors, 2 * pairs)
-    outputs = actors.run(ids)
-    with actors.tape.scoped(LOSS):
+    pairs, length = rollout.setup.batch, rollout.length
+    ids = input_ids(rollout, 2 * pairs)
+    outputs = rollout.run(ids)
+    with rollout.tape.scoped(LOSS):
         logits = outputs.returned[0]
         nll = _chosen_loss(logits, ids, pairs)
         averages = _log_probs(logits, ids, length)
@@ -29,12 +29,12 @@ def orpo(actors: Actors) -> Tensor:
         return ops.sub(nll, ops.mean(ops.mul_scalar(ops.log_sigmoid(odds)), 0, keepdim=False))
 
 
-def cpo(actors: Actors) -> Tensor:
+def cpo(rollout: Rollout) -> Tensor:
     """The difference of pairs beside the loss of the chosen ones."""
-    pairs, length = actors.setup.batch, actors.length
-    ids = input_ids(actors, 2 * pairs)
-    outputs = actors.run(ids)
-    with actors.tape.scoped(LOSS):
+    pairs, length = rollout.setup.batch, rollout.length
+    ids = input_ids(rollout, 2 * pairs)
+    outputs = rollout.run(ids)
+    with rollout.tape.scoped(LOSS):
         logits = outputs.returned[0]
         nll = _chosen_loss(logits, ids, pairs)
         sums = _log_probs(logits, ids, length)
@@ -57,24 +57,24 @@ def _log_probs(logits: Tensor, ids: Tensor, length: int) -> Tensor:
     return ops.sum(per_token, 1)
 
 
-def gkd(actors: Actors) -> Tensor:
+def gkd(rollout: Rollout) -> Tensor:
     """The generalised Jensen-Shannon divergence (beta 0.5) of all tokens, over the whole vocabulary."""
-    ids = input_ids(actors, actors.sequences)
-    outputs = actors.run(ids)
-    run = run_context(actors.tape)
-    with actors.tape.no_grad():
+    ids = input_ids(rollout, rollout.sequences)
+    outputs = rollout.run(ids)
+    run = run_context(rollout.tape)
+    with rollout.tape.no_grad():
         _teacher_cache = run.cache = Cache()  # its config has use_cache, and its outputs keep the cache
         run.all_logits = True
-        teacher_outputs = actors.ask(ids)
+        teacher_outputs = rollout.run_frozen(ids)
         run.cache, run.all_logits = None, False
-    with actors.tape.scoped(LOSS):
-        student = ops.mul_scalar(ops.narrow(outputs.returned[0], 1, actors.length - 1))
-        teacher = ops.mul_scalar(ops.narrow(teacher_outputs.returned[0], 1, actors.length - 1))
+    with rollout.tape.scoped(LOSS):
+        student = ops.mul_scalar(ops.narrow(outputs.returned[0], 1, rollout.length - 1))
+        teacher = ops.mul_scalar(ops.narrow(teacher_outputs.returned[0], 1, rollout.length - 1))
         log_p, log_q = ops.log_softmax(student), ops.log_softmax(teacher)
         mixture = ops.logsumexp(ops.stack([ops.add_scalar(log_p), ops.add_scalar(log_q)], 0), 0)
         kl_teacher, kl_student = _kl_div(mixture, log_q), _kl_div(mixture, log_p)
         divergence = ops.add(ops.mul_scalar(kl_teacher), ops.mul_scalar(kl_student))
-        return ops.div(ops.sum(ops.reshape(divergence, -1), 0), actors.tape.empty((), FP32))
+        return ops.div(ops.sum(ops.reshape(divergence, -1), 0), rollout.tape.empty((), FP32))
 
 
 def _kl_div(log_probs: Tensor, log_target: Tensor) -> Tensor:

@@ -10,20 +10,24 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
-from memcalc.training.objectives.rollout import LOSS, Actors
+from memcalc.training.objectives.rollout import LOSS, Rollout
 from memcalc.training.trl.scoring import masked_labels, score
 
 
-def grpo(actors: Actors) -> Tensor:
+def grpo(rollout: Rollout) -> Tensor:
     """The clipped loss of completions token by token."""
-    ids, labels = _inputs(actors)
-    known = _reference(actors, ids)
-    log_probs, _entropy, *_mask = score(actors, ids, ("entropy",))
+    ids, labels = _inputs(rollout)
+    known = _reference(rollout, ids)
+    log_probs, _entropy, *_mask = score(rollout, ids, ("entropy",))
     del labels
-    with actors.tape.scoped(LOSS):
-        own = ops.cat([ops.narrow(log_probs, 1, actors.completion)], 0)
-        old = own.detach() if _on_policy(actors) else actors.given(*own.shape, dtype=FP32, name="log-probabilities")
-        advantages = actors.given(own.shape[0], 1, dtype=FP32, name="advantages")
+    with rollout.tape.scoped(LOSS):
+        own = ops.cat([ops.narrow(log_probs, 1, rollout.completion)], 0)
+        old = (
+            own.detach()
+            if _on_policy(rollout)
+            else rollout.input_tensor(*own.shape, dtype=FP32, name="log-probabilities")
+        )
+        advantages = rollout.input_tensor(own.shape[0], 1, dtype=FP32, name="advantages")
         ratio = ops.exp(ops.sub(own, old))
         clipped = ops.clamp(ratio)
         per_token = ops.neg(ops.minimum(ops.mul(ratio, advantages), ops.mul(clipped, advantages)))
@@ -31,42 +35,42 @@ def grpo(actors: Actors) -> Tensor:
             difference = ops.sub(known, own)
             penalty = ops.add_scalar(ops.sub(ops.exp(difference), difference))
             per_token = ops.add(per_token, ops.mul_scalar(penalty))
-        run_context(actors.tape).padding = None
-        return ops.div(ops.sum(ops.reshape(per_token, -1), 0), actors.tape.empty((), FP32))
+        run_context(rollout.tape).padding = None
+        return ops.div(ops.sum(ops.reshape(per_token, -1), 0), rollout.tape.empty((), FP32))
 
 
-def rloo(actors: Actors) -> Tensor:
+def rloo(rollout: Rollout) -> Tensor:
     """The clipped loss of completions as wholes."""
-    ids, labels = _inputs(actors)
-    log_probs, _entropy, *_mask = score(actors, ids, ("entropy",))
+    ids, labels = _inputs(rollout)
+    log_probs, _entropy, *_mask = score(rollout, ids, ("entropy",))
     del labels
-    with actors.tape.scoped(LOSS):
-        own = ops.cat([ops.narrow(log_probs, 1, actors.completion)], 0)
+    with rollout.tape.scoped(LOSS):
+        own = ops.cat([ops.narrow(log_probs, 1, rollout.completion)], 0)
         sums = ops.sum(own, 1)
-        ratio = ops.exp(ops.sub(sums, actors.given(sums.shape[0], dtype=FP32, name="log-probabilities")))
-        advantages = actors.given(sums.shape[0], dtype=FP32, name="advantages")
+        ratio = ops.exp(ops.sub(sums, rollout.input_tensor(sums.shape[0], dtype=FP32, name="log-probabilities")))
+        advantages = rollout.input_tensor(sums.shape[0], dtype=FP32, name="advantages")
         losses = ops.minimum(ops.mul(ratio, advantages), ops.mul(ops.clamp(ratio), advantages))
-        run_context(actors.tape).padding = None
+        run_context(rollout.tape).padding = None
         return ops.mean(ops.neg(losses), 0, keepdim=False)
 
 
-def _on_policy(actors: Actors) -> bool:
+def _on_policy(rollout: Rollout) -> bool:
     """Whether each generation is used for one update, so that old log-probabilities are the present ones."""
     return True
 
 
-def _inputs(actors: Actors) -> tuple[Tensor, Tensor]:
+def _inputs(rollout: Rollout) -> tuple[Tensor, Tensor]:
     """Ids [b, s] joined from prompts and completions, and labels; the parts and the masks stay in the buffer."""
-    rows, completion = actors.sequences, actors.completion
-    prompt, answer = actors.given(rows, actors.length - completion), actors.given(rows, completion)
-    prompt_mask, mask = actors.given(rows, actors.length - completion), actors.given(rows, completion)
+    rows, completion = rollout.sequences, rollout.completion
+    prompt, answer = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
+    prompt_mask, mask = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
     ids = ops.cat([prompt, answer], 1)
-    run_context(actors.tape).padding = ops.cat([prompt_mask, mask], 1)
+    run_context(rollout.tape).padding = ops.cat([prompt_mask, mask], 1)
     return ids, masked_labels(ids)
 
 
-def _reference(actors: Actors, ids: Tensor) -> Tensor | None:
+def _reference(rollout: Rollout, ids: Tensor) -> Tensor | None:
     """Log-probabilities [b, c] of the reference, an input of the step: made before it, by the same buffer."""
-    if actors.companion is None:
+    if rollout.frozen is None:
         return None
-    return actors.given(ids.shape[0], actors.completion, dtype=FP32, name="log-probabilities")
+    return rollout.input_tensor(ids.shape[0], rollout.completion, dtype=FP32, name="log-probabilities")

@@ -7,12 +7,12 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.run_context import run_context, training_mode
 from memcalc.tables.dtypes import INT64
-from memcalc.training.objectives.rollout import LOSS, Actors
+from memcalc.training.objectives.rollout import LOSS, Rollout
 
 
-def input_ids(actors: Actors, rows: int, *, names: int = 3) -> Tensor:
+def input_ids(rollout: Rollout, rows: int, *, names: int = 3) -> Tensor:
     """Token ids [rows, s] of a collator that gives `names` tensors of that shape (ids, mask, labels or their mask)."""
-    ids, *_others = (actors.given(rows, actors.length) for _ in range(names))
+    ids, *_others = (rollout.input_tensor(rows, rollout.length) for _ in range(names))
     return ids
 
 
@@ -21,25 +21,25 @@ def masked_labels(ids: Tensor) -> Tensor:
     return ops.empty_like(ids, INT64)
 
 
-def score(actors: Actors, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
+def score(rollout: Rollout, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
     """Log-probabilities [b, s - 1] under the trained model, then each of `outputs`, then the mask of labels."""
-    return _score(actors, actors.policy, ids, outputs)
+    return _score(rollout, rollout.policy, ids, outputs)
 
 
-def score_frozen(actors: Actors, ids: Tensor) -> Tensor:
+def score_frozen(rollout: Rollout, ids: Tensor) -> Tensor:
     """Log-probabilities [b, s - 1] under the reference model; the caller switches gradients off."""
-    assert actors.companion is not None
-    run = run_context(actors.tape)
+    assert rollout.frozen is not None
+    run = run_context(rollout.tape)
     checkpointing, run.checkpointing = run.checkpointing, False
-    with run.attention_backend(actors.companion.attention), training_mode(actors.tape, actors.companion.trains):
-        log_probs, *_more = _score(actors, actors.companion.network, ids, ())
+    with run.attention_backend(rollout.frozen.attention), training_mode(rollout.tape, rollout.frozen.trains):
+        log_probs, *_more = _score(rollout, rollout.frozen.network, ids, ())
     run.checkpointing = checkpointing
     return log_probs
 
 
-def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
-    setup = actors.setup
-    actors.mark_padding(ids)
+def _score(rollout: Rollout, network: Network, ids: Tensor, outputs: tuple[str, ...]) -> list[Tensor]:
+    setup = rollout.setup
+    rollout.mark_padding(ids)
     batch = Batch(
         ids,
         None,
@@ -47,14 +47,14 @@ def _score(actors: Actors, network: Network, ids: Tensor, outputs: tuple[str, ..
         setup.target_len,
         setup.images_per_sequence,
         setup.image_size,
-        scored_tokens=actors.completion,
+        scored_tokens=rollout.completion,
         token_outputs=outputs,
     )
-    with actors.tape.autocasting(actors.autocast):
+    with rollout.tape.autocasting(rollout.autocast):
         return list(network(batch).returned)
 
 
-def mean_of_tokens(actors: Actors, values: Tensor) -> Tensor:
+def mean_of_tokens(rollout: Rollout, values: Tensor) -> Tensor:
     """The sum of values [b, s] over a count."""
-    with actors.tape.scoped(LOSS):
-        return ops.div(ops.sum(ops.reshape(values, -1), 0), actors.tape.empty((), INT64))
+    with rollout.tape.scoped(LOSS):
+        return ops.div(ops.sum(ops.reshape(values, -1), 0), rollout.tape.empty((), INT64))

@@ -10,7 +10,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier
 from memcalc.models.families.vision.vit import vit_blocks
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionTower
@@ -59,7 +59,7 @@ class MeanOfTwo(Module):
         return ops.mul_scalar(ops.add(ops.select(states, 1), ops.select(states, 1)))
 
 
-class NormedScores(Module):
+class NormClassifier(Module):
     """dense(LayerNorm(x))."""
 
     scope = "head and loss"
@@ -93,29 +93,24 @@ def spectrogram(c: Config, architecture: str | None) -> Network:
         raise unknown_head(c, name, ("ASTForAudioClassification",))
 
     tower = VisionTower(SpectrogramEmbeddings(c, hidden), vit_blocks(c), after=LayerNorm(hidden), pool=MeanOfTwo())
-    return SpectrogramClassifier(c, tower, None, NormedScores(hidden, c.num_labels()))
+    return SpectrogramClassifier(c, tower, None, NormClassifier(hidden, c.num_labels()))
 
 
-FAMILIES = {
-    "audio-spectrogram-transformer": Family(
+FAMILIES = table(
+    Family(
         "audio-spectrogram-transformer",
         spectrogram,
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "patch_size": 16,
-            "qkv_bias": True,
-            "frequency_stride": 10,
-            "time_stride": 10,
-            "max_length": 1024,
-            "num_mel_bins": 128,
-        },
+        vit_sizes(
+            (768, 3072, 12, 12, 0, 16, 0),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            qkv_bias=True,
+            frequency_stride=10,
+            time_stride=10,
+            max_length=1024,
+            num_mel_bins=128,
+        ),
         blocks="encoder",
-        verified="measured rows, exact counts",
     )
-}
+)

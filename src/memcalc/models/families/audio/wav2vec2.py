@@ -12,7 +12,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, TooShortError
 from memcalc.models.common.speech_models import speech
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.wav2vec2 import PositionalConvolution, SampleConvolution, SpecAugment, SpeechLayer, stay
@@ -179,40 +179,36 @@ def hubert(c: Config, architecture: str | None) -> Network:
     return speech(c, architecture, SpeechModel(c, both=False))
 
 
-SPEECH_DEFAULTS = {
-    "vocab_size": 32,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout": 0.1,
-    "activation_dropout": 0.1,
-    "attention_dropout": 0.1,
-    "feat_proj_dropout": 0.0,
-    "final_dropout": 0.1,
-    "feat_extract_norm": "group",
-    "feat_extract_activation": "gelu",
-    "conv_dim": [512] * 7,
-    "conv_stride": [5, 2, 2, 2, 2, 2, 2],
-    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
-    "conv_bias": False,
-    "num_conv_pos_embeddings": 128,
-    "num_conv_pos_embedding_groups": 16,
-    "do_stable_layer_norm": False,
-    "apply_spec_augment": True,
-    "mask_time_prob": 0.05,
-    "mask_time_length": 10,
-    "mask_feature_prob": 0.0,
-    "classifier_proj_size": 256,
-    "feat_proj_layer_norm": True,
-    "conv_pos_batch_norm": False,
-    "add_adapter": False,
-    "use_weighted_layer_sum": False,
-}
+SPEECH_DEFAULTS = sizes(
+    (32, 768, 3072, 12, 12, 0, 0),
+    hidden_act="gelu",
+    hidden_dropout=0.1,
+    activation_dropout=0.1,
+    attention_dropout=0.1,
+    feat_proj_dropout=0.0,
+    final_dropout=0.1,
+    feat_extract_norm="group",
+    feat_extract_activation="gelu",
+    conv_dim=[512] * 7,
+    conv_stride=[5, 2, 2, 2, 2, 2, 2],
+    conv_kernel=[10, 3, 3, 3, 3, 2, 2],
+    conv_bias=False,
+    num_conv_pos_embeddings=128,
+    num_conv_pos_embedding_groups=16,
+    do_stable_layer_norm=False,
+    apply_spec_augment=True,
+    mask_time_prob=0.05,
+    mask_time_length=10,
+    mask_feature_prob=0.0,
+    classifier_proj_size=256,
+    feat_proj_layer_norm=True,
+    conv_pos_batch_norm=False,
+    add_adapter=False,
+    use_weighted_layer_sum=False,
+)
 SPEECH_EVIDENCE = "classification measured, the masks of SpecAugment and the CTC loss read from source"
 
-FAMILIES = {
-    "wav2vec2": Family("wav2vec2", wav2vec2, SPEECH_DEFAULTS, blocks="encoder", verified=SPEECH_EVIDENCE),
-    "hubert": Family("hubert", hubert, SPEECH_DEFAULTS, blocks="encoder", verified="exact counts; " + SPEECH_EVIDENCE),
-}
+FAMILIES = table(
+    Family("wav2vec2", wav2vec2, SPEECH_DEFAULTS, blocks="encoder", verified=SPEECH_EVIDENCE),
+    Family("hubert", hubert, SPEECH_DEFAULTS, blocks="encoder", verified="exact counts; " + SPEECH_EVIDENCE),
+)

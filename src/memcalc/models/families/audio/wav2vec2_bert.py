@@ -9,7 +9,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.speech_models import speech
 from memcalc.models.families.audio.wav2vec2 import SPEECH_DEFAULTS, SPEECH_EVIDENCE, FeatureProjection
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.attention_backends import attend_same_dtype
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.mlp import activation
@@ -189,8 +189,8 @@ def wav2vec2_bert(c: Config, architecture: str | None) -> Network:
     return speech(c, architecture, ConformerModel(c), c.integer("feature_projection_input_dim"))
 
 
-FAMILIES = {
-    "wav2vec2-bert": Family(
+FAMILIES = table(
+    Family(
         "wav2vec2-bert",
         wav2vec2_bert,
         SPEECH_DEFAULTS
@@ -216,4 +216,4 @@ FAMILIES = {
         attention="eager, sdpa",
         verified="exact counts; " + SPEECH_EVIDENCE,
     )
-}
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.speech_models import speech
 from memcalc.models.families.audio.wav2vec2 import SPEECH_DEFAULTS, SPEECH_EVIDENCE, SpeechModel
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.relative_attention import buckets_of
@@ -128,8 +128,8 @@ def wavlm(c: Config, architecture: str | None) -> Network:
     return speech(c, architecture, SpeechModel(c, both=True, layers=layers))
 
 
-FAMILIES = {
-    "wavlm": Family(
+FAMILIES = table(
+    Family(
         "wavlm",
         wavlm,
         SPEECH_DEFAULTS | {"num_buckets": 320},
@@ -137,4 +137,4 @@ FAMILIES = {
         attention="eager",
         verified="exact counts; " + SPEECH_EVIDENCE,
     )
-}
+)

@@ -8,9 +8,9 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.bart import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
+from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock, EncoderBlock
 from memcalc.nn.layers.linear import Embedding, Linear, check_length
 from memcalc.nn.layers.losses import token_loss
 from memcalc.nn.layers.masks import causal_mask
@@ -43,8 +43,8 @@ def _blocks(c: Config, side: str) -> Stack:
         hidden, c.text("activation_function"), c.probability("dropout"), c.probability("activation_dropout"), True
     )
 
-    def attention() -> StateAttention:
-        return StateAttention(hidden, heads, c.probability("attention_dropout"), scaled=True)
+    def attention() -> BartAttention:
+        return BartAttention(hidden, heads, c.probability("attention_dropout"), scale_query=True)
 
     def block(_: int) -> Module:
         if side == "decoder":
@@ -157,8 +157,8 @@ def whisper(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("WhisperForConditionalGeneration",))
 
 
-FAMILIES = {
-    "whisper": Family(
+FAMILIES = table(
+    Family(
         "whisper",
         whisper,
         {
@@ -184,6 +184,5 @@ FAMILIES = {
             "hidden_size": "d_model",
         },
         blocks="encoder-decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

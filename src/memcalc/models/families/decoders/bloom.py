@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.alibi import alibi_by_mask, alibi_slopes
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import causal_mask, padding_input
@@ -161,8 +161,8 @@ def bloom(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "bloom": Family(
+FAMILIES = table(
+    Family(
         "bloom",
         bloom,
         {
@@ -177,6 +177,5 @@ FAMILIES = {
         },
         {"n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"},
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

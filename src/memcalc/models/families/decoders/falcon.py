@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common import heads
 from memcalc.models.families.decoders.bloom import dropout_add
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.alibi import alibi_by_mask
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import causal_mask, padding_input
@@ -235,35 +235,28 @@ def falcon(c: Config, architecture: str | None) -> Network:
     )
 
 
-_DEFAULTS = {
-    "vocab_size": 65024,
-    "hidden_size": 4544,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 71,
-    "hidden_dropout": 0.0,
-    "attention_dropout": 0.0,
-    "alibi": False,
-    "new_decoder_architecture": False,
-    "multi_query": True,
-    "parallel_attn": True,
-    "bias": False,
-    "max_position_embeddings": 2048,
-    "activation": "gelu",
-    "tie_word_embeddings": True,
-}
+_DEFAULTS = sizes(
+    (65024, 4544, 0, 32, 71, 0, 2048),
+    hidden_dropout=0.0,
+    attention_dropout=0.0,
+    alibi=False,
+    new_decoder_architecture=False,
+    multi_query=True,
+    parallel_attn=True,
+    bias=False,
+    activation="gelu",
+    tie_word_embeddings=True,
+)
 _ALIASES = {
     "n_embed": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
     "n_head_kv": "num_kv_heads",
 }
-_ROWS = "measured rows, exact counts"
 _BEFORE = "exact counts; tensors as Transformers' falcon keeps them"
-FAMILIES = {
-    "falcon": Family("falcon", falcon, _DEFAULTS, _ALIASES, verified=_ROWS),
+FAMILIES = table(
+    Family("falcon", falcon, _DEFAULTS, _ALIASES),
     # what the repositories said before Falcon was part of Transformers: the 40B, and the 7B
-    "RefinedWeb": Family(
-        "RefinedWeb", falcon, {**_DEFAULTS, "new_decoder_architecture": True}, _ALIASES, verified=_BEFORE
-    ),
-    "RefinedWebModel": Family("RefinedWebModel", falcon, _DEFAULTS, _ALIASES, verified=_BEFORE),
-}
+    Family("RefinedWeb", falcon, {**_DEFAULTS, "new_decoder_architecture": True}, _ALIASES, verified=_BEFORE),
+    Family("RefinedWebModel", falcon, _DEFAULTS, _ALIASES, verified=_BEFORE),
+)

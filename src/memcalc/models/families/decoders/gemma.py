@@ -7,10 +7,10 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import SOFT_CAP, by_type, dense_decoder, gated_mlp, sorted_windows
-from memcalc.models.registry import Family
-from memcalc.nn.layers.decoder_blocks import SANDWICH, DecoderBlock, NormNames
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.models.common.decoder import SOFT_CAP, dense_decoder, gated_mlp, sorted_windows, windows_by_layer_type
+from memcalc.models.family import Family, llama_sizes, sizes, table
+from memcalc.nn.layers.decoder_blocks import PRE_AND_POST_NORM, DecoderBlock, NormNames
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import ScaledEmbedding
 from memcalc.nn.layers.norms import GemmaRMSNorm
 from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding
@@ -28,7 +28,7 @@ def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any
         mlp=gated_mlp(c, act),
         norm=GemmaRMSNorm,
         embedding=ScaledEmbedding,
-        bend=SOFT_CAP if c.has("final_logit_softcapping") else (),
+        logit_transforms=SOFT_CAP if c.has("final_logit_softcapping") else (),
         **rest,
     )
 
@@ -38,14 +38,14 @@ def gemma(c: Config, architecture: str | None) -> Network:
     return _kin(c, architecture, "hidden_act", {})
 
 
-def gemma2(c: Config, architecture: str | None, names: NormNames = SANDWICH) -> Network:
+def gemma2(c: Config, architecture: str | None, names: NormNames = PRE_AND_POST_NORM) -> Network:
     """Gemma 2: every other layer has the sliding window; soft caps on the logits and on eager attention's scores."""
     return _kin(
         c,
         architecture,
         "hidden_activation",
-        {"softcapped": c.has("attn_logit_softcapping")},
-        windows=by_type(c, 2),
+        {"attn_logit_softcapping": c.has("attn_logit_softcapping")},
+        windows=windows_by_layer_type(c, 2),
         masks=[None, c.optional("sliding_window")],
         block=partial(DecoderBlock, names=names),
     )
@@ -58,102 +58,74 @@ def vaultgemma(c: Config, architecture: str | None) -> Network:
 
 def gemma3_text(c: Config, architecture: str | None) -> Network:
     """Gemma 3: norms on query and key; layers with the sliding window have a rotary embedding of their own."""
-    windows = by_type(c, c.integer("sliding_window_pattern"))
+    windows = windows_by_layer_type(c, c.integer("sliding_window_pattern"))
     head_dim = c.head_dim()
     return _kin(
         c,
         architecture,
         "hidden_activation",
-        {"head_norm": HeadNorm(lambda _heads, dim: GemmaRMSNorm(dim), "transposed")},
+        {"qk_norm": QKNorm(lambda _heads, dim: GemmaRMSNorm(dim), "after_transpose")},
         windows=windows,
         masks=[None, c.optional("sliding_window")],
-        block=partial(DecoderBlock, names=SANDWICH),
+        block=partial(DecoderBlock, names=PRE_AND_POST_NORM),
         rotary=RotaryByWindow(sorted_windows(windows), lambda: RotaryEmbedding(head_dim)),
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "gemma": Family(
+FAMILIES = table(
+    Family(
         "gemma",
         gemma,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 3072,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "head_dim": 256,
-            "hidden_act": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (256000, 3072, 24576, 28, 16, 16, 8192),
+            head_dim=256,
+            hidden_act="gelu_pytorch_tanh",
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
     ),
-    "gemma2": Family(
+    Family(
         "gemma2",
         gemma2,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "final_logit_softcapping": 30.0,
-            "attn_logit_softcapping": 50.0,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (256000, 2304, 9216, 26, 8, 4, 8192),
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            sliding_window=4096,
+            final_logit_softcapping=30.0,
+            attn_logit_softcapping=50.0,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
         attention="eager, flash",
-        verified=_ROWS,
     ),
-    "vaultgemma": Family(
+    Family(
         "vaultgemma",
         vaultgemma,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 8192,
-            "sliding_window": 4096,
-            "final_logit_softcapping": 30.0,
-            "attn_logit_softcapping": 50.0,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (256000, 2304, 9216, 26, 8, 4, 8192),
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            sliding_window=4096,
+            final_logit_softcapping=30.0,
+            attn_logit_softcapping=50.0,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
         attention="eager, flash",
         verified="measured rows",
     ),
-    "gemma3_text": Family(
+    Family(
         "gemma3_text",
         gemma3_text,
-        {
-            "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 6,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
-        verified=_ROWS,
+        sizes(
+            (262208, 2304, 9216, 26, 8, 4, 131072),
+            head_dim=256,
+            hidden_activation="gelu_pytorch_tanh",
+            sliding_window=4096,
+            sliding_window_pattern=6,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
     ),
-}
+)

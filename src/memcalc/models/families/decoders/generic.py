@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family
 from memcalc.nn.layers.grouped_query_attention import PER_HEAD, GroupedQueryAttention
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
@@ -40,7 +40,7 @@ def generic_decoder(c: Config, architecture: str | None) -> Network:
             head_dim,
             window=windows[layer],
             bias=c.flag("attention_bias"),
-            head_norm=PER_HEAD if normed else False,
+            qk_norm=PER_HEAD if normed else False,
             **options,
         )
 
@@ -53,8 +53,8 @@ def generic_decoder(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=windows,
-        turned=[shape[2] == c.head_dim() for shape in shapes],
-        attend=attend,
+        rope_layers=[shape[2] == c.head_dim() for shape in shapes],
+        make_attention=attend,
         mlp=[mlps[key] for key in layers],
     )
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import PRE_NORM, DecoderBlock, NormNames
 from memcalc.nn.layers.mlp import FusedGatedMLP
 from memcalc.nn.layers.rotary import RotaryEmbedding
@@ -46,62 +46,21 @@ def chatglm(c: Config, architecture: str | None) -> Network:
     return _glm(c, head, PRE_NORM)
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "glm": Family(
+FAMILIES = table(
+    Family(
         "glm",
         glm,
-        {
-            "vocab_size": 151552,
-            "hidden_size": 4096,
-            "intermediate_size": 13696,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "attention_bias": True,
-            "max_position_embeddings": 131072,
-            "pad_token_id": 151329,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
+        llama_sizes((151552, 4096, 13696, 40, 32, 2, 131072), head_dim=128, attention_bias=True, pad_token_id=151329),
     ),
-    "glm4": Family(
+    Family(
         "glm4",
         glm4,
-        {
-            "vocab_size": 151552,
-            "hidden_size": 4096,
-            "intermediate_size": 13696,
-            "num_hidden_layers": 40,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "attention_bias": True,
-            "max_position_embeddings": 131072,
-            "pad_token_id": 151329,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
+        llama_sizes((151552, 4096, 13696, 40, 32, 2, 131072), head_dim=128, attention_bias=True, pad_token_id=151329),
     ),
-    "chatglm": Family(
+    Family(
         "chatglm",
         chatglm,
-        {
-            "vocab_size": 65024,
-            "hidden_size": 4096,
-            "intermediate_size": 13696,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "attention_bias": True,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes((65024, 4096, 13696, 28, 32, 2, 2048), head_dim=128, attention_bias=True),
         {
             "padded_vocab_size": "vocab_size",
             "ffn_hidden_size": "intermediate_size",
@@ -113,4 +72,4 @@ FAMILIES = {
         },
         verified="exact counts; tensors as Transformers' glm keeps them",
     ),
-}
+)

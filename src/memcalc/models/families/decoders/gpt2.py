@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import attend, attend_same_dtype
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import causal_mask, padding_input
@@ -77,37 +77,46 @@ def _upcast(
 
 
 class GPT2Block(Module):
-    """LayerNorm, attention, add; LayerNorm, MLP, add."""
+    """LayerNorm, attention, add; LayerNorm, MLP, add.
+
+    width, dropout: config keys of the MLP's width and of the dropout on its output.
+    linear: makes the MLP's linear layers.
+    returns_weights: return the attention's probabilities too.
+    """
 
     scope = "residual stream"
 
     def __init__(
-        self, c: Config, hidden: int, attention: Module, linear: Callable[[int, int], Module] | None = None
+        self,
+        c: Config,
+        hidden: int,
+        attention: Module,
+        *,
+        width: str = "n_inner",
+        dropout: str = "resid_pdrop",
+        linear: Callable[[int, int], Module] | None = None,
+        returns_weights: bool = False,
     ) -> None:
         self.ln_1 = LayerNorm(hidden)
         self.attn = attention
         self.ln_2 = LayerNorm(hidden)
-        width = c.integer("n_inner", 4 * hidden)
-        self.mlp = PlainMLP(
-            hidden,
-            width,
-            c.text("activation_function"),
-            names=("c_fc", "c_proj"),
-            bias=True,
-            dropout=c.probability("resid_pdrop"),
-            linear=linear,
-        )
+        inner, act, rate = c.integer(width, 4 * hidden), c.text("activation_function"), c.probability(dropout)
+        self.mlp = PlainMLP(hidden, inner, act, names=("c_fc", "c_proj"), bias=True, dropout=rate, linear=linear)
+        self.returns_weights = returns_weights
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, position_ids: Tensor | None = None) -> Tensor:
-        """[b, s, h] to [b, s, h]."""
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None, position_ids: Tensor | None = None
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
+        """[b, s, h] to [b, s, h], and the probabilities if they are returned."""
         residual = hidden
         hidden = self.ln_1(hidden)
-        attended, _weights = self.attn(hidden, mask=mask)
+        attended, weights = self.attn(hidden, mask=mask)
         hidden = ops.add(attended, residual)
         residual = hidden
         hidden = self.ln_2(hidden)
         fed = self.mlp(hidden)
-        return ops.add(residual, fed)
+        out = ops.add(residual, fed)
+        return (out, weights) if self.returns_weights else out
 
 
 class GPT2Model(Module):
@@ -119,7 +128,7 @@ class GPT2Model(Module):
         self.embd_dropout = c.probability("embd_pdrop")
         self.h = Stack(
             ["block"] * c.integer("num_hidden_layers"),
-            lambda _: GPT2Block(c, hidden, FusedAttention(c, hidden), partial(Conv1D, group="MLP")),
+            lambda _: GPT2Block(c, hidden, FusedAttention(c, hidden), linear=partial(Conv1D, group="MLP")),
         )
         self.ln_f = LayerNorm(hidden)
 
@@ -174,17 +183,14 @@ class BigCodeAttention(Module):
         return ops.dropout(out, self.resid_dropout), weights
 
 
-class BigCodeModel(Module):
-    """GPT-2's model with linear layers, and a causal mask of all positions that is kept though nothing uses it."""
+class LearnedPositionsModel(Module):
+    """GPT-2's model as its successors have it. `dropout` is the config key of the dropout on the embeddings."""
 
-    def __init__(self, c: Config, hidden: int) -> None:
-        longest = c.integer("max_position_embeddings")
+    def __init__(self, c: Config, hidden: int, block: Callable[[], Module], *, dropout: str = "embd_pdrop") -> None:
         self.wte = Embedding(c.integer("vocab_size"), hidden)
-        self.wpe = PositionTable(longest, hidden)
-        self.bias = Buffer(longest, longest, dtype=BOOL, group="attention")
-        self.embd_dropout = c.probability("embd_pdrop")
-        depth = c.integer("num_hidden_layers")
-        self.h = Stack(["block"] * depth, lambda _: GPT2Block(c, hidden, BigCodeAttention(c, hidden)))
+        self.wpe = PositionTable(c.integer("max_position_embeddings"), hidden)
+        self.dropout = c.probability(dropout)
+        self.h = Stack(["block"] * c.integer("num_hidden_layers"), lambda _: block())
         self.ln_f = LayerNorm(hidden)
 
     def forward(self, ids: Tensor, padding: bool) -> Tensor:
@@ -194,11 +200,29 @@ class BigCodeModel(Module):
         mask = causal_mask(inputs_embeds, padding)
         position_embeds = self.wpe(position_ids)
         hidden = ops.add(inputs_embeds, position_embeds)
-        hidden = ops.dropout(hidden, self.embd_dropout)
+        hidden = ops.dropout(hidden, self.dropout)
         for block in self.h:
-            hidden = block(hidden, mask=mask)
+            outputs = block(hidden, mask=mask)  # a tuple keeps the probabilities until the next block returns
+            hidden = outputs[0] if isinstance(outputs, tuple) else outputs
         hidden = self.ln_f(hidden)
         return ops.view(hidden, *hidden.shape)
+
+
+class BigCodeModel(LearnedPositionsModel):
+    """StarCoder: a causal mask of all positions is kept though nothing uses it."""
+
+    def __init__(self, c: Config, hidden: int) -> None:
+        super().__init__(c, hidden, lambda: GPT2Block(c, hidden, BigCodeAttention(c, hidden)))
+        longest = c.integer("max_position_embeddings")
+        self.bias = Buffer(longest, longest, dtype=BOOL, group="attention")
+
+
+def learned_positions_lm(
+    c: Config, architecture: str | None, model: GPT2Model | LearnedPositionsModel, hidden: int
+) -> Network:
+    """The decoder `model` of width `hidden` with its head."""
+    tied = c.flag("tie_word_embeddings")
+    return heads.decoder(c, architecture, model, hidden, model.wte, tied=tied, own_token_loss=True)
 
 
 def _no_cross_attention(c: Config) -> None:
@@ -210,67 +234,31 @@ def gpt2(c: Config, architecture: str | None) -> Network:
     """GPT-2 in every size, and what shares its config (Cerebras-GPT, DialoGPT)."""
     _no_cross_attention(c)
     hidden = c.integer("hidden_size")
-    model = GPT2Model(c, hidden)
-    return heads.decoder(
-        c, architecture, model, hidden, model.wte, tied=c.flag("tie_word_embeddings"), own_token_loss=True
-    )
+    return learned_positions_lm(c, architecture, GPT2Model(c, hidden), hidden)
 
 
 def gpt_bigcode(c: Config, architecture: str | None) -> Network:
     """StarCoder and SantaCoder: one key and value for all heads."""
     _no_cross_attention(c)
     hidden = c.integer("hidden_size")
-    model = BigCodeModel(c, hidden)
-    return heads.decoder(
-        c, architecture, model, hidden, model.wte, tied=c.flag("tie_word_embeddings"), own_token_loss=True
-    )
+    return learned_positions_lm(c, architecture, BigCodeModel(c, hidden), hidden)
 
 
-FAMILIES = {
-    "gpt2": Family(
-        "gpt2",
-        gpt2,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 1024,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "activation_function": "gelu_new",
-            "resid_pdrop": 0.1,
-            "embd_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-            "tie_word_embeddings": True,
-        },
-        {
-            "n_embd": "hidden_size",
-            "n_positions": "max_position_embeddings",
-            "n_head": "num_attention_heads",
-            "n_layer": "num_hidden_layers",
-        },
-        verified="measured rows, exact counts",
+_ALIASES = {
+    "n_embd": "hidden_size",
+    "n_positions": "max_position_embeddings",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+}
+_DROPOUTS = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1, "tie_word_embeddings": True}
+FAMILIES = table(
+    Family(
+        "gpt2", gpt2, sizes((50257, 768, 0, 12, 12, 0, 1024), activation_function="gelu_new", **_DROPOUTS), _ALIASES
     ),
-    "gpt_bigcode": Family(
+    Family(
         "gpt_bigcode",
         gpt_bigcode,
-        {
-            "vocab_size": 50257,
-            "max_position_embeddings": 1024,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "activation_function": "gelu_pytorch_tanh",
-            "resid_pdrop": 0.1,
-            "embd_pdrop": 0.1,
-            "attn_pdrop": 0.1,
-            "tie_word_embeddings": True,
-        },
-        {
-            "n_embd": "hidden_size",
-            "n_positions": "max_position_embeddings",
-            "n_head": "num_attention_heads",
-            "n_layer": "num_hidden_layers",
-        },
-        verified="measured rows, exact counts",
+        sizes((50257, 768, 0, 12, 12, 0, 1024), activation_function="gelu_pytorch_tanh", **_DROPOUTS),
+        _ALIASES,
     ),
-}
+)

@@ -10,9 +10,9 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.attention_backends import attend
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -35,15 +35,15 @@ class FusedHeads(Module):
     window = None
 
     def __init__(
-        self, c: Config, *, cut: Literal["chunks", "elements"], bias: bool = True, head_norm: bool = False
+        self, c: Config, *, cut: Literal["chunks", "elements"], bias: bool = True, qk_norm: bool = False
     ) -> None:
         hidden = c.integer("hidden_size")
         self.heads, _, self.head_dim = c.heads()
         self.cut = cut
         self.query_key_value = Linear(hidden, 3 * hidden, bias=bias, group="attention")
         self.dense = Linear(hidden, hidden, bias=bias, group="attention")
-        self.q_layernorm = LayerNorm(self.head_dim) if head_norm else None
-        self.k_layernorm = LayerNorm(self.head_dim) if head_norm else None
+        self.q_layernorm = LayerNorm(self.head_dim) if qk_norm else None
+        self.k_layernorm = LayerNorm(self.head_dim) if qk_norm else None
         self.dropout = c.probability("attention_dropout")
 
     def _chunks(self, fused: Tensor) -> list[Tensor]:
@@ -134,7 +134,7 @@ def gpt_neox(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: FusedHeads(c, cut="chunks", bias=c.flag("attention_bias", True)),
+        make_attention=lambda _: FusedHeads(c, cut="chunks", bias=c.flag("attention_bias", True)),
         mlp=lambda: _mlp(c, "dense_h_to_4h", "dense_4h_to_h"),
         norm=LayerNorm,
         block=partial(NeoXBlock, parallel=c.flag("use_parallel_residual", True), dropout=dropout),
@@ -145,17 +145,17 @@ def gpt_neox(c: Config, architecture: str | None) -> Network:
 
 def phi(c: Config, architecture: str | None) -> Network:
     """Phi 1, 1.5 and 2."""
-    norm = HeadNorm(lambda _heads, dim: LayerNorm(dim), "transposed", _NORMS) if c.flag("qk_layernorm") else None
+    norm = QKNorm(lambda _heads, dim: LayerNorm(dim), "after_transpose", _NORMS) if c.flag("qk_layernorm") else None
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": True, "out_bias": True, "out": "dense", "head_norm": norm, "rotate": rotary_held},
+        attention={"bias": True, "out_bias": True, "out": "dense", "qk_norm": norm, "rotate": rotary_held},
         mlp=lambda: _mlp(c, "fc1", "fc2"),
         norm=LayerNorm,
         block=partial(PhiBlock, dropout=c.probability("resid_pdrop")),
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
         dropout=c.probability("embd_pdrop"),
-        rebinds=True,
+        frees_inputs_embeds=True,
         head_bias=True,
     )
 
@@ -176,49 +176,31 @@ def persimmon(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: FusedHeads(c, cut="elements", head_norm=c.flag("qk_layernorm", True)),
+        make_attention=lambda _: FusedHeads(c, cut="elements", qk_norm=c.flag("qk_layernorm", True)),
         mlp=lambda: _mlp(c, "dense_h_to_4h", "dense_4h_to_h", dropout=c.probability("hidden_dropout")),
         norm=LayerNorm,
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
     )
 
 
-_ROWS = "measured rows, exact counts"
-_PHI = {
-    "vocab_size": 51200,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 32,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attention_dropout": 0.0,
-    "hidden_act": "gelu_new",
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
-FAMILIES = {
-    "gpt_neox": Family(
+_PHI = llama_sizes(
+    (51200, 2048, 8192, 24, 32, 0, 2048), resid_pdrop=0.0, embd_pdrop=0.0, attention_dropout=0.0, hidden_act="gelu_new"
+)
+FAMILIES = table(
+    Family(
         "gpt_neox",
         gpt_neox,
-        {
-            "vocab_size": 50432,
-            "hidden_size": 6144,
-            "num_hidden_layers": 44,
-            "num_attention_heads": 64,
-            "intermediate_size": 24576,
-            "hidden_act": "gelu",
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            "classifier_dropout": 0.1,
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (50432, 6144, 24576, 44, 64, 0, 2048),
+            hidden_act="gelu",
+            attention_dropout=0.0,
+            hidden_dropout=0.0,
+            classifier_dropout=0.1,
+        ),
         {"rotary_pct": "partial_rotary_factor"},
-        verified=_ROWS,
     ),
-    "phi": Family("phi", phi, _PHI, verified=_ROWS),
-    "phi-msft": Family(
+    Family("phi", phi, _PHI),
+    Family(
         "phi-msft",
         phi_msft,
         {**_PHI, "rotary_dim": 32},
@@ -232,21 +214,11 @@ FAMILIES = {
         },
         verified="exact counts; tensors as Transformers' phi keeps them",
     ),
-    "persimmon": Family(
+    Family(
         "persimmon",
         persimmon,
-        {
-            "vocab_size": 262144,
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 36,
-            "num_attention_heads": 64,
-            "hidden_act": "relu2",
-            "hidden_dropout": 0.0,
-            "attention_dropout": 0.0,
-            "max_position_embeddings": 16384,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (262144, 4096, 16384, 36, 64, 0, 16384), hidden_act="relu2", hidden_dropout=0.0, attention_dropout=0.0
+        ),
     ),
-}
+)

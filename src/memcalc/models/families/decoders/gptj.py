@@ -10,7 +10,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.families.decoders.gpt_neox_phi import PhiBlock
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import sdpa
 from memcalc.nn.layers.linear import Linear, check_length
 from memcalc.nn.layers.mlp import PlainMLP
@@ -145,7 +145,7 @@ def _family(name: str, *, fused: bool) -> Family:
         return dense_decoder(
             c,
             architecture,
-            attend=lambda _: PairwiseAttention(c, fused=fused),
+            make_attention=lambda _: PairwiseAttention(c, fused=fused),
             mlp=mlp,
             norm=LayerNorm,
             block=partial(PhiBlock, dropout=0.0),
@@ -157,19 +157,15 @@ def _family(name: str, *, fused: bool) -> Family:
     return Family(
         name,
         build,
-        {
-            "vocab_size": 50400,
-            "max_position_embeddings": 2048,
-            "hidden_size": 4096,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "rotary_dim": 64,
-            "activation_function": "gelu_new",
-            "resid_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "attn_pdrop": 0.0,
-            "tie_word_embeddings": False,
-        },
+        sizes(
+            (50400, 4096, 0, 28, 16, 0, 2048),
+            rotary_dim=64,
+            activation_function="gelu_new",
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            tie_word_embeddings=False,
+        ),
         {
             "n_embd": "hidden_size",
             "n_positions": "max_position_embeddings",
@@ -180,4 +176,4 @@ def _family(name: str, *, fused: bool) -> Family:
     )
 
 
-FAMILIES = {"gptj": _family("gptj", fused=False), "codegen": _family("codegen", fused=True)}
+FAMILIES = table(_family("gptj", fused=False), _family("codegen", fused=True))

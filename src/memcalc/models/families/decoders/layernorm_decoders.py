@@ -7,10 +7,10 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere
-from memcalc.models.registry import Family
+from memcalc.models.common.decoder import dense_decoder, same_window
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, ParallelBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm, LayerNormPerHead, ShiftedLayerNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation, rotary_held, rotary_then_rest
@@ -29,7 +29,7 @@ def starcoder2(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        windows=everywhere(c),
+        windows=same_window(c),
         attention={"bias": bias, "out_bias": bias, "out_dropout": dropout},
         mlp=lambda: _plain(c, bias=bias, dropout=dropout, names=("c_fc", "c_proj")),
         norm=LayerNorm,
@@ -56,12 +56,14 @@ class StableLmBlock(DecoderBlock):
 
 def stablelm(c: Config, architecture: str | None) -> Network:
     """StableLM: part of each head rotated; the larger ones have a norm per head, or attention and MLP side by side."""
-    norm = HeadNorm(LayerNormPerHead, "transposed", ("q_layernorm", "k_layernorm")) if c.flag("qk_layernorm") else None
+    norm = (
+        QKNorm(LayerNormPerHead, "after_transpose", ("q_layernorm", "k_layernorm")) if c.flag("qk_layernorm") else None
+    )
     block = ParallelBlock if c.flag("use_parallel_residual") else StableLmBlock
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": c.flag("use_qkv_bias"), "head_norm": norm, "rotate": rotary_held},
+        attention={"bias": c.flag("use_qkv_bias"), "qk_norm": norm, "rotate": rotary_held},
         norm=LayerNorm,
         block=partial(block, dropout=c.probability("hidden_dropout", 0.0)),
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.25)),
@@ -81,54 +83,17 @@ def nemotron(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "starcoder2": Family(
+FAMILIES = table(
+    Family(
         "starcoder2",
         starcoder2,
-        {
-            "vocab_size": 49152,
-            "hidden_size": 3072,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 24,
-            "num_key_value_heads": 2,
-            "hidden_act": "gelu_pytorch_tanh",
-            "use_bias": True,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (49152, 3072, 12288, 30, 24, 2, 4096),
+            hidden_act="gelu_pytorch_tanh",
+            use_bias=True,
+            tie_word_embeddings=True,
+        ),
     ),
-    "stablelm": Family(
-        "stablelm",
-        stablelm,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 2560,
-            "intermediate_size": 6912,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "nemotron": Family(
-        "nemotron",
-        nemotron,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 6144,
-            "intermediate_size": 24576,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 48,
-            "hidden_act": "relu2",
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-}
+    Family("stablelm", stablelm, llama_sizes((50304, 2560, 6912, 32, 32, 32, 4096))),
+    Family("nemotron", nemotron, llama_sizes((256000, 6144, 24576, 32, 48, 0, 4096), hidden_act="relu2")),
+)

@@ -1,10 +1,12 @@
-"""Llama and its closest kin: RMSNorm before attention and MLP, rotary embedding, SwiGLU."""
+"""Llama and its closest relatives: RMSNorm before attention and MLP, rotary embedding, SwiGLU."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere, gated_mlp, typed
-from memcalc.models.registry import Family
+from memcalc.models.common.decoder import dense_decoder, llama_like, same_window, windows_from
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.grouped_query_attention import PER_HEAD
 from memcalc.nn.model import Network
 
@@ -14,19 +16,16 @@ def qwen_windows(c: Config) -> list[int | None]:
     depth = c.integer("num_hidden_layers")
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     first = c.integer("max_window_layers", 28, minimum=0)
-    return typed(c, [window is not None and layer >= first for layer in range(depth)], window)
+    return windows_from(c, [window is not None and layer >= first for layer in range(depth)], window)
 
 
-def llama(c: Config, architecture: str | None) -> Network:
-    """Llama 1 to 3 and whatever else calls itself llama (Yi, SmolLM, ...)."""
-    bias = c.flag("attention_bias")
-    mlp = gated_mlp(c, bias=c.flag("mlp_bias"))
-    return dense_decoder(c, architecture, attention={"bias": bias, "out_bias": bias}, mlp=mlp)
+llama = partial(llama_like, mlp_bias="mlp_bias")
+"""Llama 1 to 3 and whatever else calls itself llama (Yi, SmolLM, ...)."""
 
 
 def mistral(c: Config, architecture: str | None) -> Network:
     """Mistral 7B and its successors: Llama's layers, all with the sliding window where the config has one."""
-    return dense_decoder(c, architecture, windows=everywhere(c))
+    return dense_decoder(c, architecture, windows=same_window(c))
 
 
 def qwen2(c: Config, architecture: str | None) -> Network:
@@ -37,79 +36,13 @@ def qwen2(c: Config, architecture: str | None) -> Network:
 
 def qwen3(c: Config, architecture: str | None) -> Network:
     """Qwen 3: a norm over each head's query and key."""
-    bias = c.flag("attention_bias")
-    attention = {"bias": bias, "out_bias": bias, "head_norm": PER_HEAD}
     windows = qwen_windows(c)
-    return dense_decoder(c, architecture, windows=windows, masks=[None, *windows], attention=attention)
+    return llama_like(c, architecture, windows=windows, masks=[None, *windows], attention={"qk_norm": PER_HEAD})
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "llama": Family(
-        "llama",
-        llama,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "mistral": Family(
-        "mistral",
-        mistral,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "qwen2": Family(
-        "qwen2",
-        qwen2,
-        {
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 22016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "qwen3": Family(
-        "qwen3",
-        qwen3,
-        {
-            "vocab_size": 151936,
-            "hidden_size": 4096,
-            "intermediate_size": 22016,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "max_position_embeddings": 32768,
-            "sliding_window": 4096,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-}
+FAMILIES = table(
+    Family("llama", llama, llama_sizes((32000, 4096, 11008, 32, 32, 0, 2048))),
+    Family("mistral", mistral, llama_sizes((32000, 4096, 14336, 32, 32, 8, 131072), sliding_window=4096)),
+    Family("qwen2", qwen2, llama_sizes((151936, 4096, 22016, 32, 32, 32, 32768), sliding_window=4096)),
+    Family("qwen3", qwen3, llama_sizes((151936, 4096, 22016, 32, 32, 32, 32768), head_dim=128, sliding_window=4096)),
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear, check_length
 from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.norms import LayerNorm
@@ -145,8 +145,8 @@ def mpt(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "mpt": Family(
+FAMILIES = table(
+    Family(
         "mpt",
         mpt,
         {
@@ -161,4 +161,4 @@ FAMILIES = {
         attention="eager",
         verified="measured rows",
     )
-}
+)

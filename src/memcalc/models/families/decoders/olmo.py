@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import by_type, dense_decoder, sorted_windows
-from memcalc.models.registry import Family
+from memcalc.models.common.decoder import dense_decoder, sorted_windows, windows_by_layer_type
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.norms import PlainLayerNorm, RMSNorm
 from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding, rotary_cast_back
 from memcalc.nn.model import Network
@@ -23,7 +23,7 @@ def olmo(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_cast_back, "clipped": c.has("clip_qkv")},
+        attention={"bias": bias, "out_bias": bias, "rotate": rotary_cast_back, "clip_qkv": c.has("clip_qkv")},
         norm=lambda _width: PlainLayerNorm(),
         rotary=RotaryEmbedding(c.head_dim(), fp32=True),
     )
@@ -32,11 +32,11 @@ def olmo(c: Config, architecture: str | None) -> Network:
 def _post_normed(c: Config, architecture: str | None, **rest: Any) -> Network:
     """Norms behind attention and MLP, and over all heads of query and key."""
     bias = c.flag("attention_bias")
-    norm = HeadNorm(lambda heads, dim: _NORM(heads * dim), "projection")
+    norm = QKNorm(lambda heads, dim: _NORM(heads * dim), "projection")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_cast_back, "head_norm": norm},
+        attention={"bias": bias, "out_bias": bias, "rotate": rotary_cast_back, "qk_norm": norm},
         norm=_NORM,
         block=partial(DecoderBlock, names=POST_NORM),
         **rest,
@@ -50,60 +50,13 @@ def olmo2(c: Config, architecture: str | None) -> Network:
 
 def olmo3(c: Config, architecture: str | None) -> Network:
     """OLMo 3: three layers with the sliding window, then one without; a rotary embedding for either."""
-    windows, head_dim = by_type(c, 4), c.head_dim()
+    windows, head_dim = windows_by_layer_type(c, 4), c.head_dim()
     tables = RotaryByWindow(sorted_windows(windows), lambda: RotaryEmbedding(head_dim, fp32=True))
     return _post_normed(c, architecture, windows=windows, masks=[None, c.optional("sliding_window")], rotary=tables)
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "olmo": Family(
-        "olmo",
-        olmo,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "olmo2": Family(
-        "olmo2",
-        olmo2,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-    "olmo3": Family(
-        "olmo3",
-        olmo3,
-        {
-            "vocab_size": 50304,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "sliding_window": 4096,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    ),
-}
+FAMILIES = table(
+    Family("olmo", olmo, llama_sizes((50304, 4096, 11008, 32, 32, 0, 2048), pad_token_id=1)),
+    Family("olmo2", olmo2, llama_sizes((50304, 4096, 11008, 32, 32, 0, 2048), pad_token_id=1)),
+    Family("olmo3", olmo3, llama_sizes((50304, 4096, 11008, 32, 32, 0, 2048), sliding_window=4096, pad_token_id=1)),
+)

@@ -8,8 +8,8 @@ from functools import partial
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
-from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention, HeadNorm
+from memcalc.models.family import Family, table
+from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention, QKNorm
 from memcalc.nn.layers.mlp import FusedGatedMLP
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.model import Network
@@ -36,11 +36,11 @@ def openelm(c: Config, architecture: str | None) -> Network:
     """OpenELM 270M to 3B: query, key and value in one projection, a norm over each head's query and key."""
     hidden, head_dim = c.integer("hidden_size"), c.integer("head_dim")
     heads, kv_heads = _per_layer(c, "num_query_heads"), _per_layer(c, "num_kv_heads")
-    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed") if c.flag("normalize_qk_projections") else False
+    norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_transpose") if c.flag("normalize_qk_projections") else False
 
     def attend(layer: int) -> Module:
         return GroupedQueryAttention(
-            hidden, int(heads[layer]), int(kv_heads[layer]), head_dim, fused=True, head_norm=norm
+            hidden, int(heads[layer]), int(kv_heads[layer]), head_dim, fused=True, qk_norm=norm
         )
 
     act = c.text("activation_fn_name")
@@ -49,11 +49,11 @@ def openelm(c: Config, architecture: str | None) -> Network:
     else:
         widths = [_width(c, multiplier) for multiplier in _per_layer(c, "ffn_multipliers")]
     mlps: list[Callable[[], Module]] = [partial(FusedGatedMLP, hidden, width, act) for width in widths]
-    return dense_decoder(c, architecture, attend=attend, mlp=mlps)
+    return dense_decoder(c, architecture, make_attention=attend, mlp=mlps)
 
 
-FAMILIES = {
-    "openelm": Family(
+FAMILIES = table(
+    Family(
         "openelm",
         openelm,
         {
@@ -77,4 +77,4 @@ FAMILIES = {
         },
         verified="exact counts; tensors as Transformers' llama and phi3 keep them",
     )
-}
+)

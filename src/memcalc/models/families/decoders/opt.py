@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import causal_mask, padding_input
@@ -136,26 +136,21 @@ def opt(c: Config, architecture: str | None) -> Network:
     return heads.decoder(c, architecture, model, model.width, model.embed_tokens, tied=c.flag("tie_word_embeddings"))
 
 
-FAMILIES = {
-    "opt": Family(
+FAMILIES = table(
+    Family(
         "opt",
         opt,
-        {
-            "vocab_size": 50272,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "ffn_dim": 3072,
-            "max_position_embeddings": 2048,
-            "do_layer_norm_before": True,
-            "dropout": 0.1,
-            "attention_dropout": 0.0,
-            "num_attention_heads": 12,
-            "activation_function": "relu",
-            "pad_token_id": 1,
-            "enable_bias": True,
-            "layer_norm_elementwise_affine": True,
-            "tie_word_embeddings": True,
-        },
-        verified="measured rows, exact counts",
+        sizes(
+            (50272, 768, 0, 12, 12, 0, 2048),
+            ffn_dim=3072,
+            do_layer_norm_before=True,
+            dropout=0.1,
+            attention_dropout=0.0,
+            activation_function="relu",
+            pad_token_id=1,
+            enable_bias=True,
+            layer_norm_elementwise_affine=True,
+            tie_word_embeddings=True,
+        ),
     )
-}
+)

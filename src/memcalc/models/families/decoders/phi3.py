@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere
-from memcalc.models.registry import Family
+from memcalc.models.common.decoder import dense_decoder, same_window
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mlp import FusedGatedMLP
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_head_of_each
@@ -18,7 +18,7 @@ def phi3(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        windows=everywhere(c),
+        windows=same_window(c),
         attention={"fused": True, "rotate": rotary_head_of_each},
         mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
         block=partial(DecoderBlock, dropout=c.probability("resid_pdrop", 0.0)),
@@ -26,22 +26,4 @@ def phi3(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "phi3": Family(
-        "phi3",
-        phi3,
-        {
-            "vocab_size": 32064,
-            "hidden_size": 3072,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 4096,
-            "pad_token_id": 32000,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
-    )
-}
+FAMILIES = table(Family("phi3", phi3, llama_sizes((32064, 3072, 8192, 32, 32, 0, 4096), pad_token_id=32000)))

@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.families.decoders.llama import llama, qwen2
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.model import Network
 
@@ -17,7 +17,13 @@ def minicpm(c: Config, architecture: str | None) -> Network:
     """MiniCPM: Llama with numbers that multiply the embeddings and what is added to the residual stream."""
     if c.has("num_experts"):
         raise ConfigError(f"{c.where} has 'num_experts', and memcalc knows no experts of minicpm; take a dense one.")
-    return dense_decoder(c, architecture, mlp=gated_mlp(c), block=partial(DecoderBlock, scaled=True), scaled=True)
+    return dense_decoder(
+        c,
+        architecture,
+        mlp=gated_mlp(c),
+        block=partial(DecoderBlock, residual_multiplier=True),
+        embedding_multiplier=True,
+    )
 
 
 def qwen(c: Config, architecture: str | None) -> Network:
@@ -35,41 +41,30 @@ def internlm(c: Config, architecture: str | None) -> Network:
     return llama(c.replaced(attention_bias=bias or c.flag("qkv_bias"), mlp_bias=False), architecture)
 
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-_ROWS = "measured rows, exact counts"
+_LLAMA = llama_sizes((32000, 4096, 11008, 32, 32, 0, 4096))
 _AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
 _AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
-FAMILIES = {
-    "baichuan": Family("baichuan", llama, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
-    "xverse": Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
-    "internlm": Family("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    "internlm2": Family("internlm2", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    "minicpm": Family("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
-    "mimo": Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
-    "qwen": Family(
+FAMILIES = table(
+    Family("baichuan", llama, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
+    Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
+    Family("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    Family("internlm2", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    Family("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
+    Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
+    Family(
         "qwen",
         qwen,
         {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},
         {"seq_length": "max_position_embeddings"},
         verified=_AS_QWEN2,
     ),
-    "exaone": Family(
+    Family(
         "exaone",
         llama,
         {**_LLAMA, "vocab_size": 102400, "intermediate_size": 14336, "num_key_value_heads": 8, "pad_token_id": 0},
         {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"},
-        verified=_ROWS,
     ),
-    "internlm3": Family(
+    Family(
         "internlm3",
         llama,
         {
@@ -83,6 +78,5 @@ FAMILIES = {
             "pad_token_id": 2,
         },
         {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
-        verified=_ROWS,
     ),
-}
+)

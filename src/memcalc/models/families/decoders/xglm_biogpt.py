@@ -7,9 +7,9 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.bart import BlockStyle, DecoderBlock, StateAttention
+from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock
 from memcalc.nn.layers.linear import Embedding, PositionTable
 from memcalc.nn.layers.masks import OWN_ONES_NOTE, causal_mask, padding_input
 from memcalc.nn.layers.norms import LayerNorm
@@ -21,7 +21,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP16, FP32
 
 
-class FlatAttention(StateAttention):
+class FlatAttention(BartAttention):
     """Attention over batch and heads as one dimension, with scores kept above the least number there is."""
 
     def forward(  # type: ignore[override]
@@ -114,7 +114,7 @@ class BioGptModel(Module):
         self.dropout = style.dropout
 
         def block(_: int) -> Module:
-            attention = StateAttention(hidden, heads_, c.probability("attention_probs_dropout_prob"))
+            attention = BartAttention(hidden, heads_, c.probability("attention_probs_dropout_prob"))
             return DecoderBlock(style, attention, None, c.integer("intermediate_size"))
 
         self.layers = Stack(["block"] * c.integer("num_hidden_layers"), block)
@@ -152,8 +152,8 @@ def biogpt(c: Config, architecture: str | None) -> Network:
     return heads.decoder(c, architecture, model, hidden, model.embed_tokens, tied=c.flag("tie_word_embeddings"))
 
 
-FAMILIES = {
-    "xglm": Family(
+FAMILIES = table(
+    Family(
         "xglm",
         xglm,
         {
@@ -172,25 +172,19 @@ FAMILIES = {
         },
         {"num_attention_heads": "attention_heads", "hidden_size": "d_model", "num_hidden_layers": "num_layers"},
         attention="eager",
-        verified="measured rows, exact counts",
     ),
-    "biogpt": Family(
+    Family(
         "biogpt",
         biogpt,
-        {
-            "vocab_size": 42384,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 1024,
-            "activation_dropout": 0.0,
-            "tie_word_embeddings": True,
-            "pad_token_id": 1,
-        },
+        llama_sizes(
+            (42384, 1024, 4096, 24, 16, 0, 1024),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            activation_dropout=0.0,
+            tie_word_embeddings=True,
+            pad_token_id=1,
+        ),
         verified="measured rows",
     ),
-}
+)

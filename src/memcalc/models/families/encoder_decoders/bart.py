@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc import ops
 from memcalc.config.reader import Config
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.models.families.encoder_decoders.bart_model import BartModel, Style
-from memcalc.models.registry import Family
+from memcalc.models.family import MEASURED, Family, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import class_loss, token_loss
 from memcalc.nn.model import Batch, Network, Outputs
@@ -68,16 +70,13 @@ class BartForSequenceClassification(Network):
         return Outputs(loss, (logits, states))
 
 
-_LM = ("ForConditionalGeneration", "MTModel", "Model")
-
-
 def _network(c: Config, architecture: str | None, style: Style) -> Network:
-    name = architecture or _LM[0]
-    if name.endswith("ForSequenceClassification"):
-        return BartForSequenceClassification(c, style)
-    if name.endswith(_LM):
-        return BartForConditionalGeneration(c, style)
-    raise unknown_head(c, name, (_LM[0], "ForSequenceClassification"))
+    known: dict[str, Callable[[], Network]] = {
+        "ForConditionalGeneration": lambda: BartForConditionalGeneration(c, style),
+        "ForSequenceClassification": lambda: BartForSequenceClassification(c, style),
+    }
+    usual = architecture is not None and architecture.endswith(("MTModel", "Model"))
+    return with_head(c, None if usual else architecture, known)
 
 
 STYLES = {
@@ -121,16 +120,16 @@ def _family(
         "num_hidden_layers": "encoder_layers",
         "hidden_size": "d_model",
     }
-    verified = "measured rows, exact counts" if counted else "measured rows"
+    verified = MEASURED if counted else "measured rows"
     return Family(name, build, {**common, **defaults}, aliases, blocks="encoder-decoder", verified=verified)
 
 
-FAMILIES = {
-    "bart": _family("bart"),
-    "mbart": _family("mbart"),
-    "pegasus": _family("pegasus"),
-    "plbart": _family("plbart", 6, 3072, 12, counted=False, vocab_size=50005, d_model=768, attention_dropout=0.1),
-    "blenderbot": _family(
+FAMILIES = table(
+    _family("bart"),
+    _family("mbart"),
+    _family("pegasus"),
+    _family("plbart", 6, 3072, 12, counted=False, vocab_size=50005, d_model=768, attention_dropout=0.1),
+    _family(
         "blenderbot",
         2,
         10240,
@@ -141,9 +140,7 @@ FAMILIES = {
         max_position_embeddings=128,
         decoder_layers=24,
     ),
-    "blenderbot-small": _family(
-        "blenderbot-small", 8, 2048, 16, counted=False, d_model=512, max_position_embeddings=512
-    ),
-    "marian": _family("marian", vocab_size=58101),
-    "m2m_100": _family("m2m_100", vocab_size=128112, activation_function="relu", attention_dropout=0.1),
-}
+    _family("blenderbot-small", 8, 2048, 16, counted=False, d_model=512, max_position_embeddings=512),
+    _family("marian", vocab_size=58101),
+    _family("m2m_100", vocab_size=128112, activation_function="relu", attention_dropout=0.1),
+)

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded, shift_right, wrap_right
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.bart import BlockStyle, DecoderBlock, EncoderBlock, StateAttention
+from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock, EncoderBlock
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.masks import OWN_ONES_NOTE, bidirectional_mask, causal_mask
 from memcalc.nn.layers.norms import LayerNorm
@@ -25,7 +25,7 @@ from memcalc.tables.dtypes import FP32
 class Style:
     """In what the family's models differ.
 
-    `norm_first`: LayerNorms stand before the sublayers, and one more at the end of each stack. `embedding_norm`: a
+    `norm_embeddings`: LayerNorms stand before the sublayers, and one more at the end of each stack. `embedding_norm`: a
     LayerNorm over the embeddings, in a decoder (`token_norm`) over those of the tokens alone, which are not scaled
     then. `positions`: what kind they are. `logits_bias`: a buffer is added to the logits. `wraps`: the last label
     becomes the decoder's first token. The decoder's mask of ones (`keeps_ones`) and positions (`keeps_positions`)
@@ -64,8 +64,8 @@ class BartEncoder(Module):
         )
         heads, width = c.integer(f"{side}_attention_heads"), c.integer(f"{side}_ffn_dim")
 
-        def attention() -> StateAttention:
-            return StateAttention(hidden, heads, c.probability("attention_dropout"))
+        def attention() -> BartAttention:
+            return BartAttention(hidden, heads, c.probability("attention_dropout"))
 
         def block(_: int) -> Module:
             if self.decoder:

@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
 from memcalc.models.families.encoder_decoders.t5_model import T5Block
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.losses import token_loss
@@ -145,16 +145,15 @@ _ALIASES = {
     "num_hidden_layers": "num_layers",
     "head_dim": "d_kv",
 }
-FAMILIES = {
-    "t5": Family(
+FAMILIES = table(
+    Family(
         "t5",
         t5,
         {**_DEFAULTS, "vocab_size": 32128, "d_ff": 2048, "num_layers": 6, "num_heads": 8, "feed_forward_proj": "relu"},
         _ALIASES,
         blocks="encoder-decoder",
         attention="eager, sdpa",
-        verified="measured rows, exact counts",
     ),
-    "mt5": Family("mt5", mt5, _LATER, _ALIASES, "encoder-decoder", "eager, sdpa", "measured rows, exact counts"),
-    "umt5": Family("umt5", umt5, _LATER, _ALIASES, "encoder-decoder", "eager, sdpa", "measured rows"),
-}
+    Family("mt5", mt5, _LATER, _ALIASES, "encoder-decoder", "eager, sdpa", "measured rows, exact counts"),
+    Family("umt5", umt5, _LATER, _ALIASES, "encoder-decoder", "eager, sdpa", "measured rows"),
+)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import SOFT_CAP, by_type, sorted_windows
+from memcalc.models.common.decoder import SOFT_CAP, sorted_windows, windows_by_layer_type
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
@@ -42,7 +42,7 @@ class CrossAttention(Module):
         heads, kv_heads, self.head_dim = c.heads()
         self.repeats = heads // kv_heads
         self.dropout = c.probability("attention_dropout")
-        self.softcapped = c.has("attn_logit_softcapping")
+        self.attn_logit_softcapping = c.has("attn_logit_softcapping")
         self.q_proj = Linear(hidden, heads * self.head_dim, bias=bias, group="attention")
         self.k_proj = Linear(states, kv_heads * self.head_dim, bias=bias, group="attention")
         self.v_proj = Linear(states, kv_heads * self.head_dim, bias=bias, group="attention")
@@ -64,7 +64,9 @@ class CrossAttention(Module):
             value = self._heads(self.v_proj(states))
             if cache is not None:
                 key, value = cache.update(self, key, value)
-        out, weights = attend(query, key, value, mask, self.repeats, self.dropout, softcapped=self.softcapped)
+        out, weights = attend(
+            query, key, value, mask, self.repeats, self.dropout, attn_logit_softcapping=self.attn_logit_softcapping
+        )
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.o_proj(out), weights
 
@@ -125,7 +127,7 @@ class GemmaSide(Module):
 
     def __init__(self, c: Config, states: int | None) -> None:
         hidden, bias = c.integer("hidden_size"), c.flag("attention_bias")
-        windows = by_type(c, 2)
+        windows = windows_by_layer_type(c, 2)
         self.decoder = states is not None
         self.embed_tokens = Embedding(c.integer("vocab_size"), hidden)
         self.norm = GemmaRMSNorm(hidden)
@@ -139,7 +141,7 @@ class GemmaSide(Module):
                 out_bias=bias,
                 dropout=c.probability("attention_dropout"),
                 window=windows[layer],
-                softcapped=c.has("attn_logit_softcapping"),
+                attn_logit_softcapping=c.has("attn_logit_softcapping"),
             )
             mlp = GatedMLP(
                 hidden, c.integer("intermediate_size"), c.text("hidden_activation"), inner_dropout=self.dropout
@@ -194,7 +196,7 @@ class T5GemmaForConditionalGeneration(Network):
         self.lm_head = Linear(*reversed(table.weight.shape), group="LM head")
         if c.flag("tie_word_embeddings"):
             self.lm_head.weight = table.weight
-        self.softcapped = decoder.has("final_logit_softcapping")
+        self.attn_logit_softcapping = decoder.has("final_logit_softcapping")
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits. In generation, the first call encodes and decodes a start token, later ones decode."""
@@ -210,7 +212,7 @@ class T5GemmaForConditionalGeneration(Network):
             cache.past += decoder_ids.shape[1]
         with tape.scoped("LM head and loss"):
             logits = self.lm_head(hidden)
-            for function in SOFT_CAP if self.softcapped else ():
+            for function in SOFT_CAP if self.attn_logit_softcapping else ():
                 logits = function(logits)
             loss = None if labels is None else token_loss(ops.to(logits, FP32), labels)
         return Outputs(loss, (logits, states))
@@ -231,21 +233,16 @@ def t5gemma(c: Config, architecture: str | None) -> Network:
     return T5GemmaForConditionalGeneration(c)
 
 
-_MODULE = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "sliding_window": 4096,
-    "final_logit_softcapping": 30.0,
-    "attn_logit_softcapping": 50.0,
-}
-FAMILIES = {
-    "t5gemma": Family(
+_MODULE = sizes(
+    (256000, 2304, 9216, 26, 8, 4, 0),
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    sliding_window=4096,
+    final_logit_softcapping=30.0,
+    attn_logit_softcapping=50.0,
+)
+FAMILIES = table(
+    Family(
         "t5gemma",
         t5gemma,
         {"dropout_rate": 0.0, "attention_dropout": 0.0, "tie_word_embeddings": True},
@@ -254,4 +251,4 @@ FAMILIES = {
         "eager, flash",
         "measured rows, exact counts",
     )
-}
+)

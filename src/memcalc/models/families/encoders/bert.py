@@ -5,10 +5,17 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.encoder import Classification, Encoder, EncoderLM, EncoderModel, EncoderParts, encoder
-from memcalc.models.registry import Family
-from memcalc.nn.layers.bert import Activated, AddNorm, EncoderEmbeddings, Pooler, SelfAttention
-from memcalc.nn.layers.encoder_heads import Dropout, FirstToken, VocabularyHead
+from memcalc.models.common.encoder import (
+    ClassificationHeadSpec,
+    Encoder,
+    EncoderLM,
+    EncoderModel,
+    EncoderRecipe,
+    encoder,
+)
+from memcalc.models.family import Family, llama_sizes, table
+from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm, EncoderEmbeddings, Pooler, SelfAttention
+from memcalc.nn.layers.encoder_heads import ClsTokenHead, Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Module
@@ -23,7 +30,7 @@ class BertAttention(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.self = SelfAttention(c)
-        self.output = AddNorm(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
+        self.output = DenseAddNorm(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h]."""
@@ -40,8 +47,8 @@ class BertLayer(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         width = c.integer("intermediate_size")
         self.attention = BertAttention(c, hidden)
-        self.intermediate = Activated(hidden, width, c.text("hidden_act"), "MLP")
-        self.output = AddNorm(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
+        self.intermediate = DenseActivation(hidden, width, c.text("hidden_act"), "MLP")
+        self.output = DenseAddNorm(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""
@@ -92,10 +99,10 @@ def bert(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=lambda pooler: _model(c, pooler=pooler),
             vocabulary=lambda body: _vocabulary(c, c.text("hidden_act"), body),
-            classifier=lambda: Classification(_scores(c), (Dropout(_head_dropout(c)),), pooled=True),
+            classifier=lambda: ClassificationHeadSpec(_scores(c), (Dropout(_head_dropout(c)),), pooled=True),
             token_dropout=_head_dropout(c),
             extra={"ForPreTraining": pretraining},
         ),
@@ -108,21 +115,21 @@ def roberta(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=lambda pooler: _model(c, pooler=pooler, counted=True),
             vocabulary=lambda body: _vocabulary(c, "gelu", body),
-            classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout)),
+            classifier=lambda: ClassificationHeadSpec(ClsTokenHead(hidden, c.num_labels(), "tanh", dropout)),
             token_dropout=dropout,
         ),
     )
 
 
-class Discriminator(Network):
+class ElectraDiscriminator(Network):
     """ELECTRA's pre-training: one score per token, whether it was replaced."""
 
     def __init__(self, c: Config, model: Module, hidden: int) -> None:
         self.model = model
-        self.dense = Activated(hidden, hidden, c.text("hidden_act"), "head")
+        self.dense = DenseActivation(hidden, hidden, c.text("hidden_act"), "head")
         self.dense_prediction = Linear(hidden, 1, bias=True, group="head")
 
     def forward(self, batch: Batch) -> Outputs:
@@ -154,50 +161,43 @@ def electra(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=lambda model: _vocabulary(c, "gelu", model, own_bias=False),
-            classifier=lambda: Classification(FirstToken(hidden, c.num_labels(), "gelu", dropout)),
+            classifier=lambda: ClassificationHeadSpec(ClsTokenHead(hidden, c.num_labels(), "gelu", dropout)),
             token_dropout=dropout,
-            extra={"ForPreTraining": lambda: Discriminator(c, body(False), hidden)},
+            extra={"ForPreTraining": lambda: ElectraDiscriminator(c, body(False), hidden)},
         ),
     )
 
 
-_ROWS = "measured rows, exact counts"
-_BASE = {
-    "vocab_size": 30522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-}
+_BASE = llama_sizes(
+    (30522, 768, 3072, 12, 12, 0, 512),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+    type_vocab_size=2,
+    tie_word_embeddings=True,
+    is_decoder=False,
+)
 
-FAMILIES = {
-    "bert": Family("bert", bert, _BASE, blocks="encoder", verified=_ROWS),
-    "roberta": Family("roberta", roberta, _BASE | {"vocab_size": 50265}, blocks="encoder", verified=_ROWS),
-    "xlm-roberta": Family("xlm-roberta", roberta, _BASE, blocks="encoder", verified=_ROWS),
-    "camembert": Family("camembert", roberta, _BASE, blocks="encoder", verified=_ROWS),
-    "data2vec-text": Family("data2vec-text", roberta, _BASE, blocks="encoder", verified="measured rows"),
-    "ernie": Family(
+FAMILIES = table(
+    Family("bert", bert, _BASE, blocks="encoder"),
+    Family("roberta", roberta, _BASE | {"vocab_size": 50265}, blocks="encoder"),
+    Family("xlm-roberta", roberta, _BASE, blocks="encoder"),
+    Family("camembert", roberta, _BASE, blocks="encoder"),
+    Family("data2vec-text", roberta, _BASE, blocks="encoder", verified="measured rows"),
+    Family(
         "ernie",
         bert,
         _BASE | {"vocab_size": 30522, "use_task_id": False, "task_type_vocab_size": 3},
         blocks="encoder",
         verified="measured rows",
     ),
-    "electra": Family(
+    Family(
         "electra",
         electra,
         _BASE | {"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
         blocks="encoder",
-        verified=_ROWS,
     ),
-}
+)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.encoder import Classification, Encoded, EncoderParts, encoder
-from memcalc.models.registry import Family
-from memcalc.nn.layers.bert import Activated, AddNorm
+from memcalc.models.common.encoder import ClassificationHeadSpec, Encoded, EncoderRecipe, encoder
+from memcalc.models.family import Family, llama_sizes, table
+from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm
 from memcalc.nn.layers.disentangled_attention import DisentangledAttention, Positions, distances
 from memcalc.nn.layers.encoder_heads import Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
@@ -66,7 +66,7 @@ class DebertaAttention(Module):
 
     def __init__(self, c: Config, hidden: int, at: Positions) -> None:
         self.self = DisentangledAttention(c, hidden, at)
-        self.output = AddNorm(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
+        self.output = DenseAddNorm(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
 
     def forward(
         self, hidden: Tensor, mask: Tensor, relative: Tensor | None, table: Tensor | None
@@ -85,8 +85,8 @@ class DebertaLayer(Module):
     def __init__(self, c: Config, hidden: int, at: Positions) -> None:
         width, dropout = c.integer("intermediate_size"), c.probability("hidden_dropout_prob")
         self.attention = DebertaAttention(c, hidden, at)
-        self.intermediate = Activated(hidden, width, c.text("hidden_act"), "MLP")
-        self.output = AddNorm(width, hidden, dropout, "MLP")
+        self.intermediate = DenseActivation(hidden, width, c.text("hidden_act"), "MLP")
+        self.output = DenseAddNorm(width, hidden, dropout, "MLP")
 
     def forward(
         self, hidden: Tensor, mask: Tensor, relative: Tensor | None, table: Tensor | None
@@ -212,48 +212,42 @@ def deberta(c: Config, architecture: str | None) -> Network:
             return DebertaHead(c, hidden, table)
         return VocabularyHead(hidden, c.text("hidden_act"), table, tied=c.flag("tie_word_embeddings"))
 
-    def classifier() -> Classification:
+    def classifier() -> ClassificationHeadSpec:
         steps = (
             Dropout(c.probability("pooler_dropout")),
-            Activated(hidden, hidden, c.text("pooler_hidden_act"), "head"),
+            DenseActivation(hidden, hidden, c.text("pooler_hidden_act"), "head"),
             Dropout(c.probability("cls_dropout", dropout)),
         )
-        return Classification(Linear(hidden, c.num_labels(), bias=True, group="head"), (_first, *steps))
+        return ClassificationHeadSpec(Linear(hidden, c.num_labels(), bias=True, group="head"), (_first, *steps))
 
     return encoder(
         c,
         architecture or "DebertaV2Model",
-        EncoderParts(
+        EncoderRecipe(
             body=lambda _pooler: DebertaModel(c), vocabulary=vocabulary, classifier=classifier, token_dropout=dropout
         ),
     )
 
 
-FAMILIES = {
-    "deberta-v2": Family(
+FAMILIES = table(
+    Family(
         "deberta-v2",
         deberta,
-        {
-            "vocab_size": 128100,
-            "hidden_size": 1536,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 24,
-            "intermediate_size": 6144,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 512,
-            "type_vocab_size": 0,
-            "relative_attention": False,
-            "max_relative_positions": -1,
-            "position_biased_input": True,
-            "pooler_dropout": 0.0,
-            "pooler_hidden_act": "gelu",
-            "tie_word_embeddings": True,
-            "legacy": True,
-        },
+        llama_sizes(
+            (128100, 1536, 6144, 24, 24, 0, 512),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            type_vocab_size=0,
+            relative_attention=False,
+            max_relative_positions=-1,
+            position_biased_input=True,
+            pooler_dropout=0.0,
+            pooler_hidden_act="gelu",
+            tie_word_embeddings=True,
+            legacy=True,
+        ),
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -6,10 +6,17 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.encoder import Classification, Encoder, EncoderLM, EncoderModel, EncoderParts, encoder
-from memcalc.models.registry import Family
+from memcalc.models.common.encoder import (
+    ClassificationHeadSpec,
+    Encoder,
+    EncoderLM,
+    EncoderModel,
+    EncoderRecipe,
+    encoder,
+)
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.bert import EncoderEmbeddings, Pooler, SelfAttention
-from memcalc.nn.layers.encoder_heads import Dropout, DroppedLinear, VocabularyHead
+from memcalc.nn.layers.encoder_heads import Dropout, DropoutLinear, VocabularyHead
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -50,8 +57,8 @@ def distilbert(c: Config, architecture: str | None) -> Network:
         stack = Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: DistilBlock(c, hidden))
         return EncoderModel(EncoderEmbeddings(c, hidden, typed=False), Encoder(stack))
 
-    def classifier() -> Classification:
-        return Classification(
+    def classifier() -> ClassificationHeadSpec:
+        return ClassificationHeadSpec(
             Linear(hidden, c.num_labels(), bias=True, group="head"),
             (Pooler(hidden, "relu"), Dropout(c.probability("seq_classif_dropout"))),
         )
@@ -59,7 +66,7 @@ def distilbert(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=lambda model: _vocabulary(c, model, own_bias=False),
             classifier=classifier,
@@ -132,11 +139,11 @@ def albert(c: Config, architecture: str | None) -> Network:
         )
 
     def head() -> Module:
-        return DroppedLinear(hidden, c.num_labels(), c.probability("classifier_dropout_prob"))
+        return DropoutLinear(hidden, c.num_labels(), c.probability("classifier_dropout_prob"))
 
-    def classifier() -> Classification:
+    def classifier() -> ClassificationHeadSpec:
         scores = Linear(hidden, c.num_labels(), bias=True, group="head")
-        return Classification(scores, (Dropout(c.probability("classifier_dropout_prob")),), pooled=True)
+        return ClassificationHeadSpec(scores, (Dropout(c.probability("classifier_dropout_prob")),), pooled=True)
 
     def pretraining() -> Network:
         model = body(True)
@@ -145,7 +152,7 @@ def albert(c: Config, architecture: str | None) -> Network:
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=lambda model: _vocabulary(c, model),
             classifier=classifier,
@@ -155,25 +162,19 @@ def albert(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "distilbert": Family(
+FAMILIES = table(
+    Family(
         "distilbert",
         distilbert,
-        {
-            "vocab_size": 30522,
-            "max_position_embeddings": 512,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 12,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "hidden_act": "gelu",
-            "qa_dropout": 0.1,
-            "seq_classif_dropout": 0.2,
-            "tie_word_embeddings": True,
-        },
+        llama_sizes(
+            (30522, 768, 3072, 6, 12, 0, 512),
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            hidden_act="gelu",
+            qa_dropout=0.1,
+            seq_classif_dropout=0.2,
+            tie_word_embeddings=True,
+        ),
         {
             "dim": "hidden_size",
             "n_heads": "num_attention_heads",
@@ -184,29 +185,22 @@ FAMILIES = {
             "attention_dropout": "attention_probs_dropout_prob",
         },
         blocks="encoder",
-        verified=_ROWS,
     ),
-    "albert": Family(
+    Family(
         "albert",
         albert,
-        {
-            "vocab_size": 30000,
-            "embedding_size": 128,
-            "hidden_size": 4096,
-            "num_hidden_layers": 12,
-            "num_hidden_groups": 1,
-            "num_attention_heads": 64,
-            "intermediate_size": 16384,
-            "inner_group_num": 1,
-            "hidden_act": "gelu_new",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "max_position_embeddings": 512,
-            "type_vocab_size": 2,
-            "classifier_dropout_prob": 0.1,
-            "tie_word_embeddings": True,
-        },
+        llama_sizes(
+            (30000, 4096, 16384, 12, 64, 0, 512),
+            embedding_size=128,
+            num_hidden_groups=1,
+            inner_group_num=1,
+            hidden_act="gelu_new",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            type_vocab_size=2,
+            classifier_dropout_prob=0.1,
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
-        verified=_ROWS,
     ),
-}
+)

@@ -6,11 +6,11 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.encoder import EncoderModel, first_token_encoder
-from memcalc.models.registry import Family
+from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.activations import gelu_of_erf
 from memcalc.nn.layers.attention_backends import attend_same_dtype
-from memcalc.nn.layers.bert import AddOutput, Pooler, count_tokens
+from memcalc.nn.layers.bert import DenseAdd, Pooler, count_tokens
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import padding_input
 from memcalc.nn.layers.norms import LayerNorm
@@ -21,7 +21,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
 
-class ProteinEmbeddings(Module):
+class EsmEmbeddings(Module):
     """Token embeddings, made larger to make up for masked ones, and learned positions where there is no rotation."""
 
     scope = "embedding"
@@ -62,7 +62,7 @@ class ProteinEmbeddings(Module):
         return embeddings
 
 
-class ProteinRotation(Module):
+class EsmRotaryEmbedding(Module):
     """cos and sin [1, s, d] of the positions; the frequencies are a buffer of the checkpoint."""
 
     scope = "rotary embedding"
@@ -80,7 +80,7 @@ class ProteinRotation(Module):
         return ops.to(cos, x.dtype), ops.to(sin, x.dtype)
 
 
-class ProteinSelfAttention(Module):
+class EsmSelfAttention(Module):
     """Attention over scaled queries."""
 
     scope = "attention"
@@ -107,14 +107,14 @@ class ProteinSelfAttention(Module):
         return ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1)), weights
 
 
-class ProteinAttention(Module):
+class EsmAttention(Module):
     """LayerNorm, attention, add."""
 
     scope = "attention"
 
     def __init__(self, c: Config, hidden: int) -> None:
-        self.self = ProteinSelfAttention(c, hidden)
-        self.output = AddOutput(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
+        self.self = EsmSelfAttention(c, hidden)
+        self.output = DenseAdd(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
         self.LayerNorm = LayerNorm(hidden)
 
     def forward(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation | None) -> Tensor:
@@ -125,7 +125,7 @@ class ProteinAttention(Module):
         return out  # type: ignore[no-any-return]  # noqa: RET504
 
 
-class WideGelu(Module):
+class ErfGelu(Module):
     """The exact GELU, written out, of dense(x)."""
 
     def __init__(self, inputs: int, outputs: int, group: str) -> None:
@@ -138,16 +138,16 @@ class WideGelu(Module):
         return gelu_of_erf(dense)
 
 
-class ProteinLayer(Module):
+class EsmLayer(Module):
     """LayerNorm, attention, add; LayerNorm, MLP, add."""
 
     scope = "MLP"
 
     def __init__(self, c: Config, hidden: int) -> None:
         width = c.integer("intermediate_size")
-        self.attention = ProteinAttention(c, hidden)
-        self.intermediate = WideGelu(hidden, width, "MLP")
-        self.output = AddOutput(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
+        self.attention = EsmAttention(c, hidden)
+        self.intermediate = ErfGelu(hidden, width, "MLP")
+        self.output = DenseAdd(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
         self.LayerNorm = LayerNorm(hidden)
 
     def forward(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation | None) -> Tensor:
@@ -161,7 +161,7 @@ class ProteinLayer(Module):
         return self.output(intermediate, attended)  # type: ignore[no-any-return]
 
 
-class ProteinEncoder(Module):
+class EsmEncoder(Module):
     """The stack of layers and a LayerNorm behind it."""
 
     def __init__(self, layer: Stack, hidden: int, rotary: Module | None) -> None:
@@ -184,7 +184,7 @@ class ContactHead(Module):
         self.regression = Linear(maps, 1, bias=True, group="head")
 
 
-class ProteinVocabularyHead(Module):
+class EsmLMHead(Module):
     """LayerNorm(gelu(dense(x))), the projection to the vocabulary, and a bias that is added to it."""
 
     scope = "LM head and loss"
@@ -215,11 +215,11 @@ def esm(c: Config, architecture: str | None) -> Network:
     depth, heads, rotary = c.integer("num_hidden_layers"), c.integer("num_attention_heads"), kind == "rotary"
 
     def body(pooler: bool) -> EncoderModel:
-        turn = ProteinRotation(hidden // c.divides("num_attention_heads", "hidden_size")) if rotary else None
-        stack = Stack(["layer"] * depth, lambda _: ProteinLayer(c, hidden))
+        turn = EsmRotaryEmbedding(hidden // c.divides("num_attention_heads", "hidden_size")) if rotary else None
+        stack = Stack(["layer"] * depth, lambda _: EsmLayer(c, hidden))
         model = EncoderModel(
-            ProteinEmbeddings(c, hidden, rotary=rotary),
-            ProteinEncoder(stack, hidden, turn),
+            EsmEmbeddings(c, hidden, rotary=rotary),
+            EsmEncoder(stack, hidden, turn),
             pooler=Pooler(hidden) if pooler else None,
             blanked=True,
         )
@@ -227,30 +227,25 @@ def esm(c: Config, architecture: str | None) -> Network:
         return model
 
     def vocabulary(table: Embedding) -> Module:
-        return ProteinVocabularyHead(hidden, table, tied=c.flag("tie_word_embeddings"))
+        return EsmLMHead(hidden, table, tied=c.flag("tie_word_embeddings"))
 
-    return first_token_encoder(c, architecture, dropout, body, vocabulary)
+    return roberta_like_encoder(c, architecture, dropout, body, vocabulary)
 
 
-FAMILIES = {
-    "esm": Family(
+FAMILIES = table(
+    Family(
         "esm",
         esm,
-        {
-            "vocab_size": 33,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 1026,
-            "position_embedding_type": "absolute",
-            "emb_layer_norm_before": False,
-            "token_dropout": False,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (33, 768, 3072, 12, 12, 0, 1026),
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            position_embedding_type="absolute",
+            emb_layer_norm_before=False,
+            token_dropout=False,
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

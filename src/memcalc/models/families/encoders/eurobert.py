@@ -6,8 +6,8 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.encoder import Classification, EncoderModel, EncoderParts, encoder
-from memcalc.models.registry import Family
+from memcalc.models.common.encoder import ClassificationHeadSpec, EncoderModel, EncoderRecipe, encoder
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -22,7 +22,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
 
-class EuroEncoder(Module):
+class EuroBertEncoder(Module):
     """The blocks, the rotary embedding, and a norm."""
 
     def __init__(self, c: Config, hidden: int) -> None:
@@ -55,7 +55,7 @@ class EuroEncoder(Module):
         return self.norm(hidden)  # type: ignore[no-any-return]
 
 
-class EuroClassifier(Network):
+class EuroBertClassifier(Network):
     """A class per sequence: from the first token, the mean of all, or as the mean of the scores of all ("late")."""
 
     def __init__(self, c: Config, model: Module, hidden: int) -> None:
@@ -100,7 +100,7 @@ def eurobert(c: Config, architecture: str | None) -> Network:
     hidden, vocab = c.integer("hidden_size"), c.integer("vocab_size")
 
     def body(_pooler: bool) -> EncoderModel:
-        return EncoderModel(Embedding(vocab, hidden), EuroEncoder(c, hidden))
+        return EncoderModel(Embedding(vocab, hidden), EuroBertEncoder(c, hidden))
 
     def vocabulary(model: Module) -> Module:
         head = Linear(hidden, vocab, bias=c.flag("mlp_bias"), group="LM head")
@@ -109,39 +109,33 @@ def eurobert(c: Config, architecture: str | None) -> Network:
         return head
 
     def classes() -> Network:
-        return EuroClassifier(c, body(False), hidden)
+        return EuroBertClassifier(c, body(False), hidden)
 
     return encoder(
         c,
         architecture,
-        EncoderParts(
+        EncoderRecipe(
             body=body,
             vocabulary=vocabulary,
-            classifier=lambda: Classification(Module()),
+            classifier=lambda: ClassificationHeadSpec(Module()),
             fp32=True,
             extra={"ForSequenceClassification": classes},
         ),
     )
 
 
-FAMILIES = {
-    "eurobert": Family(
+FAMILIES = table(
+    Family(
         "eurobert",
         eurobert,
-        {
-            "vocab_size": 128256,
-            "hidden_size": 768,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-            "classifier_pooling": "late",
-        },
+        llama_sizes(
+            (128256, 768, 3072, 12, 12, 0, 0),
+            attention_bias=False,
+            attention_dropout=0.0,
+            mlp_bias=False,
+            classifier_pooling="late",
+        ),
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.encoder import Classification, Encoded, EncoderParts, encoder
-from memcalc.models.registry import Family
+from memcalc.models.common.encoder import ClassificationHeadSpec, Encoded, EncoderRecipe, encoder
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.encoder_heads import Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -62,7 +62,7 @@ class LocalAttention(Module):
         return out, weights
 
 
-class HalvedMLP(Module):
+class GluMLP(Module):
     """Wo(dropout(act(first half) * second half)) of one projection Wi."""
 
     scope = "MLP"
@@ -80,7 +80,7 @@ class HalvedMLP(Module):
         return self.Wo(ops.dropout(ops.mul(self.act(first), gate), self.dropout))  # type: ignore[no-any-return]
 
 
-class ModernLayer(Module):
+class ModernBertLayer(Module):
     """Norm, attention, add; norm, MLP, add. The first layer's input is normalised already."""
 
     scope = "residual stream"
@@ -90,7 +90,7 @@ class ModernLayer(Module):
         self.attn_norm = None if first else LayerNorm(hidden, bias=bias)
         self.attn = LocalAttention(c, hidden)
         self.mlp_norm = LayerNorm(hidden, bias=bias)
-        self.mlp = HalvedMLP(c, hidden)
+        self.mlp = GluMLP(c, hidden)
         self.window = window
 
     def forward(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation) -> Tensor:
@@ -102,7 +102,7 @@ class ModernLayer(Module):
         return ops.add(hidden, self.mlp(self.mlp_norm(hidden)))
 
 
-class ModernModel(Module):
+class ModernBertModel(Module):
     """Embeddings, layers, final norm; a table of rotations for each kind of layer."""
 
     def __init__(self, c: Config, hidden: int) -> None:
@@ -112,7 +112,7 @@ class ModernModel(Module):
         windows = [local // 2 if kind == "sliding_attention" else None for kind in kinds]
         self.window = local // 2
         self.embeddings = Embeddings(c, hidden)
-        self.layers = Stack(windows, lambda i: ModernLayer(c, hidden, first=i == 0, window=windows[i]))
+        self.layers = Stack(windows, lambda i: ModernBertLayer(c, hidden, first=i == 0, window=windows[i]))
         self.final_norm = LayerNorm(hidden, bias=c.flag("norm_bias"))
         self.rotary_emb = RotaryByWindow(list(dict.fromkeys(windows)), lambda: RotaryEmbedding(c.head_dim()))
 
@@ -172,16 +172,16 @@ def modernbert(c: Config, architecture: str | None) -> Network:
             out_bias=c.flag("decoder_bias"),
         )
 
-    def classifier() -> Classification:
+    def classifier() -> ClassificationHeadSpec:
         scores = Linear(hidden, c.num_labels(), bias=True, group="head")
         pool = _mean_of_tokens if c.text("classifier_pooling") == "mean" else _first_token
-        return Classification(scores, (ScoreHead(c, hidden), Dropout(dropout)), pool=pool)
+        return ClassificationHeadSpec(scores, (ScoreHead(c, hidden), Dropout(dropout)), pool=pool)
 
     return encoder(
         c,
         architecture,
-        EncoderParts(
-            body=lambda _pooler: ModernModel(c, hidden),
+        EncoderRecipe(
+            body=lambda _pooler: ModernBertModel(c, hidden),
             vocabulary=vocabulary,
             classifier=classifier,
             fp32=True,
@@ -192,32 +192,27 @@ def modernbert(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "modernbert": Family(
+FAMILIES = table(
+    Family(
         "modernbert",
         modernbert,
-        {
-            "vocab_size": 50368,
-            "hidden_size": 768,
-            "intermediate_size": 1152,
-            "num_hidden_layers": 22,
-            "num_attention_heads": 12,
-            "hidden_activation": "gelu",
-            "norm_bias": False,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "local_attention": 128,
-            "embedding_dropout": 0.0,
-            "mlp_bias": False,
-            "mlp_dropout": 0.0,
-            "decoder_bias": True,
-            "classifier_pooling": "cls",
-            "classifier_dropout": 0.0,
-            "classifier_bias": False,
-            "classifier_activation": "gelu",
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (50368, 768, 1152, 22, 12, 0, 0),
+            hidden_activation="gelu",
+            norm_bias=False,
+            attention_bias=False,
+            attention_dropout=0.0,
+            local_attention=128,
+            embedding_dropout=0.0,
+            mlp_bias=False,
+            mlp_dropout=0.0,
+            decoder_bias=True,
+            classifier_pooling="cls",
+            classifier_dropout=0.0,
+            classifier_bias=False,
+            classifier_activation="gelu",
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -6,9 +6,9 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.encoder import EncoderModel, first_token_encoder
-from memcalc.models.registry import Family
-from memcalc.nn.layers.bert import Activated, AddNorm, EncoderEmbeddings, Pooler
+from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
+from memcalc.models.family import Family, llama_sizes, table
+from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm, EncoderEmbeddings, Pooler
 from memcalc.nn.layers.encoder_heads import VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.norms import LayerNorm
@@ -57,7 +57,7 @@ class MPNetAttention(Module):
         return self.o(out)  # type: ignore[no-any-return]
 
 
-class MPNetSelf(Module):
+class MPNetSelfAttention(Module):
     """LayerNorm(dropout(attention) + residual)."""
 
     scope = "attention"
@@ -81,9 +81,9 @@ class MPNetLayer(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         width = c.integer("intermediate_size")
-        self.attention = MPNetSelf(c, hidden)
-        self.intermediate = Activated(hidden, width, c.text("hidden_act"), "MLP")
-        self.output = AddNorm(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
+        self.attention = MPNetSelfAttention(c, hidden)
+        self.intermediate = DenseActivation(hidden, width, c.text("hidden_act"), "MLP")
+        self.output = DenseAddNorm(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
 
     def forward(self, hidden: Tensor, mask: Tensor | None, bias: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
@@ -145,28 +145,22 @@ def mpnet(c: Config, architecture: str | None) -> Network:
     def vocabulary(table: Embedding) -> Module:
         return VocabularyHead(hidden, "gelu", table, tied=c.flag("tie_word_embeddings"))
 
-    return first_token_encoder(c, architecture, dropout, body, vocabulary)
+    return roberta_like_encoder(c, architecture, dropout, body, vocabulary)
 
 
-FAMILIES = {
-    "mpnet": Family(
+FAMILIES = table(
+    Family(
         "mpnet",
         mpnet,
-        {
-            "vocab_size": 30527,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
-            "attention_probs_dropout_prob": 0.1,
-            "max_position_embeddings": 512,
-            "relative_attention_num_buckets": 32,
-            "tie_word_embeddings": True,
-        },
+        llama_sizes(
+            (30527, 768, 3072, 12, 12, 0, 512),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.1,
+            attention_probs_dropout_prob=0.1,
+            relative_attention_num_buckets=32,
+            tie_word_embeddings=True,
+        ),
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

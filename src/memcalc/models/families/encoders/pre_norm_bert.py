@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.encoder import EncoderModel, first_token_encoder
-from memcalc.models.registry import Family
-from memcalc.nn.layers.bert import Activated, AddOutput, EncoderEmbeddings, Pooler, SelfAttention
+from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
+from memcalc.models.family import Family, llama_sizes, sizes, table
+from memcalc.nn.layers.bert import DenseActivation, DenseAdd, EncoderEmbeddings, Pooler, SelfAttention
 from memcalc.nn.layers.encoder_heads import VocabularyHead
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.norms import LayerNorm
@@ -22,7 +22,7 @@ class PreNormAttention(Module):
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.self = SelfAttention(c)
-        self.output = AddOutput(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
+        self.output = DenseAdd(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
         self.LayerNorm = LayerNorm(hidden)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -33,12 +33,12 @@ class PreNormAttention(Module):
         return out, weights
 
 
-class NormedActivated(Module):
+class PreNormDense(Module):
     """act(dense(LayerNorm(x)))."""
 
     def __init__(self, hidden: int, width: int, act: str) -> None:
         self.LayerNorm = LayerNorm(hidden)
-        self.inner = Activated(hidden, width, act, "MLP")
+        self.inner = DenseActivation(hidden, width, act, "MLP")
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, width]."""
@@ -55,9 +55,9 @@ class PreNormLayer(Module):
     def __init__(self, c: Config, hidden: int, *, within: bool) -> None:
         width, act = c.integer("intermediate_size"), c.text("hidden_act")
         self.attention = PreNormAttention(c, hidden)
-        self.intermediate = NormedActivated(hidden, width, act) if within else Activated(hidden, width, act, "MLP")
+        self.intermediate = PreNormDense(hidden, width, act) if within else DenseActivation(hidden, width, act, "MLP")
         dropout = c.probability("hidden_dropout_prob") if within else 0.0
-        self.output = AddOutput(width, hidden, dropout, "MLP")
+        self.output = DenseAdd(width, hidden, dropout, "MLP")
         self.LayerNorm = None if within else LayerNorm(hidden)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -101,7 +101,7 @@ def _network(c: Config, architecture: str | None, *, within: bool) -> Network:
     def vocabulary(table: Embedding) -> Module:
         return VocabularyHead(hidden, "gelu", table, tied=c.flag("tie_word_embeddings"))
 
-    return first_token_encoder(c, architecture, dropout, body, vocabulary)
+    return roberta_like_encoder(c, architecture, dropout, body, vocabulary)
 
 
 def xlm_roberta_xl(c: Config, architecture: str | None) -> Network:
@@ -114,35 +114,18 @@ def roberta_prelayernorm(c: Config, architecture: str | None) -> Network:
     return _network(c, architecture, within=True)
 
 
-_DEFAULTS = {
-    "vocab_size": 50265,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-}
-_XL = {
-    "vocab_size": 250880,
-    "hidden_size": 2560,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "intermediate_size": 10240,
-    "max_position_embeddings": 514,
-    "type_vocab_size": 1,
-}
+_DEFAULTS = llama_sizes(
+    (50265, 768, 3072, 12, 12, 0, 512),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.1,
+    attention_probs_dropout_prob=0.1,
+    type_vocab_size=2,
+    tie_word_embeddings=True,
+    is_decoder=False,
+)
+_XL = sizes((250880, 2560, 10240, 36, 32, 0, 514), type_vocab_size=1)
 
-FAMILIES = {
-    "xlm-roberta-xl": Family(
-        "xlm-roberta-xl", xlm_roberta_xl, _DEFAULTS | _XL, blocks="encoder", verified="measured rows"
-    ),
-    "roberta-prelayernorm": Family(
-        "roberta-prelayernorm", roberta_prelayernorm, _DEFAULTS, blocks="encoder", verified="measured rows"
-    ),
-}
+FAMILIES = table(
+    Family("xlm-roberta-xl", xlm_roberta_xl, _DEFAULTS | _XL, blocks="encoder", verified="measured rows"),
+    Family("roberta-prelayernorm", roberta_prelayernorm, _DEFAULTS, blocks="encoder", verified="measured rows"),
+)

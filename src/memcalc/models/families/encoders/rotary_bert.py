@@ -7,10 +7,10 @@ from collections.abc import Callable
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.encoder import Classification, EncoderModel, EncoderParts, encoder
-from memcalc.models.registry import Family
+from memcalc.models.common.encoder import ClassificationHeadSpec, EncoderModel, EncoderRecipe, encoder
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.bert import Pooler
-from memcalc.nn.layers.encoder_heads import Dropout, FirstToken, VocabularyHead
+from memcalc.nn.layers.encoder_heads import ClsTokenHead, Dropout, VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -22,7 +22,7 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
 
-class UnplacedEmbeddings(Module):
+class EmbeddingsWithoutPositions(Module):
     """Token and token-type embeddings, summed, normalised, dropped out; positions come in later.
 
     With `buffered`, position ids and token types that nothing uses are kept as buffers.
@@ -128,21 +128,21 @@ def _network(
     def body(pooler: bool) -> EncoderModel:
         layers = Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: RotaryLayer(c, hidden, mlp(), bias=bias))
         stack = RotaryEncoder(layers, head_dim, passed=passed)
-        embeddings = UnplacedEmbeddings(c, hidden, buffered=buffered)
+        embeddings = EmbeddingsWithoutPositions(c, hidden, buffered=buffered)
         return EncoderModel(embeddings, stack, pooler=Pooler(hidden) if pooler and (bare_pooled or not bare) else None)
 
     def vocabulary(model: Module) -> Module:
         table = vars(model)["embeddings"].word_embeddings
         return VocabularyHead(hidden, act, table, tied=c.flag("tie_word_embeddings"), own_bias=own_bias)
 
-    def classifier() -> Classification:
+    def classifier() -> ClassificationHeadSpec:
         if not pooled:
-            return Classification(FirstToken(hidden, c.num_labels(), "tanh", dropout))
+            return ClassificationHeadSpec(ClsTokenHead(hidden, c.num_labels(), "tanh", dropout))
         scores = Linear(hidden, c.num_labels(), bias=True, group="head")
-        return Classification(scores, (Dropout(dropout),), pooled=True)
+        return ClassificationHeadSpec(scores, (Dropout(dropout),), pooled=True)
 
     return encoder(
-        c, architecture, EncoderParts(body=body, vocabulary=vocabulary, classifier=classifier, token_dropout=dropout)
+        c, architecture, EncoderRecipe(body=body, vocabulary=vocabulary, classifier=classifier, token_dropout=dropout)
     )
 
 
@@ -194,48 +194,36 @@ def jina(c: Config, architecture: str | None) -> Network:
     )
 
 
-_SHARED = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.0,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 2048,
-}
+_SHARED = sizes(
+    (0, 768, 3072, 12, 12, 0, 2048), hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0, tie_word_embeddings=True
+)
 
-FAMILIES = {
-    "nomic_bert": Family(
+FAMILIES = table(
+    Family(
         "nomic_bert",
         nomic_bert,
         _SHARED | {"vocab_size": 30528, "hidden_act": "silu", "hidden_dropout_prob": 0.0, "type_vocab_size": 2},
         blocks="encoder",
         verified="measured rows",
     ),
-    "gte": Family(
+    Family(
         "gte",
         gte,
         _SHARED | {"vocab_size": 250048, "hidden_act": "gelu", "type_vocab_size": 1},
         blocks="encoder",
         verified="measured rows",
     ),
-    "jina_embeddings_v3": Family(
+    Family(
         "jina_embeddings_v3",
         jina,
         _SHARED
-        | {
-            "vocab_size": 250002,
-            "max_position_embeddings": 8194,
-            "hidden_size": 1024,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "intermediate_size": 4096,
-            "hidden_act": "gelu",
-            "attention_probs_dropout_prob": 0.1,
-            "type_vocab_size": 1,
-        },
+        | sizes(
+            (250002, 1024, 4096, 24, 16, 0, 8194),
+            hidden_act="gelu",
+            attention_probs_dropout_prob=0.1,
+            type_vocab_size=1,
+        ),
         blocks="encoder",
         verified="measured rows",
     ),
-}
+)

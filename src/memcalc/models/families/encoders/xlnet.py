@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.losses import class_loss, token_loss
 from memcalc.nn.layers.masks import padding_input
@@ -213,8 +213,8 @@ def xlnet(c: Config, architecture: str | None) -> Network:
     raise unknown_head(c, name, ("LMHeadModel", "ForSequenceClassification"))
 
 
-FAMILIES = {
-    "xlnet": Family(
+FAMILIES = table(
+    Family(
         "xlnet",
         xlnet,
         {
@@ -241,6 +241,5 @@ FAMILIES = {
         },
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     )
-}
+)

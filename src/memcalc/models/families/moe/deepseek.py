@@ -7,10 +7,10 @@ from functools import partial
 
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import by_type, dense_decoder, gated_mlp
-from memcalc.models.families.decoders.llama_variants_1 import pattern_length
-from memcalc.models.registry import Family
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.models.common.decoder import dense_decoder, gated_mlp, windows_by_layer_type
+from memcalc.models.families.decoders.llama_variants import pattern_length
+from memcalc.models.family import Family, llama_sizes, table
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.latent_attention import LatentAttention, Rotate, rotate_interleaved
 from memcalc.nn.layers.mixture_of_experts import Experts, SharedAndRoutedExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
@@ -87,7 +87,7 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: latent_attention(c, rotary_complex),
+        make_attention=lambda _: latent_attention(c, rotary_complex),
         mlp=layered(c, mixture, bias=bias),
         rotary=ComplexRotaryEmbedding(c.integer("qk_rope_head_dim")),
     )
@@ -99,7 +99,7 @@ def deepseek_v3(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: latent_attention(c, rotate),
+        make_attention=lambda _: latent_attention(c, rotate),
         mlp=layered(c, shared_and_routed),
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
     )
@@ -110,7 +110,7 @@ def glm4_moe(c: Config, architecture: str | None) -> Network:
     attention = {
         "bias": c.flag("attention_bias"),
         "rotate": rotary_of_part,
-        "head_norm": HeadNorm(lambda _, dim: RMSNorm(dim), "later") if c.flag("use_qk_norm") else False,
+        "qk_norm": QKNorm(lambda _, dim: RMSNorm(dim), "after_projections") if c.flag("use_qk_norm") else False,
     }
     rotary = RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5))
     return dense_decoder(c, architecture, mlp=layered(c, shared_and_routed), attention=attention, rotary=rotary)
@@ -122,7 +122,7 @@ def dots1(c: Config, architecture: str | None) -> Network:
     first = c.integer("max_window_layers", minimum=0)
     types = c.layer_types(["sliding_attention" if window and i >= first else "full_attention" for i in range(depth)])
     windows = [window if kind == "sliding_attention" else None for kind in types]
-    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
     return dense_decoder(c, architecture, windows=windows, mlp=layered(c, shared_and_routed), attention=attention)
 
 
@@ -135,13 +135,13 @@ def solar_open(c: Config, architecture: str | None) -> Network:
 def exaone_moe(c: Config, architecture: str | None) -> Network:
     """K-EXAONE: DeepSeek's experts behind EXAONE 4's attention, with norms before the sublayers."""
     slides = c.has("sliding_window")
-    windows = by_type(c, pattern_length(c) if slides else 1)
+    windows = windows_by_layer_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(
         c,
         architecture,
         windows=windows,
-        turned=[window is not None or not slides for window in windows],
-        attention={"head_norm": HeadNorm(lambda _heads, dim: RMSNorm(dim), "transposed")},
+        rope_layers=[window is not None or not slides for window in windows],
+        attention={"qk_norm": QKNorm(lambda _heads, dim: RMSNorm(dim), "after_transpose")},
         mlp=layered(c, shared_and_routed),
     )
 
@@ -159,37 +159,28 @@ def layered(c: Config, mixture: Callable[[Config], Module], *, bias: bool = Fals
 
 
 _ALIASES = {"num_local_experts": "n_routed_experts"}
-_ROWS = "measured rows, exact counts"
-V3 = {
-    "vocab_size": 129280,
-    "hidden_size": 7168,
-    "intermediate_size": 18432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "n_shared_experts": 1,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 3,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "hidden_act": "silu",
-    "rope_interleave": True,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "tie_word_embeddings": False,
-}
-FAMILIES = {
-    "deepseek_v3": Family(
-        "deepseek_v3", deepseek_v3, V3, _ALIASES, kinds="decoder with latent attention, experts", verified=_ROWS
-    ),
-    "kimi_k2": Family(
+V3 = llama_sizes(
+    (129280, 7168, 18432, 61, 128, 0, 0),
+    moe_intermediate_size=2048,
+    n_shared_experts=1,
+    n_routed_experts=256,
+    num_experts_per_tok=8,
+    n_group=8,
+    topk_group=4,
+    norm_topk_prob=True,
+    first_k_dense_replace=3,
+    q_lora_rank=1536,
+    kv_lora_rank=512,
+    qk_nope_head_dim=128,
+    qk_rope_head_dim=64,
+    v_head_dim=128,
+    rope_interleave=True,
+    attention_bias=False,
+    attention_dropout=0.0,
+)
+FAMILIES = table(
+    Family("deepseek_v3", deepseek_v3, V3, _ALIASES, kinds="decoder with latent attention, experts"),
+    Family(
         "kimi_k2",
         deepseek_v3,
         V3,
@@ -197,35 +188,28 @@ FAMILIES = {
         kinds="decoder with latent attention, experts",
         verified="deepseek_v3 by another name; exact counts",
     ),
-    "deepseek_v2": Family(
+    Family(
         "deepseek_v2",
         deepseek_v2,
-        {
-            "vocab_size": 102400,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "moe_intermediate_size": 1407,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "n_shared_experts": 2,
-            "n_routed_experts": 64,
-            "first_k_dense_replace": 0,
-            "topk_method": "greedy",
-            "q_lora_rank": 1536,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (102400, 4096, 11008, 32, 32, 0, 0),
+            moe_intermediate_size=1407,
+            n_shared_experts=2,
+            n_routed_experts=64,
+            first_k_dense_replace=0,
+            topk_method="greedy",
+            q_lora_rank=1536,
+            kv_lora_rank=512,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            attention_bias=False,
+            attention_dropout=0.0,
+        ),
         {"num_experts": "n_routed_experts"},
         kinds="decoder with latent attention, experts",
-        verified=_ROWS,
     ),
-    "glm4_moe_lite": Family(
+    Family(
         "glm4_moe_lite",
         deepseek_v3,
         {
@@ -249,113 +233,84 @@ FAMILIES = {
         kinds="decoder with latent attention, experts",
         verified="measured rows",
     ),
-    "solar_open": Family(
+    Family(
         "solar_open",
         solar_open,
-        {
-            "vocab_size": 196608,
-            "hidden_size": 4096,
-            "moe_intermediate_size": 1280,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "n_shared_experts": 1,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 8,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (196608, 4096, 0, 48, 64, 8, 0),
+            moe_intermediate_size=1280,
+            head_dim=128,
+            n_shared_experts=1,
+            n_routed_experts=128,
+            num_experts_per_tok=8,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            attention_bias=False,
+            attention_dropout=0.0,
+        ),
         _ALIASES,
         kinds="decoder, experts",
         verified="measured rows",
     ),
-    "exaone_moe": Family(
+    Family(
         "exaone_moe",
         exaone_moe,
-        {
-            "vocab_size": 102400,
-            "hidden_size": 4096,
-            "intermediate_size": 16384,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "first_k_dense_replace": 1,
-            "moe_intermediate_size": 1024,
-            "n_routed_experts": 64,
-            "num_experts_per_tok": 8,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "pad_token_id": 0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (102400, 4096, 16384, 32, 32, 32, 0),
+            attention_dropout=0.0,
+            sliding_window=4096,
+            sliding_window_pattern=4,
+            first_k_dense_replace=1,
+            moe_intermediate_size=1024,
+            n_routed_experts=64,
+            num_experts_per_tok=8,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            pad_token_id=0,
+        ),
         {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
         kinds="decoder, experts",
         verified="measured rows",
     ),
-    "glm4_moe": Family(
+    Family(
         "glm4_moe",
         glm4_moe,
-        {
-            "vocab_size": 151552,
-            "hidden_size": 4096,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "num_hidden_layers": 46,
-            "num_attention_heads": 96,
-            "num_key_value_heads": 8,
-            "n_shared_experts": 1,
-            "n_routed_experts": 128,
-            "num_experts_per_tok": 8,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-            "first_k_dense_replace": 1,
-            "use_qk_norm": False,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (151552, 4096, 10944, 46, 96, 8, 0),
+            moe_intermediate_size=1408,
+            n_shared_experts=1,
+            n_routed_experts=128,
+            num_experts_per_tok=8,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+            first_k_dense_replace=1,
+            use_qk_norm=False,
+            attention_bias=False,
+            attention_dropout=0.0,
+        ),
         _ALIASES,
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-    "dots1": Family(
+    Family(
         "dots1",
         dots1,
-        {
-            "vocab_size": 152064,
-            "hidden_size": 4608,
-            "intermediate_size": 10944,
-            "moe_intermediate_size": 1408,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 32,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 0,
-            "norm_topk_prob": False,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "sliding_window": 4096,
-            "max_window_layers": 62,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (152064, 4608, 10944, 62, 32, 32, 0),
+            moe_intermediate_size=1408,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=0,
+            norm_topk_prob=False,
+            attention_bias=False,
+            attention_dropout=0.0,
+            sliding_window=4096,
+            max_window_layers=62,
+        ),
         _ALIASES,
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-}
+)

@@ -10,7 +10,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.families.moe.deepseek import V3, layered, shared_and_routed
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.latent_attention import rotate_interleaved
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation, apply_rotary
 from memcalc.nn.layers.sparse_indexed_attention import IndexedLatentAttention, Indexer
@@ -93,13 +93,13 @@ def glm_moe_dsa(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        turned=own,
-        attend=lambda layer: _attention(c, rotate_interleaved, indexed=own[layer], alone=False),
+        rope_layers=own,
+        make_attention=lambda layer: _attention(c, rotate_interleaved, indexed=own[layer], alone=False),
         mlp=layered(c, shared_and_routed),
         block=IndexedBlock,
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
-        masked=True,
-        carries=True,
+        always_masks=True,
+        layers_return_state=True,
     )
 
 
@@ -108,15 +108,15 @@ def deepseek_v32(c: Config, architecture: str | None) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attend=lambda _: _attention(c, apply_rotary, indexed=True, alone=True),
+        make_attention=lambda _: _attention(c, apply_rotary, indexed=True, alone=True),
         mlp=layered(c, shared_and_routed),
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
-        masked=True,
+        always_masks=True,
     )
 
 
-FAMILIES = {
-    "deepseek_v32": Family(
+FAMILIES = table(
+    Family(
         "deepseek_v32",
         deepseek_v32,
         {**V3, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
@@ -125,7 +125,7 @@ FAMILIES = {
         kinds="decoder with latent attention, experts",
         verified="measured rows",
     ),
-    "glm_moe_dsa": Family(
+    Family(
         "glm_moe_dsa",
         glm_moe_dsa,
         {
@@ -147,6 +147,5 @@ FAMILIES = {
         {"num_local_experts": "n_routed_experts"},
         attention="eager, sdpa",
         kinds="decoder with latent attention, experts",
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -7,15 +7,15 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_cast_back, rotary_of_part
 from memcalc.nn.layers.rotary_interleaved import rotary_pairs_upcast
-from memcalc.nn.layers.routers import CorrectedRouter, TopKRouter
+from memcalc.nn.layers.routers import BiasCorrectedRouter, TopKRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
@@ -35,7 +35,7 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = _experts(c, "moe_intermediate_size", "moe_num_experts", "moe_k")
-        router = CorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
+        router = BiasCorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
         width = c.integer("moe_intermediate_size") * shared
         beside = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
         return MixtureOfExperts(router, experts, beside)
@@ -59,8 +59,8 @@ def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
         shared = GatedMLP(hidden, c.integer("intermediate_size"), c.text("hidden_act"))
         return MixtureOfExperts(TopKRouter(hidden, experts.count, experts.per_token, fp32=True), experts, shared)
 
-    norm = HeadNorm(lambda _heads, dim: RMSNorm(dim), "rotated", ("query_layernorm", "key_layernorm"))
-    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "head_norm": norm})
+    norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_rotary", ("query_layernorm", "key_layernorm"))
+    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "qk_norm": norm})
 
 
 def minimax_m2(c: Config, architecture: str | None) -> Network:
@@ -72,11 +72,11 @@ def minimax_m2(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_local_experts")
-        router = CorrectedRouter(c.integer("hidden_size"), experts.count, experts.per_token, softmax=False)
+        router = BiasCorrectedRouter(c.integer("hidden_size"), experts.count, experts.per_token, softmax=False)
         return MixtureOfExperts(router, experts, jitters=int(noisy))
 
-    norm = HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection")
-    attention: dict[str, Any] = {"head_norm": norm, "rotate": rotary_of_part}
+    norm = QKNorm(lambda heads, dim: RMSNorm(heads * dim), "projection")
+    attention: dict[str, Any] = {"qk_norm": norm, "rotate": rotary_of_part}
     return dense_decoder(c, architecture, mlp=mixture, attention=attention, rotary=RotaryEmbedding(rotated))
 
 
@@ -94,7 +94,7 @@ def flex_olmo(c: Config, architecture: str | None) -> Network:
         "bias": bias,
         "out_bias": bias,
         "rotate": rotary_cast_back,
-        "head_norm": HeadNorm(lambda heads, dim: norm(heads * dim), "projection"),
+        "qk_norm": QKNorm(lambda heads, dim: norm(heads * dim), "projection"),
     }
     return dense_decoder(
         c,
@@ -107,98 +107,72 @@ def flex_olmo(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows"
-FAMILIES = {
-    "ernie4_5_moe": Family(
+FAMILIES = table(
+    Family(
         "ernie4_5_moe",
         ernie4_5_moe,
-        {
-            "vocab_size": 103424,
-            "hidden_size": 2560,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 20,
-            "num_key_value_heads": 4,
-            "hidden_act": "silu",
-            "use_bias": False,
-            "moe_intermediate_size": 1536,
-            "moe_k": 6,
-            "moe_num_experts": 64,
-            "moe_num_shared_experts": 2,
-            "moe_layer_start_index": 1,
-            "moe_layer_interval": 1,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (103424, 2560, 12288, 28, 20, 4, 0),
+            use_bias=False,
+            moe_intermediate_size=1536,
+            moe_k=6,
+            moe_num_experts=64,
+            moe_num_shared_experts=2,
+            moe_layer_start_index=1,
+            moe_layer_interval=1,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+            router_aux_loss_coef=0.001,
+        ),
         {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-    "hunyuan_v1_moe": Family(
+    Family(
         "hunyuan_v1_moe",
         hunyuan_v1_moe,
-        {
-            "vocab_size": 290943,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "num_experts": 1,
-            "moe_topk": 1,
-            "pad_token_id": 0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (290943, 4096, 11008, 32, 32, 0, 0),
+            attention_bias=False,
+            attention_dropout=0.0,
+            num_experts=1,
+            moe_topk=1,
+            pad_token_id=0,
+        ),
         {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-    "minimax_m2": Family(
+    Family(
         "minimax_m2",
         minimax_m2,
-        {
-            "vocab_size": 200064,
-            "hidden_size": 3072,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 62,
-            "num_attention_heads": 48,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "num_experts_per_tok": 8,
-            "num_local_experts": 256,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (200064, 3072, 1536, 62, 48, 8, 0),
+            head_dim=128,
+            attention_dropout=0.0,
+            num_experts_per_tok=8,
+            num_local_experts=256,
+            router_aux_loss_coef=0.001,
+        ),
         {"num_experts": "num_local_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-    "flex_olmo": Family(
+    Family(
         "flex_olmo",
         flex_olmo,
-        {
-            "vocab_size": 100352,
-            "hidden_size": 4096,
-            "intermediate_size": 11008,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "num_experts_per_tok": 5,
-            "num_experts": 7,
-            "norm_topk_prob": False,
-            "pad_token_id": 100277,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.01,
-        },
+        llama_sizes(
+            (100352, 4096, 11008, 32, 32, 0, 0),
+            attention_bias=False,
+            attention_dropout=0.0,
+            num_experts_per_tok=5,
+            num_experts=7,
+            norm_topk_prob=False,
+            pad_token_id=100277,
+            router_aux_loss_coef=0.01,
+        ),
         {"num_local_experts": "num_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
+        verified="measured rows",
     ),
-}
+)

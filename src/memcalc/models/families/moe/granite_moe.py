@@ -7,13 +7,13 @@ from functools import partial
 from memcalc import ops
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mamba2 import mixer_of
 from memcalc.nn.layers.masks import RECURRENT
-from memcalc.nn.layers.mixture_of_experts import Experts, ExpertsBesideMLP, MixtureOfExperts, swiglu
+from memcalc.nn.layers.mixture_of_experts import Experts, ExpertsAndMLP, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import FusedGatedMLP, activation
-from memcalc.nn.layers.routers import TopKFirstRouter
+from memcalc.nn.layers.routers import TopKThenSoftmaxRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
@@ -22,7 +22,7 @@ def _mixture(c: Config) -> MixtureOfExperts:
     hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
     count, per_token = c.integer("num_local_experts"), c.within("num_experts_per_tok", "num_local_experts")
     experts = Experts(hidden, width, count, per_token, swiglu(activation(c.text("hidden_act"))))
-    return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, fp32=True), experts)
+    return MixtureOfExperts(TopKThenSoftmaxRouter(hidden, count, per_token, fp32=True), experts)
 
 
 def granitemoe(c: Config, architecture: str | None) -> Network:
@@ -33,9 +33,9 @@ def granitemoe(c: Config, architecture: str | None) -> Network:
         architecture,
         mlp=partial(_mixture, c),
         attention={"bias": bias, "out_bias": bias},
-        block=partial(DecoderBlock, scaled=True, order="self_attn norms mlp"),
-        bend=[ops.mul_scalar],
-        scaled=True,
+        block=partial(DecoderBlock, residual_multiplier=True, order="self_attn norms mlp"),
+        logit_transforms=[ops.mul_scalar],
+        embedding_multiplier=True,
     )
 
 
@@ -49,41 +49,35 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
 
     def feed_forward() -> Module:
         shared = FusedGatedMLP(hidden, width, c.text("hidden_act"), ("input_linear", "output_linear"))
-        return ExpertsBesideMLP(_mixture(c), shared) if c.integer("num_local_experts", minimum=0) else shared
+        return ExpertsAndMLP(_mixture(c), shared) if c.integer("num_local_experts", minimum=0) else shared
 
     return dense_decoder(
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
-        turned=[rotated] * depth,
-        attend=lambda layer: mixer_of(c) if recurrent[layer] else None,
+        rope_layers=[rotated] * depth,
+        make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=feed_forward,
         attention={"bias": bias, "out_bias": bias},
         rotary=None if rotated else False,
-        block=partial(DecoderBlock, scaled=True, order="norms mlp self_attn"),
-        bend=[ops.mul_scalar],
-        scaled=True,
-        positions="held",
+        block=partial(DecoderBlock, residual_multiplier=True, order="norms mlp self_attn"),
+        logit_transforms=[ops.mul_scalar],
+        embedding_multiplier=True,
+        position_ids="kept",
     )
 
 
-_GRANITE: dict[str, object] = {
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-    "router_aux_loss_coef": 0.001,
-}
-FAMILIES = {
-    "granitemoe": Family("granitemoe", granitemoe, _GRANITE, kinds="decoder, experts", verified="measured rows"),
-    "granitemoehybrid": Family(
+_GRANITE: dict[str, object] = llama_sizes(
+    (32000, 4096, 11008, 32, 32, 0, 0),
+    attention_bias=False,
+    attention_dropout=0.0,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    router_aux_loss_coef=0.001,
+)
+FAMILIES = table(
+    Family("granitemoe", granitemoe, _GRANITE, kinds="decoder, experts", verified="measured rows"),
+    Family(
         "granitemoehybrid",
         granitemoehybrid,
         {
@@ -101,6 +95,5 @@ FAMILIES = {
         },
         {"layers_block_type": "layer_types"},
         kinds="Mamba 2, attention, experts",
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -9,7 +9,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.attention_backends import repeat_kv, sdpa
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mixture_of_experts import ExpertWeights
@@ -217,19 +217,21 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
     interval, step = c.integer("no_rope_layer_interval"), c.integer("interleave_moe_layer_step")
     rotated = [bool(flag) for flag in c.items("no_rope_layers") or [(i + 1) % interval for i in range(depth)]]
     chunk = c.optional("attention_chunk_size")
-    types = c.layer_types(["chunked_attention" if turned and chunk else "full_attention" for turned in rotated])
+    types = c.layer_types(
+        ["chunked_attention" if rope_layers and chunk else "full_attention" for rope_layers in rotated]
+    )
     windows = [chunk if kind == "chunked_attention" else None for kind in types]
     mixed = c.items("moe_layers")
     with_experts = set(range(step - 1, depth, step) if mixed is None else mixed)
 
     def attend(layer: int) -> Module:
-        turned = rotated[layer]
+        rope_layers = rotated[layer]
         return Llama4Attention(
             hidden,
             *c.heads(),
-            rotated=turned,
-            normed=turned and c.flag("use_qk_norm"),
-            tuned=not turned and c.flag("attn_temperature_tuning"),
+            rotated=rope_layers,
+            normed=rope_layers and c.flag("use_qk_norm"),
+            tuned=not rope_layers and c.flag("attn_temperature_tuning"),
             window=windows[layer],
             bias=c.flag("attention_bias"),
             dropout=c.probability("attention_dropout"),
@@ -246,8 +248,8 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=windows,
-        turned=rotated,
-        attend=attend,
+        rope_layers=rotated,
+        make_attention=attend,
         norm=OutputScaledNorm,
         block=Llama4Block,
         mlp=[mixture if layer in with_experts else mlp for layer in range(depth)],
@@ -256,32 +258,25 @@ def llama4_text(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "llama4_text": Family(
+FAMILIES = table(
+    Family(
         "llama4_text",
         llama4_text,
-        {
-            "vocab_size": 202048,
-            "hidden_size": 5120,
-            "intermediate_size": 8192,
-            "intermediate_size_mlp": 16384,
-            "num_hidden_layers": 48,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "hidden_act": "silu",
-            "num_local_experts": 16,
-            "num_experts_per_tok": 1,
-            "interleave_moe_layer_step": 1,
-            "use_qk_norm": True,
-            "no_rope_layer_interval": 4,
-            "attention_chunk_size": 8192,
-            "attn_temperature_tuning": True,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (202048, 5120, 8192, 48, 40, 8, 0),
+            intermediate_size_mlp=16384,
+            head_dim=128,
+            num_local_experts=16,
+            num_experts_per_tok=1,
+            interleave_moe_layer_step=1,
+            use_qk_norm=True,
+            no_rope_layer_interval=4,
+            attention_chunk_size=8192,
+            attn_temperature_tuning=True,
+            attention_bias=False,
+            attention_dropout=0.0,
+        ),
         kinds="decoder, experts",
         verified="measured rows",
     )
-}
+)

@@ -9,7 +9,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.families.moe.mixtral_qwen_olmoe import mixtral_mixture
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
@@ -140,35 +140,27 @@ def minimax(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=[RECURRENT if kind else window for kind in recurrent],
-        attend=attend,
-        attention={"cached_whole": True},  # the cache goes by `layer_types`, which know no window
+        make_attention=attend,
+        attention={"caches_full_length": True},  # the cache goes by `layer_types`, which know no window
         mlp=mixtral_mixture(c),
         block=ScaledPostNormBlock,
-        uncounted=recurrent[0],
+        counts_no_past=recurrent[0],
     )
 
 
-FAMILIES = {
-    "minimax": Family(
+FAMILIES = table(
+    Family(
         "minimax",
         minimax,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "num_experts_per_tok": 2,
-            "num_local_experts": 8,
-            "block_size": 256,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (32000, 4096, 14336, 32, 32, 8, 0),
+            attention_dropout=0.0,
+            num_experts_per_tok=2,
+            num_local_experts=8,
+            block_size=256,
+            router_aux_loss_coef=0.001,
+        ),
         {"num_experts": "num_local_experts"},
         kinds="linear attention, attention, experts",
-        verified="measured rows, exact counts",
     )
-}
+)

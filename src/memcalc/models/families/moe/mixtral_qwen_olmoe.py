@@ -6,15 +6,15 @@ from collections.abc import Callable
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import by_type, dense_decoder, everywhere, gated_mlp
-from memcalc.models.registry import Family
-from memcalc.nn.layers.grouped_query_attention import HeadNorm
+from memcalc.models.common.decoder import dense_decoder, gated_mlp, same_window, windows_by_layer_type
+from memcalc.models.family import Family, llama_sizes, sizes, table
+from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_halves
-from memcalc.nn.layers.routers import TopKFirstRouter, TopKRouter
+from memcalc.nn.layers.routers import TopKRouter, TopKThenSoftmaxRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
@@ -39,7 +39,7 @@ def mixtral_mixture(c: Config) -> Callable[[], Module]:
 
 def mixtral(c: Config, architecture: str | None) -> Network:
     """Mixtral."""
-    return dense_decoder(c, architecture, windows=everywhere(c), mlp=mixtral_mixture(c))
+    return dense_decoder(c, architecture, windows=same_window(c), mlp=mixtral_mixture(c))
 
 
 def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Module]]:
@@ -65,7 +65,7 @@ def qwen3_moe(c: Config, architecture: str | None) -> Network:
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
     bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
-    attention = {"bias": bias, "out_bias": bias, "head_norm": True}
+    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
     mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
     return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
 
@@ -110,8 +110,8 @@ def olmoe(c: Config, architecture: str | None) -> Network:
     attention = {
         "bias": bias,
         "out_bias": bias,
-        "clipped": c.has("clip_qkv"),
-        "head_norm": HeadNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
+        "clip_qkv": c.has("clip_qkv"),
+        "qk_norm": QKNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
     }
     return dense_decoder(c, architecture, mlp=mixture, attention=attention)
 
@@ -123,10 +123,12 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
 
     def mixture() -> Module:
         experts = Experts(hidden, width, count, per_token, clamped_swiglu, bias=True, transposed=True)
-        return MixtureOfExperts(TopKFirstRouter(hidden, count, per_token, bias=True), experts, weights_too=True)
+        return MixtureOfExperts(
+            TopKThenSoftmaxRouter(hidden, count, per_token, bias=True), experts, returns_weights=True
+        )
 
     bias = c.flag("attention_bias")
-    windows, window = by_type(c, 2), c.optional("sliding_window")
+    windows, window = windows_by_layer_type(c, 2), c.optional("sliding_window")
     return dense_decoder(
         c,
         architecture,
@@ -139,125 +141,84 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
     )
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "mixtral": Family(
+FAMILIES = table(
+    Family(
         "mixtral",
         mixtral,
-        {
-            "router_aux_loss_coef": 0.001,
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "num_local_experts": 8,
-            "num_experts_per_tok": 2,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (32000, 4096, 14336, 32, 32, 8, 0), router_aux_loss_coef=0.001, num_local_experts=8, num_experts_per_tok=2
+        ),
         {"num_experts": "num_local_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-    "gpt_oss": Family(
+    Family(
         "gpt_oss",
         gpt_oss,
-        {
-            "router_aux_loss_coef": 0.001,
-            "vocab_size": 201088,
-            "hidden_size": 2880,
-            "intermediate_size": 2880,
-            "num_hidden_layers": 36,
-            "head_dim": 64,
-            "num_attention_heads": 64,
-            "num_key_value_heads": 8,
-            "sliding_window": 128,
-            "num_local_experts": 128,
-            "num_experts_per_tok": 4,
-            "attention_bias": True,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        sizes(
+            (201088, 2880, 2880, 36, 64, 8, 0),
+            router_aux_loss_coef=0.001,
+            head_dim=64,
+            sliding_window=128,
+            num_local_experts=128,
+            num_experts_per_tok=4,
+            attention_bias=True,
+            attention_dropout=0.0,
+            tie_word_embeddings=False,
+        ),
         {"num_experts": "num_local_experts"},
         attention="eager, flash",
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-    "olmoe": Family(
+    Family(
         "olmoe",
         olmoe,
-        {
-            "router_aux_loss_coef": 0.01,
-            "vocab_size": 50304,
-            "hidden_size": 2048,
-            "intermediate_size": 2048,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 16,
-            "hidden_act": "silu",
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": False,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "pad_token_id": 1,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (50304, 2048, 2048, 16, 16, 0, 0),
+            router_aux_loss_coef=0.01,
+            num_experts=64,
+            num_experts_per_tok=8,
+            norm_topk_prob=False,
+            attention_bias=False,
+            attention_dropout=0.0,
+            pad_token_id=1,
+        ),
         {"num_local_experts": "num_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-    "qwen2_moe": Family(
+    Family(
         "qwen2_moe",
         qwen2_moe,
-        {
-            "router_aux_loss_coef": 0.001,
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 5632,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 16,
-            "hidden_act": "silu",
-            "decoder_sparse_step": 1,
-            "moe_intermediate_size": 1408,
-            "shared_expert_intermediate_size": 5632,
-            "num_experts_per_tok": 4,
-            "num_experts": 60,
-            "sliding_window": 4096,
-            "norm_topk_prob": False,
-            "qkv_bias": True,
-            "max_window_layers": 28,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (151936, 2048, 5632, 24, 16, 16, 0),
+            router_aux_loss_coef=0.001,
+            decoder_sparse_step=1,
+            moe_intermediate_size=1408,
+            shared_expert_intermediate_size=5632,
+            num_experts_per_tok=4,
+            num_experts=60,
+            sliding_window=4096,
+            norm_topk_prob=False,
+            qkv_bias=True,
+            max_window_layers=28,
+            attention_dropout=0.0,
+        ),
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-    "qwen3_moe": Family(
+    Family(
         "qwen3_moe",
         qwen3_moe,
-        {
-            "router_aux_loss_coef": 0.001,
-            "vocab_size": 151936,
-            "hidden_size": 2048,
-            "intermediate_size": 6144,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "hidden_act": "silu",
-            "decoder_sparse_step": 1,
-            "moe_intermediate_size": 768,
-            "num_experts_per_tok": 8,
-            "num_experts": 128,
-            "norm_topk_prob": False,
-            "sliding_window": 4096,
-            "attention_bias": False,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (151936, 2048, 6144, 24, 32, 4, 0),
+            router_aux_loss_coef=0.001,
+            decoder_sparse_step=1,
+            moe_intermediate_size=768,
+            num_experts_per_tok=8,
+            num_experts=128,
+            norm_topk_prob=False,
+            sliding_window=4096,
+            attention_bias=False,
+        ),
         {"num_local_experts": "num_experts"},
         kinds="decoder, experts",
-        verified=_ROWS,
     ),
-}
+)

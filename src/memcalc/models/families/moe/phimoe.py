@@ -5,8 +5,8 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, everywhere
-from memcalc.models.registry import Family
+from memcalc.models.common.decoder import dense_decoder, same_window
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
@@ -78,7 +78,7 @@ def phimoe(c: Config, architecture: str | None) -> Network:
     """Phi-3.5-MoE and Phi-mini-MoE."""
     hidden, count, width = c.integer("hidden_size"), c.integer("num_local_experts"), c.integer("intermediate_size")
     act, bias = activation(c.text("hidden_act")), c.flag("attention_bias")
-    windows = everywhere(c)
+    windows = same_window(c)
     noisy = c.number("input_jitter_noise", 0.0) > 0  # the block multiplies its input by noise, and the router again
 
     def mixture() -> Module:
@@ -97,26 +97,18 @@ def phimoe(c: Config, architecture: str | None) -> Network:
     )
 
 
-FAMILIES = {
-    "phimoe": Family(
+FAMILIES = table(
+    Family(
         "phimoe",
         phimoe,
-        {
-            "vocab_size": 32064,
-            "hidden_size": 4096,
-            "intermediate_size": 6400,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "num_local_experts": 16,
-            "attention_bias": False,
-            "lm_head_bias": False,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (32064, 4096, 6400, 32, 32, 8, 0),
+            attention_dropout=0.0,
+            num_local_experts=16,
+            attention_bias=False,
+            lm_head_bias=False,
+            router_aux_loss_coef=0.001,
+        ),
         kinds="decoder, experts",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.causal_lm import DecoderModel
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.mamba2 import Mamba2Mixer, Mamba2Shape, head_width
@@ -120,10 +120,15 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
             conv_bias=c.flag("mamba_conv_bias"),
             bias=c.flag("mamba_proj_bias"),
             out_bias=c.flag("projectors_bias"),
-            scaled=True,
+            mup_multiplier=True,
         )
         attention = GroupedQueryAttention(
-            hidden, *c.heads(), bias=bias, out_bias=bias, key_scaled=True, dropout=c.probability("attention_dropout")
+            hidden,
+            *c.heads(),
+            bias=bias,
+            out_bias=bias,
+            key_multiplier=True,
+            dropout=c.probability("attention_dropout"),
         )
         mlp = ScaledMLP(hidden, c.integer("intermediate_size"), act, bias=c.flag("mlp_bias"))
         return FalconH1Block(mlp, mixer, attention, hidden)
@@ -135,43 +140,38 @@ def falcon_h1(c: Config, architecture: str | None) -> Network:
         RMSNorm(hidden),
         RotaryEmbedding(c.head_dim()),
         [None, RECURRENT],
-        scaled=True,
-        all_masks=True,
+        embedding_multiplier=True,
+        passes_all_masks=True,
     )
-    return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"), bend=[ops.mul_scalar])
+    return decoder(
+        c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"), logit_transforms=[ops.mul_scalar]
+    )
 
 
-FAMILIES = {
-    "falcon_h1": Family(
+FAMILIES = table(
+    Family(
         "falcon_h1",
         falcon_h1,
-        {
-            "vocab_size": 128000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "mamba_n_heads": 128,
-            "mamba_d_head": "auto",
-            "mamba_d_ssm": 1024,
-            "mamba_expand": 2,
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_chunk_size": 256,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "mamba_norm_before_gate": True,
-            "mamba_rms_norm": False,
-            "projectors_bias": False,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (128000, 4096, 14336, 32, 32, 8, 0),
+            attention_dropout=0.0,
+            mamba_n_heads=128,
+            mamba_d_head="auto",
+            mamba_d_ssm=1024,
+            mamba_expand=2,
+            mamba_n_groups=1,
+            mamba_d_state=256,
+            mamba_d_conv=4,
+            mamba_chunk_size=256,
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+            mamba_norm_before_gate=True,
+            mamba_rms_norm=False,
+            projectors_bias=False,
+            attention_bias=False,
+            mlp_bias=False,
+        ),
         kinds="Mamba 2 beside attention",
         verified="measured rows",
     )
-}
+)

@@ -10,7 +10,7 @@ from memcalc.models.common.causal_lm import DecoderModel
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.common.heads import decoder
 from memcalc.models.families.recurrent.mamba import in_fp32
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.decoder_blocks import MixerBlock
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -62,8 +62,8 @@ def jamba(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
-        turned=[False] * depth,
-        attend=mixer,
+        rope_layers=[False] * depth,
+        make_attention=mixer,
         mlp=[mixture if kind else mlp for kind in with_experts],
         rotary=False,
     )
@@ -153,74 +153,62 @@ def nemotron_h(c: Config, architecture: str | None) -> Network:
 
     embedding = Embedding(c.integer("vocab_size"), hidden)
     model = DecoderModel(embedding, Stack(types, block), norm(), None, [None, RECURRENT])
-    return decoder(c, architecture, model, hidden, embedding, tied=False, bend=[in_fp32])
+    return decoder(c, architecture, model, hidden, embedding, tied=False, logit_transforms=[in_fp32])
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "jamba": Family(
+FAMILIES = table(
+    Family(
         "jamba",
         jamba,
-        {
-            "vocab_size": 65536,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "num_experts": 16,
-            "num_experts_per_tok": 2,
-            "expert_layer_period": 2,
-            "expert_layer_offset": 1,
-            "attn_layer_period": 8,
-            "attn_layer_offset": 4,
-            "mamba_d_state": 16,
-            "mamba_d_conv": 4,
-            "mamba_expand": 2,
-            "mamba_dt_rank": "auto",
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "pad_token_id": 0,
-            "tie_word_embeddings": False,
-            "router_aux_loss_coef": 0.001,
-        },
+        llama_sizes(
+            (65536, 4096, 14336, 32, 32, 8, 0),
+            attention_dropout=0.0,
+            num_experts=16,
+            num_experts_per_tok=2,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            attn_layer_period=8,
+            attn_layer_offset=4,
+            mamba_d_state=16,
+            mamba_d_conv=4,
+            mamba_expand=2,
+            mamba_dt_rank="auto",
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+            pad_token_id=0,
+            router_aux_loss_coef=0.001,
+        ),
         {"num_local_experts": "num_experts"},
         kinds="Mamba, attention, experts",
         verified="measured rows",
     ),
-    "nemotron_h": Family(
+    Family(
         "nemotron_h",
         nemotron_h,
-        {
-            "vocab_size": 131072,
-            "hidden_size": 4096,
-            "hybrid_override_pattern": "ME*-",
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "attention_dropout": 0.0,
-            "intermediate_size": 21504,
-            "mlp_hidden_act": "relu2",
-            "mlp_bias": False,
-            "ssm_state_size": 128,
-            "mamba_num_heads": 128,
-            "mamba_head_dim": 64,
-            "mamba_hidden_act": "silu",
-            "n_groups": 8,
-            "conv_kernel": 4,
-            "chunk_size": 128,
-            "use_bias": False,
-            "use_conv_bias": True,
-            "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "n_group": 1,
-            "topk_group": 1,
-            "norm_topk_prob": True,
-        },
+        sizes(
+            (131072, 4096, 21504, 0, 32, 8, 0),
+            hybrid_override_pattern="ME*-",
+            head_dim=128,
+            attention_dropout=0.0,
+            mlp_hidden_act="relu2",
+            mlp_bias=False,
+            ssm_state_size=128,
+            mamba_num_heads=128,
+            mamba_head_dim=64,
+            mamba_hidden_act="silu",
+            n_groups=8,
+            conv_kernel=4,
+            chunk_size=128,
+            use_bias=False,
+            use_conv_bias=True,
+            n_routed_experts=8,
+            num_experts_per_tok=2,
+            moe_intermediate_size=7688,
+            moe_shared_expert_intermediate_size=7688,
+            n_group=1,
+            topk_group=1,
+            norm_topk_prob=True,
+        ),
         {
             "layer_types": "layers_block_type",
             "num_local_experts": "n_routed_experts",
@@ -230,6 +218,5 @@ FAMILIES = {
             "mamba_chunk_size": "chunk_size",
         },
         kinds="Mamba 2, attention, MLP, experts",
-        verified=_ROWS,
     ),
-}
+)

@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
@@ -53,8 +53,8 @@ def _network(c: Config, architecture: str | None, types: list[str], mlp: list[Ca
         architecture,
         windows=[RECURRENT if kind else None for kind in convolved],
         mlp=mlp,
-        attend=lambda layer: ShortConv(hidden, width, bias=bias) if convolved[layer] else None,
-        attention={"head_norm": True, "dropout": 0.0},
+        make_attention=lambda layer: ShortConv(hidden, width, bias=bias) if convolved[layer] else None,
+        attention={"qk_norm": True, "dropout": 0.0},
     )
 
 
@@ -95,53 +95,41 @@ def lfm2_moe(c: Config, architecture: str | None) -> Network:
     return _network(c, architecture, types, [mlp if layer < dense else mixture for layer in range(depth)])
 
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "lfm2": Family(
+FAMILIES = table(
+    Family(
         "lfm2",
         lfm2,
-        {
-            "vocab_size": 65536,
-            "hidden_size": 2560,
-            "intermediate_size": 12288,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "conv_L_cache": 3,
-            "conv_bias": False,
-            "block_auto_adjust_ff_dim": True,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_multiple_of": 256,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (65536, 2560, 12288, 32, 32, 8, 0),
+            conv_L_cache=3,
+            conv_bias=False,
+            block_auto_adjust_ff_dim=True,
+            block_ffn_dim_multiplier=1.0,
+            block_multiple_of=256,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
         {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"},
         kinds="convolution, attention",
         verified="measured rows",
     ),
-    "lfm2_moe": Family(
+    Family(
         "lfm2_moe",
         lfm2_moe,
-        {
-            "vocab_size": 65536,
-            "hidden_size": 2048,
-            "intermediate_size": 7168,
-            "moe_intermediate_size": 1792,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "num_dense_layers": 2,
-            "num_experts": 32,
-            "num_experts_per_tok": 4,
-            "use_expert_bias": True,
-            "norm_topk_prob": True,
-            "conv_L_cache": 3,
-            "conv_bias": False,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (65536, 2048, 7168, 32, 32, 8, 0),
+            moe_intermediate_size=1792,
+            num_dense_layers=2,
+            num_experts=32,
+            num_experts_per_tok=4,
+            use_expert_bias=True,
+            norm_topk_prob=True,
+            conv_L_cache=3,
+            conv_bias=False,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
         {"tie_embedding": "tie_word_embeddings"},
         kinds="convolution, attention, experts",
-        verified=_ROWS,
     ),
-}
+)

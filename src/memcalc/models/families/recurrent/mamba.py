@@ -12,7 +12,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM, DecoderModel
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, MixerBlock
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.mamba1 import MambaMixer, WeightlessNorm
@@ -105,9 +105,11 @@ def _recurrent(c: Config, architecture: str | None, mixer: Callable[[], Module])
     embedding = Embedding(c.integer("vocab_size"), hidden)
     depth = c.integer("num_hidden_layers")
     layers = Stack(["mixer"] * depth, lambda _: MixerBlock(mixer(), RMSNorm(hidden), fp32=fp32))
-    model = DecoderModel(embedding, layers, RMSNorm(hidden), None, [RECURRENT], positions="none")
+    model = DecoderModel(embedding, layers, RMSNorm(hidden), None, [RECURRENT], position_ids="none")
     tied = c.flag("tie_word_embeddings")
-    network = decoder(c, architecture, model, hidden, embedding, tied=tied, bend=[in_fp32], cast=True)
+    network = decoder(
+        c, architecture, model, hidden, embedding, tied=tied, logit_transforms=[in_fp32], cast_to_head_dtype=True
+    )
     network.accepts_past_key_values = False
     return network
 
@@ -121,14 +123,14 @@ def bamba(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
-        attend=lambda layer: mixer_of(c) if recurrent[layer] else None,
+        make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
         attention={"bias": bias, "out_bias": bias, "rotate": rotary_of_part},
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
-        block=partial(DecoderBlock, order="mlp norms self_attn", weights_too=True),
+        block=partial(DecoderBlock, order="mlp norms self_attn", returns_weights=True),
     )
     if isinstance(network, CausalLM):
-        network.bounded = c.number("z_loss_coefficient", 0.0) > 0
+        network.z_loss = c.number("z_loss_coefficient", 0.0) > 0
     return network
 
 
@@ -145,41 +147,30 @@ _MAMBA: dict[str, object] = {
     "time_step_rank": "auto",
     "tie_word_embeddings": True,
 }
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "bamba": Family(
+FAMILIES = table(
+    Family(
         "bamba",
         bamba,
-        {
-            "vocab_size": 128000,
-            "hidden_size": 4096,
-            "intermediate_size": 14336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_act": "silu",
-            "attention_dropout": 0.0,
-            "mamba_n_heads": 128,
-            "mamba_d_head": "auto",
-            "mamba_n_groups": 1,
-            "mamba_d_state": 256,
-            "mamba_d_conv": 4,
-            "mamba_chunk_size": 256,
-            "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
-            "mamba_expand": 2,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": False,
-        },
+        llama_sizes(
+            (128000, 4096, 14336, 32, 32, 8, 0),
+            attention_dropout=0.0,
+            mamba_n_heads=128,
+            mamba_d_head="auto",
+            mamba_n_groups=1,
+            mamba_d_state=256,
+            mamba_d_conv=4,
+            mamba_chunk_size=256,
+            mamba_conv_bias=True,
+            mamba_proj_bias=False,
+            mamba_expand=2,
+            attention_bias=False,
+            mlp_bias=False,
+        ),
         kinds="Mamba 2, attention",
-        verified=_ROWS,
     ),
-    "mamba": Family("mamba", mamba, {**_MAMBA, "residual_in_fp32": True}, kinds="Mamba", verified=_ROWS),
-    "falcon_mamba": Family(
-        "falcon_mamba", falcon_mamba, {**_MAMBA, "residual_in_fp32": True}, kinds="Mamba", verified=_ROWS
-    ),
-    "mamba2": Family(
+    Family("mamba", mamba, {**_MAMBA, "residual_in_fp32": True}, kinds="Mamba"),
+    Family("falcon_mamba", falcon_mamba, {**_MAMBA, "residual_in_fp32": True}, kinds="Mamba"),
+    Family(
         "mamba2",
         mamba2,
         {
@@ -202,4 +193,4 @@ FAMILIES = {
         kinds="Mamba 2",
         verified="measured rows",
     ),
-}
+)

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen_mlps, qwen_shared_mixture
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.gated_delta_net import DeltaShape, GatedAttention, GatedDeltaNet
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.norms import GemmaRMSNorm
@@ -73,7 +73,7 @@ def _network(
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
         mlp=mlp,
-        attend=attend,
+        make_attention=attend,
         norm=GemmaRMSNorm,
         rotary=rotary(c.rotary_dim(c.head_dim(), 0.25)),
     )
@@ -117,8 +117,8 @@ _EXPERTS: dict[str, object] = {
     "shared_expert_intermediate_size": 512,
     "router_aux_loss_coef": 0.001,
 }
-FAMILIES = {
-    "qwen3_next": Family(
+FAMILIES = table(
+    Family(
         "qwen3_next",
         qwen3_next,
         {
@@ -133,20 +133,19 @@ FAMILIES = {
             "norm_topk_prob": True,
         },
         kinds="delta net, attention, experts",
-        verified="measured rows, exact counts",
     ),
-    "qwen3_5_text": Family(
+    Family(
         "qwen3_5_text",
         qwen3_5_text,
         {**_DELTA, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32, "num_key_value_heads": 4},
         kinds="delta net, attention",
         verified="measured rows",
     ),
-    "qwen3_5_moe_text": Family(
+    Family(
         "qwen3_5_moe_text",
         qwen3_5_moe_text,
         {**_DELTA, **_EXPERTS, "num_hidden_layers": 40, "num_experts_per_tok": 8, "num_experts": 256},
         kinds="delta net, attention, experts",
         verified="measured rows",
     ),
-}
+)

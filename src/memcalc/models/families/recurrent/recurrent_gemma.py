@@ -10,7 +10,7 @@ from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import causal_mask
@@ -161,30 +161,25 @@ def recurrent_gemma(c: Config, architecture: str | None) -> Network:
     embedding = Embedding(c.integer("vocab_size"), hidden)
     model = RecurrentGemmaModel(embedding, Stack(kinds, build), GemmaRMSNorm(hidden), window)
     tied = c.flag("tie_word_embeddings")
-    return decoder(c, architecture, model, hidden, embedding, tied=tied, bend=[_soft_cap])
+    return decoder(c, architecture, model, hidden, embedding, tied=tied, logit_transforms=[_soft_cap])
 
 
-FAMILIES = {
-    "recurrent_gemma": Family(
+FAMILIES = table(
+    Family(
         "recurrent_gemma",
         recurrent_gemma,
-        {
-            "vocab_size": 256000,
-            "hidden_size": 2560,
-            "intermediate_size": 7680,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 10,
-            "attention_window_size": 2048,
-            "conv1d_width": 4,
-            "hidden_activation": "gelu_pytorch_tanh",
-            "block_types": ["recurrent", "recurrent", "attention"],
-            "attention_dropout": 0.0,
-            "attention_bias": False,
-            "pad_token_id": 0,
-            "tie_word_embeddings": True,
-        },
+        sizes(
+            (256000, 2560, 7680, 26, 10, 0, 0),
+            attention_window_size=2048,
+            conv1d_width=4,
+            hidden_activation="gelu_pytorch_tanh",
+            block_types=["recurrent", "recurrent", "attention"],
+            attention_dropout=0.0,
+            attention_bias=False,
+            pad_token_id=0,
+            tie_word_embeddings=True,
+        ),
         {"sliding_window": "attention_window_size"},
         kinds="recurrent, attention",
-        verified="measured rows, exact counts",
     )
-}
+)

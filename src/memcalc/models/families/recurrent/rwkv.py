@@ -10,7 +10,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.config.reader import DEEPEST, Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.token_loop import token_steps
@@ -213,8 +213,8 @@ def rwkv(c: Config, architecture: str | None) -> Network:
     return decoder(c, architecture, model, hidden, embedding, tied=c.flag("tie_word_embeddings"))
 
 
-FAMILIES = {
-    "rwkv": Family(
+FAMILIES = table(
+    Family(
         "rwkv",
         rwkv,
         {
@@ -226,6 +226,5 @@ FAMILIES = {
         },
         attention="eager",
         kinds="RWKV",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -9,7 +9,7 @@ from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import decoder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
 from memcalc.nn.layers.masks import causal_mask, recurrent_mask
@@ -210,8 +210,8 @@ def zamba2(c: Config, architecture: str | None) -> Network:
     return decoder(c, architecture, model, hidden, embedding, tied=tied)
 
 
-FAMILIES = {
-    "zamba2": Family(
+FAMILIES = table(
+    Family(
         "zamba2",
         zamba2,
         {
@@ -237,6 +237,5 @@ FAMILIES = {
         },
         {"layer_types": "layers_block_type"},
         kinds="Mamba 2, shared attention",
-        verified="measured rows, exact counts",
     )
-}
+)

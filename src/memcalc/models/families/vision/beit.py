@@ -5,10 +5,8 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
-from memcalc.nn.layers.linear import Linear
+from memcalc.models.common.image_models import image_network
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, Seen, VisionAttention, VisionTower, drop_path, grid_of
@@ -41,7 +39,7 @@ class BeitEmbeddings(Module):
         return ops.dropout(embeddings, self.dropout)
 
 
-class RelativePlaces(Module):
+class RelativePositionBias(Module):
     """A bias on the scores [1, heads, n, n] for the relative place of two patches.
 
     `index` says which row of the table two patches take; one table of them is made for all and kept.
@@ -90,7 +88,7 @@ class BeitBlock(Module):
         self.layernorm_after = LayerNorm(hidden)
         width = c.integer("intermediate_size")
         self.mlp = PlainMLP(hidden, width, c.text("hidden_act"), names=("fc1", "fc2"), bias=True)
-        self.relative_position_bias = None if index is None else RelativePlaces(c, index)
+        self.relative_position_bias = None if index is None else RelativePositionBias(c, index)
         self.dropout, self.path_dropout = c.probability("hidden_dropout_prob"), dropped
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
@@ -136,7 +134,7 @@ class BeitTower(VisionTower):
             pool=BeitPooler(c, hidden),
         )
         self.relative_position_index = index
-        self.shared_position_bias = RelativePlaces(c, index) if shared and index is not None else None
+        self.shared_position_bias = RelativePositionBias(c, index) if shared and index is not None else None
 
     def forward(self, pixels: Tensor) -> Seen:
         """Pixels [b, c, height, width] to hidden states."""
@@ -167,40 +165,28 @@ class BeitPooler(Module):
 
 def beit(c: Config, architecture: str | None) -> Network:
     """BEiT."""
-    name, hidden = architecture or "BeitForImageClassification", c.integer("hidden_size")
-    tower = BeitTower(c, hidden)
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, None, Linear(hidden, c.num_labels(), bias=True, group="head"))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    hidden = c.integer("hidden_size")
+    return image_network(c, architecture, lambda _: BeitTower(c, hidden), None, hidden)
 
 
-FAMILIES = {
-    "beit": Family(
+FAMILIES = table(
+    Family(
         "beit",
         beit,
-        {
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "use_mask_token": False,
-            "use_absolute_position_embeddings": False,
-            "use_relative_position_bias": False,
-            "use_shared_relative_position_bias": False,
-            "layer_scale_init_value": 0.1,
-            "drop_path_rate": 0.1,
-            "use_mean_pooling": True,
-        },
+        vit_sizes(
+            (768, 3072, 12, 12, 224, 16, 3),
+            hidden_act="gelu",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            use_mask_token=False,
+            use_absolute_position_embeddings=False,
+            use_relative_position_bias=False,
+            use_shared_relative_position_bias=False,
+            layer_scale_init_value=0.1,
+            drop_path_rate=0.1,
+            use_mean_pooling=True,
+        ),
         blocks="encoder",
         attention="eager, sdpa",
-        verified="measured rows, exact counts",
     )
-}
+)

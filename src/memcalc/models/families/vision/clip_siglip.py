@@ -8,7 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder, picture
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.clip_siglip import (
     CLIP_TEXT,
     CLIP_VISION,
@@ -26,7 +26,7 @@ from memcalc.nn.module import Parameter
 from memcalc.tables.dtypes import FP32, INT64
 
 
-class Contrastive(Network):
+class ClipModel(Network):
     """Both towers: texts and images of a batch, matched by their cosines.
 
     `projected` is the width of projections behind the towers (CLIP); `sigmoid` says that each pair is judged by itself
@@ -136,7 +136,7 @@ def clip(c: Config, architecture: str | None) -> Network:
         scores = Linear(width, c.num_labels(), bias=True, group="head")
         return ImageClassifier(c, clip_vision(vision), _mean_of_patches, scores, pixels=vision)
     if name.endswith("CLIPModel"):
-        return Contrastive(c, TextTower(text, causal=True), clip_vision(vision), (text, vision), sigmoid=False)
+        return ClipModel(c, TextTower(text, causal=True), clip_vision(vision), (text, vision), sigmoid=False)
     raise unknown_head(c, name, ("CLIPModel", "CLIPForImageClassification"))
 
 
@@ -154,7 +154,7 @@ def siglip(c: Config, architecture: str | None) -> Network:
                 f"{vision.where} has 'vision_use_head' false, so SiglipModel has no vector of an image to compare; "
                 "correct it, or name SiglipForImageClassification."
             )
-        return Contrastive(c, TextTower(text, causal=False), siglip_vision(vision), (text, vision), sigmoid=True)
+        return ClipModel(c, TextTower(text, causal=False), siglip_vision(vision), (text, vision), sigmoid=True)
     raise unknown_head(c, name, ("SiglipModel", "SiglipForImageClassification"))
 
 
@@ -182,13 +182,11 @@ def siglip_image(c: Config, architecture: str | None) -> Network:
 
 _SOURCE = "exact counts; classification measured, the contrastive loss read from source"
 _COUNTS = "exact counts; forward and backward of the tower measured in the whole model"
-FAMILIES = {
-    "clip": Family("clip", clip, {"projection_dim": 512}, blocks="encoder", verified=_SOURCE),
-    "siglip": Family("siglip", siglip, {}, blocks="encoder", verified=_SOURCE),
-    "clip_text_model": Family("clip_text_model", clip_text, CLIP_TEXT, blocks="encoder", verified=_COUNTS),
-    "siglip_text_model": Family("siglip_text_model", siglip_text, SIGLIP_TEXT, blocks="encoder", verified=_COUNTS),
-    "clip_vision_model": Family("clip_vision_model", clip_image, CLIP_VISION, blocks="encoder", verified=_COUNTS),
-    "siglip_vision_model": Family(
-        "siglip_vision_model", siglip_image, SIGLIP_VISION, blocks="encoder", verified=_COUNTS
-    ),
-}
+FAMILIES = table(
+    Family("clip", clip, {"projection_dim": 512}, blocks="encoder", verified=_SOURCE),
+    Family("siglip", siglip, {}, blocks="encoder", verified=_SOURCE),
+    Family("clip_text_model", clip_text, CLIP_TEXT, blocks="encoder", verified=_COUNTS),
+    Family("siglip_text_model", siglip_text, SIGLIP_TEXT, blocks="encoder", verified=_COUNTS),
+    Family("clip_vision_model", clip_image, CLIP_VISION, blocks="encoder", verified=_COUNTS),
+    Family("siglip_vision_model", siglip_image, SIGLIP_VISION, blocks="encoder", verified=_COUNTS),
+)

@@ -6,9 +6,8 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.common.image_models import image_network
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import Convolution2d
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import activation
@@ -19,7 +18,7 @@ from memcalc.nn.module import Module, Parameter
 from memcalc.nn.stack import Stack
 
 
-class ChannelNorm(Module):
+class ChannelsFirstLayerNorm(Module):
     """LayerNorm over the channels of an image [b, c, height, width]."""
 
     def __init__(self, channels: int) -> None:
@@ -32,7 +31,7 @@ class ChannelNorm(Module):
         return ops.permute(states, 0, 3, 1, 2)
 
 
-class ResponseNorm(Module):
+class GlobalResponseNorm(Module):
     """Channels [b, rows, columns, c] weighed by how large each is over the image, beside the others (ConvNeXt V2)."""
 
     scope = "norms"
@@ -49,7 +48,7 @@ class ResponseNorm(Module):
         return states  # noqa: RET504 (the name is what lets the old states go last)
 
 
-class NextLayer(Module):
+class ConvNextLayer(Module):
     """A wide convolution of each channel by itself, LayerNorm, an MLP over channels, a trained factor, add.
 
     With `second`, a norm stands in the MLP and there is no factor (ConvNeXt V2).
@@ -65,7 +64,7 @@ class NextLayer(Module):
         self.layernorm = LayerNorm(width)
         self.pwconv1 = Linear(width, 4 * width, bias=True, group="MLP")
         self.act = activation(c.text("hidden_act"))
-        self.grn = ResponseNorm(4 * width) if second else None
+        self.grn = GlobalResponseNorm(4 * width) if second else None
         self.pwconv2 = Linear(4 * width, width, bias=True, group="MLP")
         self.dropped = dropped
 
@@ -86,18 +85,20 @@ class NextLayer(Module):
         return ops.add(residual, drop_path(states, self.dropped))
 
 
-class NextStage(Module):
+class ConvNextStage(Module):
     """A norm and a convolution that halves the image, and layers."""
 
     def __init__(self, c: Config, number: int, inputs: int, outputs: int, rates: list[float], *, second: bool) -> None:
         strides = number > 1
         self.downsampling_layer: list[Module] = (
-            [ChannelNorm(inputs), Convolution2d(inputs, outputs, 2, 2, bias=True, padding=0)] if strides else []
+            [ChannelsFirstLayerNorm(inputs), Convolution2d(inputs, outputs, 2, 2, bias=True, padding=0)]
+            if strides
+            else []
         )
         kinds = [rate > 0 for rate in rates]
 
         def layer(index: int) -> Module:
-            return NextLayer(c, outputs, rates[index], second=second)
+            return ConvNextLayer(c, outputs, rates[index], second=second)
 
         self.layers = Stack(kinds, layer, name=f"stage {number} layer")
 
@@ -110,7 +111,7 @@ class NextStage(Module):
         return states
 
 
-class NextTower(VisionTower):
+class ConvNextTower(VisionTower):
     """Patches, stages, and LayerNorm of the mean of all places."""
 
     def __init__(self, c: Config, *, second: bool) -> None:
@@ -119,10 +120,10 @@ class NextTower(VisionTower):
             raise ConfigError(f"{c.where} has 'hidden_sizes' and 'depths' of different lengths, or none; correct one.")
         patch, rate, total = c.integer("patch_size"), c.probability("drop_path_rate"), sum(depths)
         self.patch_embeddings = Convolution2d(c.integer("num_channels"), widths[0], patch, patch, bias=True, padding=0)
-        self.norm = ChannelNorm(widths[0])
+        self.norm = ChannelsFirstLayerNorm(widths[0])
         rates = [rate * index / max(total - 1, 1) for index in range(total)]
         self.stages = [
-            NextStage(
+            ConvNextStage(
                 c,
                 index + 1,
                 widths[max(index - 1, 0)],
@@ -149,13 +150,8 @@ class NextTower(VisionTower):
 
 
 def _next(c: Config, architecture: str | None, *, second: bool) -> Network:
-    name, tower = architecture or "ForImageClassification", NextTower(c, second=second)
-    if name.endswith("ForImageClassification"):
-        scores = Linear(tower.width, c.num_labels(), bias=True, group="head")
-        return ImageClassifier(c, tower, None, scores, resizable_input=True)
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower, resizable_input=True)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    tower = ConvNextTower(c, second=second)
+    return image_network(c, architecture, lambda _: tower, None, tower.width, resizable_input=True)
 
 
 def convnext(c: Config, architecture: str | None) -> Network:
@@ -179,7 +175,7 @@ _DEFAULTS = {
     "drop_path_rate": 0.0,
 }
 
-FAMILIES = {
-    "convnext": Family("convnext", convnext, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
-    "convnextv2": Family("convnextv2", convnextv2, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
-}
+FAMILIES = table(
+    Family("convnext", convnext, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
+    Family("convnextv2", convnextv2, _DEFAULTS, {}, "encoder", "eager", "measured rows"),
+)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import Rotation, rotate_half
@@ -45,7 +45,7 @@ class PrefixedPatches(Module):
         return ops.cat([*tokens, patches], 1)
 
 
-class PlaceRotation(Module):
+class PatchRotaryEmbedding(Module):
     """cos and sin [n, d] of the places of the patches, in the dtype of the pixels.
 
     The centres of the patches are made once and kept. Training moves them by random numbers that the config asks for.
@@ -130,36 +130,29 @@ def dinov3(c: Config, architecture: str | None) -> Network:
             PrefixedPatches(c, hidden),
             Stack(["layer"] * c.integer("num_hidden_layers"), block),
             after=LayerNorm(hidden),
-            rotary=PlaceRotation(c, hidden // c.integer("num_attention_heads")),
+            rotary=PatchRotaryEmbedding(c, hidden // c.integer("num_attention_heads")),
         ),
     )
 
 
-FAMILIES = {
-    "dinov3_vit": Family(
+FAMILIES = table(
+    Family(
         "dinov3_vit",
         dinov3,
-        {
-            "hidden_size": 384,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 6,
-            "hidden_act": "gelu",
-            "attention_dropout": 0.0,
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "query_bias": True,
-            "key_bias": False,
-            "value_bias": True,
-            "proj_bias": True,
-            "mlp_bias": True,
-            "drop_path_rate": 0.0,
-            "use_gated_mlp": False,
-            "num_register_tokens": 0,
-            "pos_embed_rescale": 2.0,
-        },
+        vit_sizes(
+            (384, 1536, 12, 6, 224, 16, 3),
+            hidden_act="gelu",
+            attention_dropout=0.0,
+            query_bias=True,
+            key_bias=False,
+            value_bias=True,
+            proj_bias=True,
+            mlp_bias=True,
+            drop_path_rate=0.0,
+            use_gated_mlp=False,
+            num_register_tokens=0,
+            pos_embed_rescale=2.0,
+        ),
         blocks="encoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import SizedEye, config_side
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import DynamicResolutionEncoder, config_side
+from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.pixtral import PIXTRAL, PixtralTower
 from memcalc.nn.model import Batch, Network, Outputs
 
@@ -17,7 +17,7 @@ class PixtralVisionModel(Network):
 
     def __init__(self, c: Config) -> None:
         self.tower = PixtralTower(c, ())
-        self.size = SizedEye(c, c.integer("patch_size"), config_side(c))
+        self.size = DynamicResolutionEncoder(c, c.integer("patch_size"), config_side(c))
         self.config = c
 
     def image_side(self, size: int | None) -> int | None:
@@ -36,8 +36,8 @@ def pixtral(c: Config, architecture: str | None) -> Network:
     return PixtralVisionModel(c)
 
 
-FAMILIES = {
-    "pixtral": Family(
+FAMILIES = table(
+    Family(
         "pixtral",
         pixtral,
         PIXTRAL,
@@ -45,4 +45,4 @@ FAMILIES = {
         supports="inference",
         verified="forward of the tower measured in LLaVA and Mistral 3",
     )
-}
+)

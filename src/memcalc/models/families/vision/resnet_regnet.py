@@ -8,9 +8,9 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.models.common.image_models import ImageClassifier
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import ConvLayer, SqueezeExcitation, mean_of_places
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import activation
@@ -100,7 +100,7 @@ class ConvTower(VisionTower):
         return hidden
 
 
-class FlatScores(Module):
+class PooledClassifier(Module):
     """Classes of a pooled image [b, c, 1, 1]."""
 
     scope = "head and loss"
@@ -114,10 +114,11 @@ class FlatScores(Module):
 
 
 def _classifier(c: Config, architecture: str | None, tower: ConvTower) -> Network:
-    name = architecture or "ForImageClassification"
-    if not name.endswith("ForImageClassification"):
-        raise unknown_head(c, name, ("ForImageClassification",))
-    return ImageClassifier(c, tower, None, FlatScores(tower.width, c.num_labels()), resizable_input=True)
+    def classifier() -> Network:
+        scores = PooledClassifier(tower.width, c.num_labels())
+        return ImageClassifier(c, tower, None, scores, resizable_input=True)
+
+    return with_head(c, architecture, {"ForImageClassification": classifier})
 
 
 def resnet(c: Config, architecture: str | None) -> Network:
@@ -167,8 +168,8 @@ def regnet(c: Config, architecture: str | None) -> Network:
 
 
 _SHARED = {"num_channels": 3, "image_size": 224}
-FAMILIES = {
-    "resnet": Family(
+FAMILIES = table(
+    Family(
         "resnet",
         resnet,
         _SHARED
@@ -185,7 +186,7 @@ FAMILIES = {
         attention="eager",
         verified="measured rows",
     ),
-    "regnet": Family(
+    Family(
         "regnet",
         regnet,
         _SHARED
@@ -200,6 +201,5 @@ FAMILIES = {
         },
         blocks="encoder",
         attention="eager",
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -7,8 +7,8 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.registry import Family
+from memcalc.models.common.heads import with_head
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.batchnorm_conv import BatchNorm, Convolution2d
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import class_loss
@@ -153,16 +153,15 @@ class SegformerClassifier(Network):
 
 def segformer(c: Config, architecture: str | None) -> Network:
     """SegFormer."""
-    name = architecture or "ForSemanticSegmentation"
-    if name.endswith("ForSemanticSegmentation"):
-        return Segmenter(c)
-    if name.endswith("ForImageClassification"):
-        return SegformerClassifier(c)
-    raise unknown_head(c, name, ("ForSemanticSegmentation", "ForImageClassification"))
+    return with_head(
+        c,
+        architecture,
+        {"ForSemanticSegmentation": lambda: Segmenter(c), "ForImageClassification": lambda: SegformerClassifier(c)},
+    )
 
 
-FAMILIES = {
-    "segformer": Family(
+FAMILIES = table(
+    Family(
         "segformer",
         segformer,
         {
@@ -186,4 +185,4 @@ FAMILIES = {
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

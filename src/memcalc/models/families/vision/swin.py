@@ -6,9 +6,8 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.common.image_models import image_network
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.swin import Grid, ShiftedLayer
@@ -133,16 +132,12 @@ class SwinTower(VisionTower):
 
 def swin(c: Config, architecture: str | None) -> Network:
     """Swin."""
-    name, tower = architecture or "SwinForImageClassification", SwinTower(c)
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, None, Linear(tower.width, c.num_labels(), bias=True, group="head"))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    tower = SwinTower(c)
+    return image_network(c, architecture, lambda _: tower, None, tower.width)
 
 
-FAMILIES = {
-    "swin": Family(
+FAMILIES = table(
+    Family(
         "swin",
         swin,
         {
@@ -163,6 +158,5 @@ FAMILIES = {
         },
         blocks="encoder",
         attention="eager, sdpa",
-        verified="measured rows, exact counts",
     )
-}
+)

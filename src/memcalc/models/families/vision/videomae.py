@@ -9,9 +9,9 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.attention_backends import attend_same_dtype
-from memcalc.nn.layers.bert import Activated, AddOutput
+from memcalc.nn.layers.bert import DenseActivation, DenseAdd
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import VisionTower, grid_of
@@ -46,7 +46,7 @@ class TubeletEmbeddings(Module):
         return ops.transpose(ops.view(grid, *grid.shape[:2], -1), 1, 2)
 
 
-class VideoOutput(Module):
+class VideoMaeOutput(Module):
     """dropout(dense(x)); what the attention saw is handed over and not used."""
 
     def __init__(self, hidden: int, dropout: float) -> None:
@@ -59,7 +59,7 @@ class VideoOutput(Module):
         return ops.dropout(out, self.dropout)
 
 
-class VideoAttention(Module):
+class VideoMaeAttention(Module):
     """Attention without a bias on the keys, and its output."""
 
     scope = "attention"
@@ -70,7 +70,7 @@ class VideoAttention(Module):
         self.query = Linear(hidden, hidden, bias=bias, group="attention")
         self.key = Linear(hidden, hidden, group="attention")
         self.value = Linear(hidden, hidden, bias=bias, group="attention")
-        self.output = VideoOutput(hidden, c.probability("hidden_dropout_prob"))
+        self.output = VideoMaeOutput(hidden, c.probability("hidden_dropout_prob"))
         self.dropout = c.probability("attention_probs_dropout_prob")
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -89,16 +89,16 @@ class VideoAttention(Module):
         return ops.reshape(ops.contiguous(out), *hidden.shape[:-1], -1), weights
 
 
-class VideoLayer(Module):
+class VideoMaeLayer(Module):
     """Norm, attention, add; norm, MLP, add."""
 
     scope = "residual stream"
 
     def __init__(self, c: Config, hidden: int) -> None:
         width = c.integer("intermediate_size")
-        self.attention = VideoAttention(c, hidden)
-        self.intermediate = Activated(hidden, width, c.text("hidden_act"), "MLP")
-        self.output = AddOutput(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
+        self.attention = VideoMaeAttention(c, hidden)
+        self.intermediate = DenseActivation(hidden, width, c.text("hidden_act"), "MLP")
+        self.output = DenseAdd(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
         self.layernorm_before = LayerNorm(hidden)
         self.layernorm_after = LayerNorm(hidden)
 
@@ -112,7 +112,7 @@ class VideoLayer(Module):
         return self.output(fed, hidden)  # type: ignore[no-any-return]
 
 
-class MeanScores(Module):
+class MeanPoolClassifier(Module):
     """Classes of the normalised mean of all blocks, or of the first one."""
 
     scope = "head and loss"
@@ -151,33 +151,27 @@ def videomae(c: Config, architecture: str | None) -> Network:
     mean = c.flag("use_mean_pooling")
     tower = VisionTower(
         TubeletEmbeddings(c, hidden),
-        Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: VideoLayer(c, hidden)),
+        Stack(["layer"] * c.integer("num_hidden_layers"), lambda _: VideoMaeLayer(c, hidden)),
         after=None if mean else LayerNorm(hidden),
     )
-    return VideoClassifier(c, tower, lambda states: states, MeanScores(hidden, c.num_labels(), mean=mean))
+    return VideoClassifier(c, tower, lambda states: states, MeanPoolClassifier(hidden, c.num_labels(), mean=mean))
 
 
-FAMILIES = {
-    "videomae": Family(
+FAMILIES = table(
+    Family(
         "videomae",
         videomae,
-        {
-            "image_size": 224,
-            "patch_size": 16,
-            "num_channels": 3,
-            "num_frames": 16,
-            "tubelet_size": 2,
-            "hidden_size": 768,
-            "num_hidden_layers": 12,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-            "qv_bias": True,
-            "use_mean_pooling": True,
-        },
+        vit_sizes(
+            (768, 3072, 12, 12, 224, 16, 3),
+            num_frames=16,
+            tubelet_size=2,
+            hidden_act="gelu",
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            qv_bias=True,
+            use_mean_pooling=True,
+        ),
         blocks="encoder",
         verified="measured rows",
     )
-}
+)

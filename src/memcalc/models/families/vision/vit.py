@@ -7,11 +7,9 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.image_models import ImageClassifier, ImageEmbedder
-from memcalc.models.registry import Family
+from memcalc.models.common.image_models import class_scores, image_network
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.bert import Pooler
-from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import (
@@ -112,39 +110,26 @@ def _first_and_mean(states: Tensor, registers: int = 0) -> Tensor:
     return ops.cat([first, ops.mean(patches, 1, keepdim=False)], 1)
 
 
-def _scores(c: Config, width: int) -> Module:
-    return Linear(width, c.num_labels(), bias=True, group="head")
-
-
 def vit(c: Config, architecture: str | None) -> Network:
     """ViT."""
-    name, hidden = architecture or "ViTForImageClassification", c.integer("hidden_size")
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, _vit_tower(c), _first, _scores(c, hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, _vit_tower(c, pooler=True))
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    hidden = c.integer("hidden_size")
+    return image_network(c, architecture, lambda pooler: _vit_tower(c, pooler=pooler), _first, hidden)
 
 
 def msn(c: Config, architecture: str | None) -> Network:
     """ViT-MSN: ViT without a pooler."""
-    name, hidden = architecture or "ViTMSNForImageClassification", c.integer("hidden_size")
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, _vit_tower(c), _first, _scores(c, hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, _vit_tower(c))
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    return image_network(c, architecture, lambda _: _vit_tower(c), _first, c.integer("hidden_size"))
 
 
-class Teacher(Network):
+class DeiTWithTeacher(Network):
     """DeiT with two heads, the mean of whose scores it answers with. Transformers gives it no loss."""
 
     reads_text = False
 
     def __init__(self, c: Config, hidden: int) -> None:
         self.model = _vit_tower(c, distilled=True)
-        self.cls_classifier = _scores(c, hidden)
-        self.distillation_classifier = _scores(c, hidden)
+        self.cls_classifier = class_scores(c, hidden)
+        self.distillation_classifier = class_scores(c, hidden)
         self.config = c
 
     def forward(self, batch: Batch) -> Outputs:
@@ -157,20 +142,20 @@ class Teacher(Network):
 
 def deit(c: Config, architecture: str | None) -> Network:
     """DeiT with a distillation token."""
-    name, hidden = architecture or "DeiTForImageClassification", c.integer("hidden_size")
-    if name.endswith("ForImageClassificationWithTeacher"):
-        return Teacher(c, hidden)
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, _vit_tower(c, distilled=True), _first, _scores(c, hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, _vit_tower(c, distilled=True, pooler=True))
-    raise unknown_head(c, name, ("ForImageClassification", "ForImageClassificationWithTeacher", "Model"))
+    hidden = c.integer("hidden_size")
+    return image_network(
+        c,
+        architecture,
+        lambda pooler: _vit_tower(c, distilled=True, pooler=pooler),
+        _first,
+        hidden,
+        {"ForImageClassificationWithTeacher": lambda: DeiTWithTeacher(c, hidden)},
+    )
 
 
 def dinov2(c: Config, architecture: str | None) -> Network:
     """DINOv2: ViT whose branches are scaled by trained factors, with register tokens or without."""
-    name, hidden = architecture or "Dinov2ForImageClassification", c.integer("hidden_size")
-    registers = c.integer("num_register_tokens", minimum=0)
+    hidden, registers = c.integer("hidden_size"), c.integer("num_register_tokens", minimum=0)
     width = int(hidden * c.factor("mlp_ratio"))
 
     def mlp() -> Module:
@@ -199,28 +184,18 @@ def dinov2(c: Config, architecture: str | None) -> Network:
         Stack(["layer"] * c.integer("num_hidden_layers"), block),
         after=LayerNorm(hidden),
     )
-    if name.endswith("ForImageClassification"):
-        return ImageClassifier(c, tower, partial(_first_and_mean, registers=registers), _scores(c, 2 * hidden))
-    if name.endswith("Model"):
-        return ImageEmbedder(c, tower)
-    raise unknown_head(c, name, ("ForImageClassification", "Model"))
+    reduce = partial(_first_and_mean, registers=registers)
+    return image_network(c, architecture, lambda _: tower, reduce, 2 * hidden)
 
 
-_ROWS = "measured rows, exact counts"
-VIT_DEFAULTS = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "pooler_act": "tanh",
-}
+VIT_DEFAULTS = vit_sizes(
+    (768, 3072, 12, 12, 224, 16, 3),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    qkv_bias=True,
+    pooler_act="tanh",
+)
 _DINOV2 = VIT_DEFAULTS | {
     "patch_size": 14,
     "mlp_ratio": 4,
@@ -231,12 +206,10 @@ _DINOV2 = VIT_DEFAULTS | {
 }
 _REGISTERS = {"patch_size": 16, "num_register_tokens": 4}
 
-FAMILIES = {
-    "vit": Family("vit", vit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
-    "vit_msn": Family("vit_msn", msn, VIT_DEFAULTS, blocks="encoder", verified="measured rows"),
-    "deit": Family("deit", deit, VIT_DEFAULTS, blocks="encoder", verified=_ROWS),
-    "dinov2": Family("dinov2", dinov2, _DINOV2, blocks="encoder", verified=_ROWS),
-    "dinov2_with_registers": Family(
-        "dinov2_with_registers", dinov2, _DINOV2 | _REGISTERS, blocks="encoder", verified=_ROWS
-    ),
-}
+FAMILIES = table(
+    Family("vit", vit, VIT_DEFAULTS, blocks="encoder"),
+    Family("vit_msn", msn, VIT_DEFAULTS, blocks="encoder", verified="measured rows"),
+    Family("deit", deit, VIT_DEFAULTS, blocks="encoder"),
+    Family("dinov2", dinov2, _DINOV2, blocks="encoder"),
+    Family("dinov2_with_registers", dinov2, _DINOV2 | _REGISTERS, blocks="encoder"),
+)

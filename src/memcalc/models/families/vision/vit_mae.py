@@ -6,9 +6,9 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.heads import unknown_head
+from memcalc.models.common.heads import with_head
 from memcalc.models.families.vision.vit import VIT_DEFAULTS, vit_blocks
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import PatchEmbedding, grid_of
@@ -86,7 +86,7 @@ class MaskedEncoder(Module):
         return self.layernorm(hidden), mask, restore
 
 
-class PaintingDecoder(Module):
+class MaeDecoder(Module):
     """A mask token for each patch that was not seen, all patches in their order, blocks, and the pixels of each."""
 
     def __init__(self, c: Config, hidden: int, count: int) -> None:
@@ -131,7 +131,7 @@ class MaskedAutoencoder(Network):
         if rows != columns:
             raise ConfigError(f"{c.where} gives 'image_size' as {c.sides('image_size')}; ViT-MAE takes square images.")
         self.vit = MaskedEncoder(c, hidden, rows * columns)
-        self.decoder = PaintingDecoder(c, hidden, rows * columns)
+        self.decoder = MaeDecoder(c, hidden, rows * columns)
         self.config, self.side, self.patch = c, rows, c.integer("patch_size")
 
     def forward(self, batch: Batch) -> Outputs:
@@ -165,14 +165,11 @@ def _total(x: Tensor) -> Tensor:
 
 def vit_mae(c: Config, architecture: str | None) -> Network:
     """ViT-MAE in pre-training."""
-    name = architecture or "ViTMAEForPreTraining"
-    if not name.endswith("ForPreTraining"):
-        raise unknown_head(c, name, ("ViTMAEForPreTraining",))
-    return MaskedAutoencoder(c)
+    return with_head(c, architecture, {"ViTMAEForPreTraining": lambda: MaskedAutoencoder(c)})
 
 
-FAMILIES = {
-    "vit_mae": Family(
+FAMILIES = table(
+    Family(
         "vit_mae",
         vit_mae,
         VIT_DEFAULTS
@@ -185,6 +182,5 @@ FAMILIES = {
             "norm_pix_loss": False,
         },
         blocks="encoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -8,9 +8,9 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.common.decoder import dense_decoder
-from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, language_model
-from memcalc.models.families.vision_language.idefics3 import PlacedPatches
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
+from memcalc.models.families.vision_language.idefics3 import PatchesWithPositions
+from memcalc.models.family import Family, llama_sizes, table, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.attention_pooling import MultiheadAttention
 from memcalc.nn.layers.linear import Linear
@@ -18,7 +18,7 @@ from memcalc.nn.layers.masks import bidirectional_mask
 from memcalc.nn.layers.mixture_of_experts import Experts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import LayerNorm
-from memcalc.nn.layers.routers import TopKFirstRouter
+from memcalc.nn.layers.routers import TopKThenSoftmaxRouter
 from memcalc.nn.layers.vision_transformer import as_tower, grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module, Parameter
@@ -33,7 +33,7 @@ class AriaMixture(Module):
     def __init__(self, c: Config) -> None:
         hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
         count, per_token = c.integer("moe_num_experts"), c.within("moe_topk", "moe_num_experts")
-        self.router = TopKFirstRouter(hidden, count, per_token)
+        self.router = TopKThenSoftmaxRouter(hidden, count, per_token)
         self.experts = Experts(hidden, width, count, per_token, swiglu(ops.silu), transposed=True)
         self.shared_experts = GatedMLP(
             hidden, width * c.integer("moe_num_shared_experts"), c.text("hidden_act"), bias=c.flag("mlp_bias")
@@ -60,7 +60,7 @@ class AriaTower(Module):
 
     def __init__(self, v: Config) -> None:
         rows, columns = grid_of(v)
-        self.embeddings = PlacedPatches(v, rows * columns)
+        self.embeddings = PatchesWithPositions(v, rows * columns)
         self.encoder = tower_blocks(v, "vision block", together=False)
         self.post_layernorm = LayerNorm(v.integer("hidden_size"))
 
@@ -74,7 +74,7 @@ class AriaTower(Module):
         return self.post_layernorm(hidden), hidden
 
 
-class QueryAttention(Module):
+class AriaCrossAttention(Module):
     """Queries attend to patches: projections in front of a MultiheadAttention, and one behind it."""
 
     def __init__(self, hidden: int, heads: int) -> None:
@@ -116,7 +116,7 @@ class QueryProjector(Module):
 
     def __init__(self, hidden: int, heads: int, most: int, width: int) -> None:
         self.query = Parameter(most, hidden)
-        self.cross_attn = QueryAttention(hidden, heads)
+        self.cross_attn = AriaCrossAttention(hidden, heads)
         self.layer_norm = LayerNorm(hidden)
         self.feed_forward = ProjectorMLP(hidden, width)
         self.heads = heads
@@ -131,7 +131,7 @@ class QueryProjector(Module):
         return self.feed_forward(self.layer_norm(out))  # type: ignore[no-any-return]
 
 
-class AriaEye(Eye):
+class AriaVisionEncoder(VisionEncoder):
     """An image becomes as many tokens as `projector_patch_to_query_dict` gives for its patches."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -156,7 +156,7 @@ class AriaEye(Eye):
             )
         return count
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch, which come with a mask of the pixels that are no padding."""
         side, tape = self.image_side(batch.image_size), batch.ids.tape
         images, rows = batch.ids.shape[0] * batch.images, side // self.patch
@@ -169,7 +169,7 @@ class AriaEye(Eye):
         unseen = tape.empty((images, rows**2), BOOL)
         features = self.multi_modal_projector(chosen, self.tokens(batch.image_size), unseen)
         del seen
-        return Sight(features, (states, chosen))
+        return ImageFeatures(features, (states, chosen))
 
 
 def aria(c: Config, architecture: str | None) -> Network:
@@ -178,44 +178,27 @@ def aria(c: Config, architecture: str | None) -> Network:
     text = language_model(c, "aria_text", tied=c.flag("tie_word_embeddings"))
     if c.get("vision_feature_layer") != -1:
         raise ConfigError(f"{c.where} has a 'vision_feature_layer' other than -1, which memcalc does not describe.")
-    eye = AriaEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = AriaVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return VisionLanguage(eye, text, own_cache=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "attention_dropout": 0.0,
-}
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "aria": Family("aria", aria, {"vision_feature_layer": -1, "tie_word_embeddings": False}, verified=_ROWS),
-    "aria_text": Family(
+_TOWER: dict[str, object] = vit_sizes(
+    (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
+)
+FAMILIES = table(
+    Family("aria", aria, {"vision_feature_layer": -1, "tie_word_embeddings": False}),
+    Family(
         "aria_text",
         aria_text,
-        {
-            "vocab_size": 32000,
-            "hidden_size": 4096,
-            "intermediate_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "hidden_act": "silu",
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "mlp_bias": False,
-            "moe_num_experts": 8,
-            "moe_topk": 2,
-            "moe_num_shared_experts": 2,
-            "tie_word_embeddings": False,
-        },
-        verified=_ROWS,
+        llama_sizes(
+            (32000, 4096, 4096, 32, 32, 0, 2048),
+            attention_bias=False,
+            attention_dropout=0.0,
+            mlp_bias=False,
+            moe_num_experts=8,
+            moe_topk=2,
+            moe_num_shared_experts=2,
+        ),
     ),
-}
+)

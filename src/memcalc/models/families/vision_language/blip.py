@@ -9,9 +9,9 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import picture
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.bert import Activated, AddNorm
+from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.losses import token_loss
 from memcalc.nn.layers.masks import causal_mask
@@ -87,7 +87,7 @@ class TextAttention(Module):
         self.query = Linear(hidden, hidden, bias=True, group="attention")
         self.key = Linear(states or hidden, hidden, bias=True, group="attention")
         self.value = Linear(states or hidden, hidden, bias=True, group="attention")
-        self.output = AddNorm(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
+        self.output = DenseAddNorm(hidden, hidden, c.probability("hidden_dropout_prob"), "attention")
         self.dropout = c.probability("attention_probs_dropout_prob")
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -134,8 +134,8 @@ class TextBlock(Module):
         hidden, width = c.integer("hidden_size"), c.integer("intermediate_size")
         self.attention = TextAttention(c)
         self.crossattention = TextAttention(c, states)
-        self.intermediate = Activated(hidden, width, c.text("hidden_act"), "MLP")
-        self.output = AddNorm(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
+        self.intermediate = DenseActivation(hidden, width, c.text("hidden_act"), "MLP")
+        self.output = DenseAddNorm(width, hidden, c.probability("hidden_dropout_prob"), "MLP")
 
     def forward(self, hidden: Tensor, states: Tensor, mask: Tensor | None, cache: Cache | None) -> Tensor:
         """[b, s, h] to [b, s, h]."""
@@ -162,7 +162,7 @@ class TextDecoder(Module):
         self.position_ids = Buffer(1, longest, dtype=INT64)
         self.dropout = c.probability("hidden_dropout_prob")
         self.layer = Stack(["block"] * c.integer("num_hidden_layers"), lambda _: TextBlock(c, states))
-        self.transform = Activated(hidden, hidden, c.text("hidden_act"), "LM head")
+        self.transform = DenseActivation(hidden, hidden, c.text("hidden_act"), "LM head")
         self.transform_norm = LayerNorm(hidden)
         self.decoder = Linear(hidden, vocab, bias=True, group="LM head")
         if tied:
@@ -229,7 +229,7 @@ class BlipForConditionalGeneration(Network):
         """Loss and logits."""
         cache = decoder_cache(batch.ids.tape, in_training=False)
         pooled: list[Tensor] = []  # unused, but there to the end
-        states = encoded(batch, cache, lambda _ids, _padding: self._look(batch, pooled))
+        states = encoded(batch, cache, lambda _ids, _padding: self._encode_images(batch, pooled))
         ids = batch.ids if batch.labels is not None else decoder_input(batch, None, cache)
         labels = None if batch.labels is None else batch.token_labels()
         loss, logits = self.text_decoder(ids, batch.padding, states, cache, labels)
@@ -237,7 +237,7 @@ class BlipForConditionalGeneration(Network):
             cache.past += ids.shape[1]
         return Outputs(loss, (logits, states))
 
-    def _look(self, batch: Batch, pooled: list[Tensor]) -> Tensor:
+    def _encode_images(self, batch: Batch, pooled: list[Tensor]) -> Tensor:
         states, _, _ = self.vision_model(picture(batch, self.config))
         pooled.append(self.vision_model.post_layernorm(ops.select(states, 1)))
         return states  # type: ignore[no-any-return]
@@ -251,31 +251,14 @@ def blip(c: Config, architecture: str | None) -> Network:
     return BlipForConditionalGeneration(c)
 
 
-_TEXT = {
-    "vocab_size": 30524,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "max_position_embeddings": 512,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "label_smoothing": 0.0,
-}
-_VISION = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 384,
-    "patch_size": 16,
-    "num_channels": 3,
-    "hidden_act": "gelu",
-    "attention_dropout": 0.0,
-}
-FAMILIES = {
-    "blip": Family(
-        "blip", blip, {"tie_word_embeddings": True}, {}, "encoder-decoder", "eager", "measured rows, exact counts"
-    )
-}
+_TEXT = sizes(
+    (30524, 768, 3072, 12, 8, 0, 512),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.0,
+    attention_probs_dropout_prob=0.0,
+    label_smoothing=0.0,
+)
+_VISION = vit_sizes((768, 3072, 12, 12, 384, 16, 3), hidden_act="gelu", attention_dropout=0.0)
+FAMILIES = table(
+    Family("blip", blip, {"tie_word_embeddings": True}, {}, "encoder-decoder", "eager", "measured rows, exact counts")
+)

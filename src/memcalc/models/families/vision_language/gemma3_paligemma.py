@@ -6,8 +6,14 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, check_size, language_model
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import (
+    ImageFeatures,
+    VisionEncoder,
+    VisionLanguage,
+    check_size,
+    language_model,
+)
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import tower_of, vision_config
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import GemmaRMSNorm
@@ -37,7 +43,7 @@ class PoolingProjector(Module):
         return ops.to(projected, states.dtype)
 
 
-class PooledEye(Eye):
+class Gemma3VisionEncoder(VisionEncoder):
     """Gemma 3's: an image becomes a square of tokens."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -57,10 +63,10 @@ class PooledEye(Eye):
         check_size(self.config, size)
         return self.side**2
 
-    def forward(self, pixels: Tensor) -> Sight:
+    def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, _kept = self.vision_tower(pixels)
-        return Sight(self.multi_modal_projector(states), (states,))
+        return ImageFeatures(self.multi_modal_projector(states), (states,))
 
 
 class LinearProjector(Module):
@@ -74,7 +80,7 @@ class LinearProjector(Module):
         return self.linear(states)  # type: ignore[no-any-return]
 
 
-class LinearEye(Eye):
+class PaliGemmaVisionEncoder(VisionEncoder):
     """PaliGemma's: one linear layer."""
 
     def __init__(self, v: Config, width: int) -> None:
@@ -89,54 +95,44 @@ class LinearEye(Eye):
         check_size(self.config, size)
         return self.count
 
-    def forward(self, pixels: Tensor) -> Sight:
+    def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, _kept = self.vision_tower(pixels)
-        return Sight(self.multi_modal_projector(states), (states,))
+        return ImageFeatures(self.multi_modal_projector(states), (states,))
 
 
 def gemma3(c: Config, architecture: str | None) -> Network:
     """Gemma 3 with SigLIP."""
     text = language_model(c, "gemma3_text", tied=c.flag("tie_word_embeddings"))
-    eye = PooledEye(c, vision_config(c, "siglip_vision_model"), text.model.lm_head.weight.shape[1])
+    eye = Gemma3VisionEncoder(c, vision_config(c, "siglip_vision_model"), text.model.lm_head.weight.shape[1])
     as_tower(eye)
-    return VisionLanguage(eye, text, mutual=True, own_cache=True)
+    return VisionLanguage(eye, text, bidirectional_image_attention=True, own_cache=True)
 
 
 def paligemma(c: Config, architecture: str | None) -> Network:
     """PaliGemma 1 (Gemma) and 2 (Gemma 2)."""
     v = vision_config(c, "siglip_vision_model", _PALI_TOWER)
-    text = language_model(c, "gemma", tied=c.flag("tie_word_embeddings"), bends=True)
-    eye = LinearEye(v, v.integer("projection_dim", c.integer("projection_dim")))
+    text = language_model(c, "gemma", tied=c.flag("tie_word_embeddings"), transforms_logits=True)
+    eye = PaliGemmaVisionEncoder(v, v.integer("projection_dim", c.integer("projection_dim")))
     as_tower(eye)
-    return VisionLanguage(eye, text, mutual=True, own_cache=True)
+    return VisionLanguage(eye, text, bidirectional_image_attention=True, own_cache=True)
 
 
-_PALI_TOWER: dict[str, object] = {
-    "intermediate_size": 4096,
-    "hidden_size": 1152,
-    "patch_size": 14,
-    "image_size": 224,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "vision_use_head": False,
-}
+_PALI_TOWER: dict[str, object] = vit_sizes((1152, 4096, 27, 16, 224, 14, 0), vision_use_head=False)
 
-FAMILIES = {
-    "gemma3": Family(
+FAMILIES = table(
+    Family(
         "gemma3",
         gemma3,
         {"mm_tokens_per_image": 256, "tie_word_embeddings": True},
         attention="eager, sdpa",
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     ),
-    "paligemma": Family(
+    Family(
         "paligemma",
         paligemma,
         {"projection_dim": 2048, "tie_word_embeddings": True},
         attention="eager, sdpa",
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -7,8 +7,8 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, language_model
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
+from memcalc.models.family import Family, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import bidirectional_mask
@@ -20,7 +20,7 @@ from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, INT64
 
 
-class PlacedPatches(Module):
+class PatchesWithPositions(Module):
     """Patches, plus the learned position nearest to where each lies in its image."""
 
     scope = "embedding"
@@ -47,7 +47,7 @@ class TiledTower(Module):
 
     def __init__(self, v: Config) -> None:
         rows, columns = grid_of(v)
-        self.embeddings = PlacedPatches(v, rows * columns)
+        self.embeddings = PatchesWithPositions(v, rows * columns)
         self.encoder = tower_blocks(v, "vision block", together=False)
         self.post_layernorm = LayerNorm(v.integer("hidden_size"))
 
@@ -61,7 +61,7 @@ class TiledTower(Module):
         return self.post_layernorm(hidden)  # type: ignore[no-any-return]
 
 
-class TilingEye(Eye):
+class Idefics3VisionEncoder(VisionEncoder):
     """An image larger than the tower's is read in tiles, and whole beside them."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -83,7 +83,7 @@ class TilingEye(Eye):
         rows, columns = self.patches
         return self.tiles(size) * (rows * columns // self.factor**2)
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch, which come with a mask of the pixels that are no padding."""
         side, tape = self.config.integer("image_size"), batch.ids.tape
         lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
@@ -92,7 +92,7 @@ class TilingEye(Eye):
         mask = tape.external_tensor((*lead, side, side), INT64, OVERHEAD, IMAGES)
         return self(pixels, mask)  # type: ignore[no-any-return]
 
-    def forward(self, pixels: Tensor, mask: Tensor) -> Sight:
+    def forward(self, pixels: Tensor, mask: Tensor) -> ImageFeatures:
         """Pixels [b, tiles, c, height, width] to features, one tensor for each sequence.
 
         Tiles of nothing but zeros are padding, so that all are looked through and those that are none are copied.
@@ -114,7 +114,7 @@ class TilingEye(Eye):
         features = self.connector(pixel_shuffle_flat(states, self.factor))
         found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
         del real, how_many, told
-        return Sight(found, (states,))
+        return ImageFeatures(found, (states,))
 
 
 def pixel_shuffle_flat(states: Tensor, factor: int) -> Tensor:
@@ -135,30 +135,16 @@ def idefics3(c: Config, architecture: str | None) -> Network:
             f"correct it, or 'image_size'."
         )
     text = language_model(c, "llama", tied=c.flag("tie_word_embeddings"))
-    eye = TilingEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = Idefics3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return VisionLanguage(eye, text)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "image_size": 224,
-    "patch_size": 32,
-    "hidden_act": "gelu_pytorch_tanh",
-    "attention_dropout": 0.0,
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
+)
 
 FAMILIES = {
-    name: Family(
-        name,
-        idefics3,
-        {"scale_factor": 2, "tie_word_embeddings": False},
-        kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
-    )
+    name: Family(name, idefics3, {"scale_factor": 2, "tie_word_embeddings": False}, kinds="vision tower, decoder")
     for name in ("idefics3", "smolvlm")
 }

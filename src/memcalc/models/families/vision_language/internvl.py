@@ -8,8 +8,15 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, check_size, chosen, language_model
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import (
+    ImageFeatures,
+    VisionEncoder,
+    VisionLanguage,
+    check_size,
+    feature_layers,
+    language_model,
+)
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
@@ -100,7 +107,7 @@ def patch_of(v: Config) -> int:
     return rows
 
 
-class ShufflingEye(Eye):
+class InternVLVisionEncoder(VisionEncoder):
     """States of one layer, without the class token, put side by side by squares and through a norm and an MLP."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -110,7 +117,7 @@ class ShufflingEye(Eye):
         self.count = (rows // self.square) * (columns // self.square)
         hidden, depth = v.integer("hidden_size"), v.integer("num_hidden_layers")
         self.last = c.get("vision_feature_layer") == -1
-        keep = () if self.last else chosen(c.get("vision_feature_layer"), depth, c.where)
+        keep = () if self.last else feature_layers(c.get("vision_feature_layer"), depth, c.where)
         norms: dict[str, Callable[[int], Module]] = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
         norm = norms.get(v.text("norm_type"))
         if norm is None:
@@ -130,7 +137,7 @@ class ShufflingEye(Eye):
         check_size(self.config, size)
         return self.count
 
-    def forward(self, pixels: Tensor) -> Sight:
+    def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, kept = self.vision_tower(pixels)
         del _pooled
@@ -142,7 +149,7 @@ class ShufflingEye(Eye):
         features = pixel_shuffle(features, self.square)
         features = ops.reshape(features, features.shape[0], -1, features.shape[-1])
         features = self.multi_modal_projector(features)
-        return Sight(features, (states, kept))
+        return ImageFeatures(features, (states, kept))
 
 
 class NormedProjector(Projector):
@@ -164,31 +171,27 @@ def internvl(c: Config, architecture: str | None) -> Network:
     """InternVL 2.5 to 3.5, as converted to Transformers."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "qwen2", tied=c.flag("tie_word_embeddings"))
-    eye = ShufflingEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = InternVLVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return VisionLanguage(eye, text, own_cache=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.0,
-    "attention_dropout": 0.0,
-    "projection_dropout": 0.0,
-    "norm_type": "layer_norm",
-    "image_size": [448, 448],
-    "patch_size": [14, 14],
-    "num_channels": 3,
-    "use_mask_token": False,
-    "use_absolute_position_embeddings": True,
-    "use_mean_pooling": True,
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1024, 4096, 24, 16, 0, 0, 3),
+    hidden_act="gelu",
+    hidden_dropout_prob=0.0,
+    attention_dropout=0.0,
+    projection_dropout=0.0,
+    norm_type="layer_norm",
+    image_size=[448, 448],
+    patch_size=[14, 14],
+    use_mask_token=False,
+    use_absolute_position_embeddings=True,
+    use_mean_pooling=True,
+)
 
-FAMILIES = {
-    "internvl": Family(
+FAMILIES = table(
+    Family(
         "internvl",
         internvl,
         {
@@ -199,6 +202,5 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -9,8 +9,13 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Sight, SizedEye, VisionLanguage, language_model
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import (
+    DynamicResolutionEncoder,
+    ImageFeatures,
+    VisionLanguage,
+    language_model,
+)
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -26,7 +31,7 @@ NEIGHBOURS = 16
 """Learned positions that one is interpolated from (bicubic)."""
 
 
-class PlacedPatches(Module):
+class PatchesWithPositions(Module):
     """Each patch times a matrix, plus the position interpolated for it, plus that of its frame."""
 
     scope = "embedding"
@@ -34,7 +39,7 @@ class PlacedPatches(Module):
     def __init__(self, v: Config, hidden: int) -> None:
         self.proj = PatchEmbedding(3, hidden, v.integer("patch_size"), flat=False)
         self.proj.is_input_embedding = False  # Transformers does not know which module it is
-        self.pos_emb = Positions(v, hidden)
+        self.pos_emb = LearnedPositionGrid(v, hidden)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Patches [n, 3, side, side] to [n, h]."""
@@ -43,7 +48,7 @@ class PlacedPatches(Module):
         return hidden  # type: ignore[no-any-return]  # noqa: RET504
 
 
-class Positions(Module):
+class LearnedPositionGrid(Module):
     """A square of learned positions, and a table of frames."""
 
     def __init__(self, v: Config, hidden: int) -> None:
@@ -62,7 +67,7 @@ class Positions(Module):
         return out
 
 
-class KimiEye(SizedEye):
+class KimiVisionEncoder(DynamicResolutionEncoder):
     """Patches of all images in one row through blocks; squares of them side by side are a token."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -80,7 +85,7 @@ class KimiEye(SizedEye):
         self.vision_tower = KimiTower(v, self.square)
         self.mm_projector = KimiProjector(hidden, self.square, width)
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
         count = self.tokens(batch.image_size)
@@ -89,7 +94,7 @@ class KimiEye(SizedEye):
         hidden, pooled = self.vision_tower(pixels, images)
         features = ops.squeeze(self.mm_projector(pooled), 1)
         del pooled
-        return Sight(ops.split(features, [count] * images, 0), (hidden,))
+        return ImageFeatures(ops.split(features, [count] * images, 0), (hidden,))
 
 
 class KimiTower(Module):
@@ -99,7 +104,7 @@ class KimiTower(Module):
         hidden, heads = v.integer("hidden_size"), v.integer("num_attention_heads")
         wide, act = v.integer("intermediate_size"), v.text("hidden_act")
         self.square = square
-        self.patch_embed = PlacedPatches(v, hidden)
+        self.patch_embed = PatchesWithPositions(v, hidden)
         self.rotary_emb = AxialRotary(hidden // heads, flipped=True)
 
         def block(_: int) -> Module:
@@ -161,29 +166,18 @@ def kimi_k25(c: Config, architecture: str | None) -> Network:
     """Kimi K2.5."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "deepseek_v3", tied=c.flag("tie_word_embeddings"))
-    eye = KimiEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = KimiVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return Kimi(eye, text, own_cache=True, videos=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-    "pos_emb_height": 64,
-    "pos_emb_width": 64,
-    "pos_emb_time": 4,
-    "merge_kernel_size": [2, 2],
-    "hidden_act": "gelu_pytorch_tanh",
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1152, 4304, 27, 16, 0, 14, 0),
+    pos_emb_height=64,
+    pos_emb_width=64,
+    pos_emb_time=4,
+    merge_kernel_size=[2, 2],
+    hidden_act="gelu_pytorch_tanh",
+)
 
-FAMILIES = {
-    "kimi_k25": Family(
-        "kimi_k25",
-        kimi_k25,
-        {"projection_hidden_size": 1152, "tie_word_embeddings": True},
-        verified="measured rows, exact counts",
-    )
-}
+FAMILIES = table(Family("kimi_k25", kimi_k25, {"projection_hidden_size": 1152, "tie_word_embeddings": True}))

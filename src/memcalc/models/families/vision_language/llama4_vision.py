@@ -7,9 +7,9 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Eye, Sight, VisionLanguage, language_model
+from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
 from memcalc.models.families.moe.llama4 import rotated
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.attention_backends import attend_same_dtype
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
@@ -42,7 +42,7 @@ class UnfoldedPatches(Module):
         return self.linear(hidden)  # type: ignore[no-any-return]
 
 
-class TurnedAttention(Module):
+class RotaryAttention(Module):
     """Attention whose queries and keys are turned by a table of complex numbers."""
 
     scope = "attention"
@@ -70,7 +70,7 @@ class TurnedAttention(Module):
         return out, weights
 
 
-class TurnedBlock(VisionBlock):
+class RotaryBlock(VisionBlock):
     """A block of the tower; its input comes by keyword, so that checkpointing does not save but holds it."""
 
     input_is_keyword = True
@@ -127,13 +127,13 @@ class Llama4Tower(Module):
 
         def block(_: int) -> Module:
             parts = {
-                "self_attn": TurnedAttention(hidden, heads, dropout),
+                "self_attn": RotaryAttention(hidden, heads, dropout),
                 "mlp": PlainMLP(hidden, wide, "gelu", names=("fc1", "fc2"), bias=True),
                 "input_layernorm": LayerNorm(hidden),
                 "post_attention_layernorm": LayerNorm(hidden),
             }
             roles = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
-            return TurnedBlock(parts, roles, residual_first=True)
+            return RotaryBlock(parts, roles, residual_first=True)
 
         self.model = Stack(["layer"] * v.integer("num_hidden_layers"), block, name="vision block")
         self.vision_adapter = ShuffledAdapter(v)
@@ -161,7 +161,7 @@ class Llama4Tower(Module):
         return hidden
 
 
-class TileEye(Eye):
+class Llama4VisionEncoder(VisionEncoder):
     """A picture larger than a tile is read in tiles, and whole beside them."""
 
     def __init__(self, v: Config, width: int) -> None:
@@ -198,14 +198,14 @@ class TileEye(Eye):
         """Those of all tiles."""
         return self.tiles(size) * self.count
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch."""
         tape, v = batch.ids.tape, self.config
         tiles = batch.ids.shape[0] * batch.images * self.tiles(batch.image_size)
         shape = (tiles, v.integer("num_channels"), *v.sides("image_size"))
         pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         seen = self.vision_model(pixels)
-        return Sight(self.multi_modal_projector(ops.view(seen, -1, seen.shape[-1])), (seen,))
+        return ImageFeatures(self.multi_modal_projector(ops.view(seen, -1, seen.shape[-1])), (seen,))
 
 
 class Projection(Module):
@@ -223,33 +223,19 @@ def llama4(c: Config, architecture: str | None) -> Network:
     """Llama 4 Scout and Maverick."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "llama4_text", tied=c.flag("tie_word_embeddings"))
-    eye = TileEye(v, text.model.lm_head.weight.shape[1])
+    eye = Llama4VisionEncoder(v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
-    return VisionLanguage(eye, text, one_forward=True)
+    return VisionLanguage(eye, text, holds_inputs_embeds=True)
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 768,
-    "num_hidden_layers": 34,
-    "num_attention_heads": 16,
-    "num_channels": 3,
-    "intermediate_size": 5632,
-    "vision_output_dim": 7680,
-    "image_size": 448,
-    "patch_size": 14,
-    "pixel_shuffle_ratio": 0.5,
-    "projector_input_dim": 4096,
-    "projector_output_dim": 4096,
-    "projector_dropout": 0.0,
-    "attention_dropout": 0.0,
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (768, 5632, 34, 16, 448, 14, 3),
+    vision_output_dim=7680,
+    pixel_shuffle_ratio=0.5,
+    projector_input_dim=4096,
+    projector_output_dim=4096,
+    projector_dropout=0.0,
+    attention_dropout=0.0,
+)
 
-FAMILIES = {
-    "llama4": Family(
-        "llama4",
-        llama4,
-        {"tie_word_embeddings": False},
-        kinds="vision tower, decoder, experts",
-        verified="measured rows, exact counts",
-    )
-}
+FAMILIES = table(Family("llama4", llama4, {"tie_word_embeddings": False}, kinds="vision tower, decoder, experts"))

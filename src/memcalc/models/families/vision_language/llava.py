@@ -7,30 +7,30 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
-    Eye,
-    Sight,
-    SizedEye,
+    DynamicResolutionEncoder,
+    ImageFeatures,
+    VisionEncoder,
     VisionLanguage,
     check_size,
-    chosen,
     config_side,
+    feature_layers,
+    is_tied,
     language_model,
-    pieces,
-    tied_anywhere,
+    per_image,
 )
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.vision_transformer import as_tower, grid_of
 from memcalc.nn.model import Network
 
 
-class LlavaEye(Eye):
+class LlavaVisionEncoder(VisionEncoder):
     """States of chosen layers, without the class token where the strategy is "default", through a projector."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         self.config = v
         depth = v.integer("num_hidden_layers")
-        keep = chosen(c.get("vision_feature_layer"), depth, c.where)
+        keep = feature_layers(c.get("vision_feature_layer"), depth, c.where)
         self.several = isinstance(c.get("vision_feature_layer"), (list, tuple))
         self.cuts = c.text("vision_feature_select_strategy") == "default"
         self.vision_tower = tower_of(v, keep)
@@ -43,23 +43,23 @@ class LlavaEye(Eye):
         check_size(self.config, size)
         return self.count
 
-    def forward(self, pixels: Tensor) -> Sight:
+    def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
         states, _pooled, kept = self.vision_tower(pixels)
         del _pooled
         selected = [ops.narrow(state, 1, state.shape[1] - 1) if self.cuts else state for state in kept]
         joined = ops.cat(selected, -1) if self.several else selected[0]
         features = self.multi_modal_projector(joined)
-        found = pieces(features)
-        return Sight(found, (states, kept))
+        found = per_image(features)
+        return ImageFeatures(found, (states, kept))
 
 
-class PackedLlavaEye(SizedEye):
+class LlavaPixtralVisionEncoder(DynamicResolutionEncoder):
     """LLaVA's with Pixtral's tower: one sequence of patches for all images, split into images behind the projector."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         super().__init__(v, v.integer("patch_size"), config_side(v))
-        keep = chosen(c.get("vision_feature_layer"), v.integer("num_hidden_layers"), c.where)
+        keep = feature_layers(c.get("vision_feature_layer"), v.integer("num_hidden_layers"), c.where)
         self.several = isinstance(c.get("vision_feature_layer"), (list, tuple))
         if c.text("vision_feature_select_strategy") == "default":
             raise ConfigError(
@@ -69,7 +69,7 @@ class PackedLlavaEye(SizedEye):
         self.vision_tower = tower_of(v, keep)
         self.multi_modal_projector = projector(c, v, width, len(keep))
 
-    def forward(self, pixels: Tensor) -> Sight:
+    def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
         states, _pooled, kept = self.vision_tower(pixels)
         del _pooled
@@ -77,7 +77,7 @@ class PackedLlavaEye(SizedEye):
         features = self.multi_modal_projector(joined)
         images = pixels.shape[0]
         found = ops.split(ops.squeeze(features, 0), [features.shape[1] // images] * images, 0)
-        return Sight(found, (states, kept))
+        return ImageFeatures(found, (states, kept))
 
 
 def projector(c: Config, v: Config, width: int, states: int) -> Projector:
@@ -89,23 +89,18 @@ def projector(c: Config, v: Config, width: int, states: int) -> Projector:
 def llava(c: Config, architecture: str | None) -> Network:
     """LLaVA 1.5."""
     v = vision_config(c, "clip_vision_model", _LLAVA_TOWER if not c.section("vision_config") else None)
-    text = language_model(c, "llama", tied=tied_anywhere(c))
-    eye = (PackedLlavaEye if v.text("model_type") == "pixtral" else LlavaEye)(c, v, text.model.lm_head.weight.shape[1])
+    text = language_model(c, "llama", tied=is_tied(c))
+    eye = (LlavaPixtralVisionEncoder if v.text("model_type") == "pixtral" else LlavaVisionEncoder)(
+        c, v, text.model.lm_head.weight.shape[1]
+    )
     as_tower(eye)
     return VisionLanguage(eye, text, own_cache=True)
 
 
-_LLAVA_TOWER: dict[str, object] = {
-    "intermediate_size": 4096,
-    "hidden_size": 1024,
-    "patch_size": 14,
-    "image_size": 336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-}
+_LLAVA_TOWER: dict[str, object] = vit_sizes((1024, 4096, 24, 16, 336, 14, 0))
 
-FAMILIES = {
-    "llava": Family(
+FAMILIES = table(
+    Family(
         "llava",
         llava,
         {
@@ -116,6 +111,5 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

@@ -10,9 +10,9 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import Sight, VisionLanguage, language_model, tied_anywhere
-from memcalc.models.families.vision_language.llava import LlavaEye
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
+from memcalc.models.families.vision_language.llava import LlavaVisionEncoder
+from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.registry import vision_config
 from memcalc.nn.layers.vision_transformer import as_tower, grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
@@ -20,7 +20,7 @@ from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 
 
-class AnyresEye(LlavaEye):
+class LlavaNextVisionEncoder(LlavaVisionEncoder):
     """The image in the grid of tiles that fits it best, and whole; a token stands for the end of each row.
 
     With `most`, a picture of more patches than so many tiles have is made smaller.
@@ -59,7 +59,7 @@ class AnyresEye(LlavaEye):
         rows, columns = smaller or (rows, columns)
         return self.count + rows * (columns + 1)
 
-    def look(self, batch: Batch) -> Sight:
+    def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch."""
         rows, columns = self.tiles(batch.image_size)
         images, side = batch.ids.shape[0] * batch.images, self.config.integer("image_size")
@@ -68,7 +68,7 @@ class AnyresEye(LlavaEye):
         pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         return self(pixels, batch.image_size)  # type: ignore[no-any-return]
 
-    def forward(self, pixels: Tensor, size: int | None = None) -> Sight:
+    def forward(self, pixels: Tensor, size: int | None = None) -> ImageFeatures:
         """Pixels [images, tiles, c, height, width] to features, one tensor for each image."""
         images, tiles = pixels.shape[:2]
         listed = ops.unbind(pixels, 0)
@@ -80,7 +80,7 @@ class AnyresEye(LlavaEye):
             selected = ops.narrow(selected, 1, selected.shape[1] - 1)
         features = self.multi_modal_projector(selected)
         pieces = ops.split(features, [tiles] * images, 0)
-        return Sight(self._packed(pieces, size), (states, kept))
+        return ImageFeatures(self._packed(pieces, size), (states, kept))
 
     def _packed(self, pieces: list[Tensor], size: int | None) -> list[Tensor]:
         """Features [tiles, patches, width] of each image as one sequence."""
@@ -137,7 +137,7 @@ def llava_next(c: Config, architecture: str | None) -> Network:
     """LLaVA 1.6 (NeXT)."""
     v = vision_config(c, "clip_vision_model", _NEXT_TOWER if not c.section("vision_config") else None)
     text = language_model(c, "llama", tied=c.flag("tie_word_embeddings"))
-    eye = AnyresEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = LlavaNextVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return VisionLanguage(eye, text)
 
@@ -145,40 +145,24 @@ def llava_next(c: Config, architecture: str | None) -> Network:
 def llava_onevision(c: Config, architecture: str | None) -> Network:
     """LLaVA-OneVision."""
     v = vision_config(c, "siglip_vision_model", _ONE_TOWER if not c.section("vision_config") else None)
-    text = language_model(c, "qwen2", tied=tied_anywhere(c))
+    text = language_model(c, "qwen2", tied=is_tied(c))
     most = c.text("vision_aspect_ratio").removeprefix("anyres_max_")
     if not most.isdigit():
         raise ConfigError(
             f"{c.where} gives 'vision_aspect_ratio' as {quoted(c.text('vision_aspect_ratio'))}; memcalc knows "
             f"'anyres_max_9' and other numbers."
         )
-    eye = AnyresEye(c, v, text.model.lm_head.weight.shape[1], int(most))
+    eye = LlavaNextVisionEncoder(c, v, text.model.lm_head.weight.shape[1], int(most))
     as_tower(eye)
     return VisionLanguage(eye, text, videos=True)
 
 
-_NEXT_TOWER: dict[str, object] = {
-    "intermediate_size": 4096,
-    "hidden_size": 1024,
-    "patch_size": 14,
-    "image_size": 336,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "vocab_size": 32000,
-}
-_ONE_TOWER: dict[str, object] = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "patch_size": 14,
-    "image_size": 384,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 16,
-    "vision_use_head": False,
-}
+_NEXT_TOWER: dict[str, object] = sizes((32000, 1024, 4096, 24, 16, 0, 0), patch_size=14, image_size=336)
+_ONE_TOWER: dict[str, object] = vit_sizes((1152, 4304, 26, 16, 384, 14, 0), vision_use_head=False)
 _SIDES = [384 * count for count in range(1, 7)]
 
-FAMILIES = {
-    "llava_next": Family(
+FAMILIES = table(
+    Family(
         "llava_next",
         llava_next,
         {
@@ -192,7 +176,7 @@ FAMILIES = {
         kinds="vision tower, decoder",
         verified="measured rows",
     ),
-    "llava_onevision": Family(
+    Family(
         "llava_onevision",
         llava_onevision,
         {
@@ -205,6 +189,5 @@ FAMILIES = {
             "image_grid_pinpoints": [[height, width] for height in _SIDES for width in _SIDES],
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     ),
-}
+)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import Sight, SizedEye, VisionLanguage, chosen, config_side, language_model
-from memcalc.models.registry import Family
+from memcalc.models.common.vision_language import (
+    DynamicResolutionEncoder,
+    ImageFeatures,
+    VisionLanguage,
+    config_side,
+    feature_layers,
+    language_model,
+)
+from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
@@ -35,7 +42,7 @@ class SquareMerger(Module):
         return self.merging_layer(features)  # type: ignore[no-any-return]
 
 
-class MergingProjector(Projector):
+class Mistral3Projector(Projector):
     """A norm, the merging of squares, and an MLP."""
 
     def __init__(self, width: int, side: int, outputs: int, act: str, *, bias: bool, states: int) -> None:
@@ -50,16 +57,16 @@ class MergingProjector(Projector):
         return super().forward(features)
 
 
-class MergingEye(SizedEye):
+class Mistral3VisionEncoder(DynamicResolutionEncoder):
     """States of chosen layers, merged by squares of patches."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         super().__init__(v, v.integer("patch_size") * c.integer("spatial_merge_size"), config_side(v))
         layers = c.get("vision_feature_layer")
-        keep = chosen(layers, v.integer("num_hidden_layers"), c.where)
+        keep = feature_layers(layers, v.integer("num_hidden_layers"), c.where)
         self.several = isinstance(layers, (list, tuple))
         self.vision_tower = tower_of(v, keep)
-        self.multi_modal_projector = MergingProjector(
+        self.multi_modal_projector = Mistral3Projector(
             v.integer("hidden_size"),
             c.integer("spatial_merge_size"),
             width,
@@ -68,7 +75,7 @@ class MergingEye(SizedEye):
             states=len(keep),
         )
 
-    def forward(self, pixels: Tensor) -> Sight:
+    def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
         states, _pooled, kept = self.vision_tower(pixels)
         del _pooled
@@ -77,14 +84,14 @@ class MergingEye(SizedEye):
         patch = self.vision_tower.patch_conv.stride[0]
         features = self.multi_modal_projector(ops.squeeze(joined, 0), (images, height // patch, width // patch))
         found = ops.split(features, [features.shape[0] // images] * images, 0)
-        return Sight(found, (states, kept))
+        return ImageFeatures(found, (states, kept))
 
 
 def mistral3(c: Config, architecture: str | None) -> Network:
     """Mistral 3."""
     v = vision_config(c, "pixtral", _TOWER if not c.section("vision_config") else None)
     text = language_model(c, "mistral", tied=_tied(c))
-    eye = MergingEye(c, v, text.model.lm_head.weight.shape[1])
+    eye = Mistral3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(eye)
     return VisionLanguage(eye, text)
 
@@ -105,8 +112,8 @@ def _tied(c: Config) -> bool:
 
 _TOWER: dict[str, object] = {"image_size": 1540, "patch_size": 14}
 
-FAMILIES = {
-    "mistral3": Family(
+FAMILIES = table(
+    Family(
         "mistral3",
         mistral3,
         {
@@ -117,6 +124,5 @@ FAMILIES = {
             "tie_word_embeddings": True,
         },
         kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
     )
-}
+)

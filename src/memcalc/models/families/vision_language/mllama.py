@@ -13,7 +13,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.decoder import gated_mlp
 from memcalc.models.common.vision_language import check_size, config_side
-from memcalc.models.registry import Family
+from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.mllama import TiledTower
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import attend
@@ -34,7 +34,7 @@ SPECIAL = 8
 """Rows of the embedding's table for special tokens (the image's), which no output stands for."""
 
 
-class StatesAttention(Module):
+class CrossAttention(Module):
     """Attention of text to states of images, with a norm over each head's query and key."""
 
     scope = "attention"
@@ -74,7 +74,7 @@ class StatesAttention(Module):
         return self.o_proj(out), weights
 
 
-class OwnBlock(DecoderBlock):
+class SelfAttentionBlock(DecoderBlock):
     """Llama's block. It is told of images as the others are, and holds what it is told where it is checkpointed."""
 
     def forward(
@@ -84,12 +84,12 @@ class OwnBlock(DecoderBlock):
         return super().forward(hidden, rotation, mask, position_ids)
 
 
-class StatesBlock(Module):
+class CrossAttentionBlock(Module):
     """Norm, attention to images, gate, add; norm, MLP, gate, add. Tokens that see no image take nothing from it."""
 
     scope = "residual stream"
 
-    def __init__(self, attention: StatesAttention, mlp: Module, hidden: int) -> None:
+    def __init__(self, attention: CrossAttention, mlp: Module, hidden: int) -> None:
         self.cross_attn_attn_gate = Parameter(1, group="norms")
         self.cross_attn_mlp_gate = Parameter(1, group="norms")
         self.cross_attn = attention
@@ -98,7 +98,12 @@ class StatesBlock(Module):
         self.post_attention_layernorm = RMSNorm(hidden)
 
     def forward(
-        self, hidden: Tensor, states: Tensor | None, states_mask: Tensor | None, seeing: Tensor | None, **_told: Any
+        self,
+        hidden: Tensor,
+        states: Tensor | None,
+        states_mask: Tensor | None,
+        full_text_row_mask: Tensor | None,
+        **_told: Any,
     ) -> Tensor:
         """[b, s, h] to the same."""
         residual = hidden
@@ -108,34 +113,39 @@ class StatesBlock(Module):
         residual = hidden
         hidden = self.post_attention_layernorm(hidden)
         hidden = self.mlp(hidden)
-        if seeing is not None:
-            hidden = ops.mul(ops.select(seeing, 1), hidden)
+        if full_text_row_mask is not None:
+            hidden = ops.mul(ops.select(full_text_row_mask, 1), hidden)
         return ops.add(residual, ops.mul(ops.tanh(self.cross_attn_mlp_gate), hidden))
 
 
-class SeeingDecoder(Module):
-    """Llama's decoder in which the blocks `across` attend to states of images, and do nothing where there are none."""
+class CrossAttentionDecoder(Module):
+    """Llama's decoder; the blocks `cross_attention_layers` attend to image states, and are skipped without images."""
 
-    def __init__(self, c: Config, across: list[int]) -> None:
+    def __init__(self, c: Config, cross_attention_layers: list[int]) -> None:
         hidden, depth, (heads, kv_heads, head_dim) = c.integer("hidden_size"), c.integer("num_hidden_layers"), c.heads()
         dropout, mlp = c.probability("dropout"), gated_mlp(c)
 
         def block(layer: int) -> Module:
-            if layer in across:
-                return StatesBlock(StatesAttention(hidden, heads, kv_heads, head_dim, dropout), mlp(), hidden)
+            if layer in cross_attention_layers:
+                return CrossAttentionBlock(CrossAttention(hidden, heads, kv_heads, head_dim, dropout), mlp(), hidden)
             attention = GroupedQueryAttention(hidden, heads, kv_heads, head_dim, dropout=dropout)
-            return OwnBlock(attention, mlp(), lambda: RMSNorm(hidden))
+            return SelfAttentionBlock(attention, mlp(), lambda: RMSNorm(hidden))
 
-        kinds: list[Hashable] = ["states" if layer in across else "own" for layer in range(depth)]
-        if across:
-            kinds[across[-1]] = "last states"  # the first to send the states a gradient
+        kinds: list[Hashable] = ["states" if layer in cross_attention_layers else "own" for layer in range(depth)]
+        if cross_attention_layers:
+            kinds[cross_attention_layers[-1]] = "last states"  # the first to send the states a gradient
         self.embed_tokens = Embedding(c.integer("vocab_size") + SPECIAL, hidden)
         self.layers = Stack(kinds, block)
         self.norm = RMSNorm(hidden)
         self.rotary_emb = RotaryEmbedding(head_dim)
 
     def forward(
-        self, ids: Tensor, padding: bool, states: Tensor | None, states_mask: Tensor | None, seeing: Tensor | None
+        self,
+        ids: Tensor,
+        padding: bool,
+        states: Tensor | None,
+        states_mask: Tensor | None,
+        full_text_row_mask: Tensor | None,
     ) -> Tensor:
         """Ids [b, s] to hidden states [b, s, h]."""
         inputs_embeds = self.embed_tokens(ids)
@@ -145,7 +155,7 @@ class SeeingDecoder(Module):
         rotation = self.rotary_emb(hidden, position_ids)
         cache = run_context(ids).cache
         for layer in self.layers:
-            across = layer.module.cross_attn if isinstance(layer.module, StatesBlock) else None
+            across = layer.module.cross_attn if isinstance(layer.module, CrossAttentionBlock) else None
             if (
                 across is None
                 or states is not None
@@ -156,7 +166,7 @@ class SeeingDecoder(Module):
                     states=states,
                     states_mask=states_mask,
                     mask=mask,
-                    seeing=seeing,
+                    full_text_row_mask=full_text_row_mask,
                     position_ids=position_ids,
                     rotation=rotation,
                 )
@@ -185,30 +195,30 @@ class Mllama(Network):
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits; the output object keeps what the tower gave, and the cache if there is one."""
         hidden, kept = self._read(batch)
-        return self.text.finish(batch, hidden, kept)
+        return self.text.head_and_loss(batch, hidden, kept)
 
     def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...]]:
         ids, tape = batch.ids, batch.ids.tape
         run = run_context(tape)
         cache, images = run.cache, batch.images
-        seen = states = mask = seeing = None
+        seen = states = mask = full_text_row_mask = None
         if images and (cache is None or cache.length == 0):
             run.cache = None
-            seen = self._look(batch)
+            seen = self._encode_images(batch)
             run.cache = cache
             states = self.multi_modal_projector(seen)
             states = ops.reshape(states, -1, seen.shape[-2], states.shape[-1])
         if images:
             shape = (*ids.shape, images, self.vision_model.tiles)
-            told = tape.external_tensor(shape, INT64, OVERHEAD, IMAGES)
-            mask, seeing = states_masks(told, self.vision_model.patches)
+            cross_attention_mask = tape.external_tensor(shape, INT64, OVERHEAD, IMAGES)
+            mask, full_text_row_mask = cross_attention_masks(cross_attention_mask, self.vision_model.patches)
         made = Cache() if cache is None and self.caches and not run.checkpointing else None
         run.cache = cache or made
-        hidden = self.text.model(ids, batch.padding, states, mask, seeing)
+        hidden = self.text.model(ids, batch.padding, states, mask, full_text_row_mask)
         run.cache = cache
         return hidden, (seen, made)
 
-    def _look(self, batch: Batch) -> Tensor:
+    def _encode_images(self, batch: Batch) -> Tensor:
         """What the tower makes of the images of a batch, padded to all the tiles there can be."""
         tape, v, tiles = batch.ids.tape, self.config, self.vision_model.tiles
         lead, side = (batch.ids.shape[0], batch.images), v.integer("image_size")
@@ -216,17 +226,17 @@ class Mllama(Network):
             (*lead, tiles, v.integer("num_channels"), side, side), run_context(tape).weights_dtype, OVERHEAD, IMAGES
         )
         shapes = tape.external_tensor(lead, INT64, OVERHEAD, IMAGES)
-        told = tape.external_tensor((*lead, tiles), INT64, OVERHEAD, IMAGES)
-        return self.vision_model(pixels, shapes, told)  # type: ignore[no-any-return]
+        aspect_ratio_mask = tape.external_tensor((*lead, tiles), INT64, OVERHEAD, IMAGES)
+        return self.vision_model(pixels, shapes, aspect_ratio_mask)  # type: ignore[no-any-return]
 
 
-def states_masks(told: Tensor, patches: int) -> tuple[Tensor, Tensor]:
+def cross_attention_masks(cross_attention_mask: Tensor, patches: int) -> tuple[Tensor, Tensor]:
     """What each token sees of each patch, and whether it sees any, from what it sees of tiles [b, s, images, tiles].
 
     Both are in the weights' dtype: [b, 1, s, patches of all images] and [b, 1, s, 1].
     """
-    tape, (batch, length, images, tiles) = told.tape, told.shape
-    seen = ops.view(told, *told.shape)
+    tape, (batch, length, images, tiles) = cross_attention_mask.tape, cross_attention_mask.shape
+    seen = ops.view(cross_attention_mask, *cross_attention_mask.shape)
     mask = tape.empty((batch, length, images, tiles * patches), INT64)
     mask = ops.unsqueeze(ops.view(mask, batch, length, -1), 1)
     inverted = ops.to(tape.empty(mask.shape, FP32), run_context(tape).weights_dtype)
@@ -245,14 +255,14 @@ def mllama(c: Config, architecture: str | None) -> Network:
     """Llama 3.2 Vision."""
     v = c.nested("vision_config", _TOWER, {"num_attention_heads": "attention_heads"})
     text = c.nested("text_config", _TEXT)
-    depth, across = text.integer("num_hidden_layers"), []
+    depth, cross_attention_layers = text.integer("num_hidden_layers"), []
     for given in text.items("cross_attention_layers") or []:
         if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < depth:
             raise ConfigError(
                 f"{text.where} gives {given!r} in 'cross_attention_layers', but there are {depth} layers; correct it."
             )
-        across.append(given)
-    decoder = SeeingDecoder(text, sorted(across))
+        cross_attention_layers.append(given)
+    decoder = CrossAttentionDecoder(text, sorted(cross_attention_layers))
     model = CausalLM(decoder, text.integer("hidden_size"), text.integer("vocab_size"), tied_to=None)
     tower = TiledTower(v)
     if v.integer("vision_output_dim") != tower.outputs:
@@ -266,41 +276,21 @@ def mllama(c: Config, architecture: str | None) -> Network:
     return network
 
 
-_TOWER: dict[str, object] = {
-    "hidden_size": 1280,
-    "hidden_act": "gelu",
-    "num_hidden_layers": 32,
-    "num_global_layers": 8,
-    "attention_heads": 16,
-    "num_channels": 3,
-    "intermediate_size": 5120,
-    "vision_output_dim": 7680,
-    "image_size": 448,
-    "patch_size": 14,
-    "max_num_tiles": 4,
-    "intermediate_layers_indices": [3, 7, 15, 23, 30],
-    "supported_aspect_ratios": [[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
-}
-_TEXT: dict[str, object] = {
-    "vocab_size": 128256,
-    "hidden_size": 4096,
-    "hidden_act": "silu",
-    "num_hidden_layers": 40,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "dropout": 0.0,
-    "max_position_embeddings": 131072,
-    "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
-}
+_TOWER: dict[str, object] = vit_sizes(
+    (1280, 5120, 32, 0, 448, 14, 3),
+    hidden_act="gelu",
+    num_global_layers=8,
+    attention_heads=16,
+    vision_output_dim=7680,
+    max_num_tiles=4,
+    intermediate_layers_indices=[3, 7, 15, 23, 30],
+    supported_aspect_ratios=[[1, 1], [1, 2], [1, 3], [1, 4], [2, 1], [2, 2], [3, 1], [4, 1]],
+)
+_TEXT: dict[str, object] = sizes(
+    (128256, 4096, 14336, 40, 32, 8, 131072),
+    hidden_act="silu",
+    dropout=0.0,
+    cross_attention_layers=[3, 8, 13, 18, 23, 28, 33, 38],
+)
 
-FAMILIES = {
-    "mllama": Family(
-        "mllama",
-        mllama,
-        {},
-        attention="eager, sdpa",
-        kinds="vision tower, decoder",
-        verified="measured rows, exact counts",
-    )
-}
+FAMILIES = table(Family("mllama", mllama, {}, attention="eager, sdpa", kinds="vision tower, decoder"))

@@ -11,11 +11,17 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
-from memcalc.models.common.vision_language import Sight, VisionLanguage, language_model, tied_anywhere
+from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
 from memcalc.models.families.decoders.llama import qwen_windows
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen3_mixture, qwen_mlps
-from memcalc.models.registry import Family
-from memcalc.models.vision_towers.qwen_vl import MERGER_NAMES, DeepstackEye, PackedEye, Parts, WindowedEye
+from memcalc.models.family import Family, sizes, table
+from memcalc.models.vision_towers.qwen_vl import (
+    MERGER_NAMES,
+    Qwen2VLVisionEncoder,
+    Qwen3VLVisionEncoder,
+    Qwen25VLVisionEncoder,
+    VisionEncoderParts,
+)
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.multimodal_rotary import MultimodalRotary
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
@@ -29,15 +35,15 @@ from memcalc.tables.dtypes import INT64
 class QwenVL(VisionLanguage):
     """Images have positions in height and width, which the whole model makes for the decoder."""
 
-    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
         """Positions [3, b, s]."""
         return {"position_ids": ids.tape.empty((3, *ids.shape), INT64)}
 
 
-class Deepstack(QwenVL):
+class Qwen3VL(QwenVL):
     """Features from the middle of the tower are added to the states behind the decoder's first blocks."""
 
-    def _guide(self, ids: Tensor, sight: Sight, mask: Tensor) -> dict[str, Any]:
+    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
         """Positions [3, b, s], and what is done behind blocks."""
         where = ops.select(mask, -1)
         middle = [ops.cat(pieces, 0) for pieces in sight.returned[1]]
@@ -45,7 +51,7 @@ class Deepstack(QwenVL):
         def between(position: int, hidden: Tensor) -> Tensor:
             return _added(hidden, where, middle[position]) if position < len(middle) else hidden
 
-        return {**super()._guide(ids, sight, mask), "between": between}
+        return {**super().extra_decoder_inputs(ids, sight, mask), "between": between}
 
 
 def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
@@ -64,7 +70,7 @@ def _qwen2(c: Config, architecture: str | None) -> Network:
         masks=[None, *windows],
         attention={"bias": True},
         rotary=MultimodalRotary(c.head_dim()),
-        positions="held",
+        position_ids="kept",
     )
 
 
@@ -87,10 +93,10 @@ def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "head_norm": True},
+        attention={"bias": bias, "out_bias": bias, "qk_norm": True},
         mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
         rotary=MultimodalRotary(c.head_dim(), interleaved=True),
-        positions="held",
+        position_ids="kept",
     )
 
 
@@ -99,11 +105,11 @@ def qwen2_vl(c: Config, architecture: str | None) -> Network:
     v = c.nested("vision_config", _TOWER_2)
     width, act = v.integer("embed_dim"), v.text("hidden_act")
     wide = int(width * v.factor("mlp_ratio"))
-    parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
+    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
     merger = PatchMerger(
         LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
-    return _seeing(c, PackedEye(v, parts, merger))
+    return _seeing(c, Qwen2VLVisionEncoder(v, parts, merger))
 
 
 def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
@@ -111,16 +117,16 @@ def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     v = c.nested("vision_config", _TOWER_2_5)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
     wide = v.integer("intermediate_size")
-    parts = Parts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
+    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
     merger = PatchMerger(
         RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
-    return _seeing(c, WindowedEye(v, parts, merger, v.integers("fullatt_block_indexes")))
+    return _seeing(c, Qwen25VLVisionEncoder(v, parts, merger, v.integers("fullatt_block_indexes")))
 
 
-def _seeing(c: Config, eye: PackedEye) -> Network:
+def _seeing(c: Config, eye: Qwen2VLVisionEncoder) -> Network:
     as_tower(eye)
-    text = language_model(c, _TEXT_2, tied=tied_anywhere(c), flat=True)
+    text = language_model(c, _TEXT_2, tied=is_tied(c), flat=True)
     return QwenVL(eye, text, own_cache=True, videos=True)
 
 
@@ -145,25 +151,25 @@ def qwen3_5(c: Config, architecture: str | None) -> Network:
     return QwenVL(_eye(c, ()), text, own_cache=True, videos=True)
 
 
-def _deep(c: Config, kin: Family) -> Network:
+def _deep(c: Config, text_family: Family) -> Network:
     depths = c.nested("vision_config", _TOWER_3).integers("deepstack_visual_indexes")
-    text = language_model(c, kin, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
-    return Deepstack(_eye(c, depths), text, own_cache=True, videos=True)
+    text = language_model(c, text_family, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
+    return Qwen3VL(_eye(c, depths), text, own_cache=True, videos=True)
 
 
-def _eye(c: Config, depths: Sequence[int]) -> DeepstackEye:
+def _eye(c: Config, depths: Sequence[int]) -> Qwen3VLVisionEncoder:
     """The tower, and the features of its blocks at `depths`."""
     v = c.nested("vision_config", _TOWER_3)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
     wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
     names = ("linear_fc1", "linear_fc2")
-    parts = Parts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=names, bias=True), bias=True)
+    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=names, bias=True), bias=True)
 
     def merger(norm_merged: bool) -> PatchMerger:
         norm = LayerNorm(width * side**2 if norm_merged else width)
         return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
 
-    eye = DeepstackEye(v, parts, merger, depths)
+    eye = Qwen3VLVisionEncoder(v, parts, merger, depths)
     as_tower(eye)
     return eye
 
@@ -212,82 +218,37 @@ _TOWER_3: dict[str, object] = {
 _TEXT_2 = Family(
     "qwen2_vl_text",
     _qwen2,
-    {
-        "vocab_size": 152064,
-        "hidden_size": 8192,
-        "intermediate_size": 29568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "use_sliding_window": False,
-        "max_window_layers": 80,
-    },
+    sizes(
+        (152064, 8192, 29568, 80, 64, 8, 32768),
+        hidden_act="silu",
+        sliding_window=4096,
+        use_sliding_window=False,
+        max_window_layers=80,
+    ),
 )
 _TEXT_3 = Family(
-    "qwen3_vl_text",
-    _qwen3,
-    {
-        "vocab_size": 151936,
-        "hidden_size": 4096,
-        "intermediate_size": 22016,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128000,
-    },
+    "qwen3_vl_text", _qwen3, sizes((151936, 4096, 22016, 32, 32, 32, 128000), head_dim=128, hidden_act="silu")
 )
 _TEXT_3_MOE = Family(
     "qwen3_vl_moe_text",
     _qwen3_moe,
-    {
-        "vocab_size": 151936,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "max_position_embeddings": 128000,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": 1408,
-        "num_experts_per_tok": 4,
-        "num_experts": 60,
-    },
+    sizes(
+        (151936, 2048, 5632, 24, 16, 16, 128000),
+        head_dim=128,
+        hidden_act="silu",
+        decoder_sparse_step=1,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=4,
+        num_experts=60,
+    ),
     {"num_local_experts": "num_experts"},
 )
 
-_ROWS = "measured rows, exact counts"
-FAMILIES = {
-    "qwen2_vl": Family(
-        "qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
-    ),
-    "qwen2_5_vl": Family(
-        "qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
-    ),
-    "qwen3_vl": Family(
-        "qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder", verified=_ROWS
-    ),
-    "qwen3_vl_moe": Family(
-        "qwen3_vl_moe",
-        qwen3_vl_moe,
-        {"tie_word_embeddings": False},
-        kinds="vision tower, decoder, experts",
-        verified=_ROWS,
-    ),
-    "qwen3_5": Family(
-        "qwen3_5", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention", verified=_ROWS
-    ),
-    "qwen3_5_moe": Family(
-        "qwen3_5_moe",
-        qwen3_5,
-        {"tie_word_embeddings": False},
-        kinds="vision tower, delta net, attention, experts",
-        verified=_ROWS,
-    ),
-}
+FAMILIES = table(
+    Family("qwen2_vl", qwen2_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
+    Family("qwen2_5_vl", qwen2_5_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
+    Family("qwen3_vl", qwen3_vl, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
+    Family("qwen3_vl_moe", qwen3_vl_moe, {"tie_word_embeddings": False}, kinds="vision tower, decoder, experts"),
+    Family("qwen3_5", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention"),
+    Family("qwen3_5_moe", qwen3_5, {"tie_word_embeddings": False}, kinds="vision tower, delta net, attention, experts"),
+)
