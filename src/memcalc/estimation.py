@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS, Tape
@@ -10,8 +11,10 @@ from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
+from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import inactive_parameters
+from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.peak.sweep import Moment, Sweep
 from memcalc.report.assumptions import assumed
 from memcalc.report.schema import (
@@ -32,6 +35,7 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
 from memcalc.training.step import trace
 from memcalc.training.traced_step import Step
+from memcalc.units import format_bytes
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -79,6 +83,8 @@ def estimate(
             *assumptions,
             *assumed(spec, setup, step),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
+            *_attended(spec, setup, step, teacher),
+            *_without_kernels(spec, setup, step, teacher),
             *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
@@ -112,6 +118,36 @@ def _quantization_note(
                 f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
                 f"{', and --no-prepare-kbit-training leaves out fp32 copies' if setup.prepare_kbit_training else ''}",
             )
+        )
+
+
+def _attended(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
+) -> Iterator[str]:
+    """How a model attends whose code is its repository's own, and what the other way would take."""
+    if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
+        return
+    used = step.resolved()["attention"]
+    eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
+    if used != "eager" and eager.setup["attention"] == "eager":
+        yield (
+            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend as "
+            f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be allocated "
+            "(--attention)"
+        )
+
+
+def _without_kernels(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
+) -> Iterator[str]:
+    """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
+    if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
+        return
+    with suppress(UsageError):  # weights that the kernels cannot take
+        fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
+        yield (
+            f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
+            "(--state-space-kernels mamba-ssm)"
         )
 
 

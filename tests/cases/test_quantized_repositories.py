@@ -129,3 +129,29 @@ def test_which_formats_adapters_train_on(tmp_path: Path, stated: dict[str, Any],
     ratio = found["components"]["model_weights"]["peak_bytes"] / found["model"]["parameters"]["total"]
     assert (ratio < 1.6) == packed
     assert assumes(found, "trained by" if packed else "dequantized for training")
+
+
+MOE = decoder(2048, 4, 32, 4, 6144, 151936, model_type="qwen3_moe", head_dim=128, moe_intermediate_size=768)
+MOE |= {"num_experts": 128, "num_experts_per_tok": 8}
+
+
+def test_experts_in_4_bits(tmp_path: Path) -> None:
+    """Transformers 5 leaves fused experts wide; Transformers 4, Unsloth and axolotl quantize them."""
+    path = str(write_json(tmp_path / "config.json", MOE))
+    options = ("--quantization", "nf4", "--lora-rank", "8", "--lora-targets", "q_proj,v_proj", "--precision", "bf16")
+    wide = answer("from-file", path, *options)
+    apart = answer("from-file", path, *options, "--quantize-moe-experts", "one-by-one")
+    stacked = answer("from-file", path, *options, "--quantize-moe-experts", "stacked")
+    experts = 4 * 128 * 3 * 2048 * 768
+    saved = parts(wide)["fp32 experts"] - sum(size for name, size in parts(apart).items() if "nf4" in name)
+    assert parts(wide)["fp32 experts"] == 4 * (experts + 4 * 128 * 2048)  # and the routers
+    assert saved > 3.3 * experts
+    assert assumes(wide, "experts stay wide", "Transformers 5.24", "--quantize-moe-experts")
+    assert assumes(apart, "one by one")
+    assert apart["peak"]["allocated_bytes"] < stacked["peak"]["allocated_bytes"] < wide["peak"]["allocated_bytes"]
+    served = answer(
+        "from-file", path, "--mode", "inference", "--quantization", "nf4", "--quantize-moe-experts", "stacked"
+    )
+    assert parts(served)["nf4 experts"] == experts * 9 // 16
+    for bad in (("--quantization", "none"), ("--quantization", "awq-4", "--lora-rank", "8")):
+        assert "--quantize-moe-experts" in refused(2, "from-file", path, *bad, "--quantize-moe-experts", "stacked")

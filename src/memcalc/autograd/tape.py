@@ -88,6 +88,10 @@ class TracedBlock:
         return len(self.positions)
 
 
+OUTSIDE_MODULES = "loss outside the model"
+"""The part of what no module allocates: what a trainer makes of outputs, as log-probabilities and their loss."""
+
+
 class Tape:
     """Records one forward and backward pass (or one generation step) of a model on shapes alone."""
 
@@ -101,7 +105,7 @@ class Tape:
         self.spans: list[Span] = []
         self.phase = phase
         self.block: TracedBlock | None = None
-        self.scope = "model"
+        self.scope = OUTSIDE_MODULES
         self.sequence = 0
         """Sequence number of the next autograd node; the engine runs the largest first."""
         self.grad_enabled = True

@@ -17,9 +17,10 @@ from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.model import IMAGES, Network
+from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.run_context import RunContext, run_context
+from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
@@ -39,6 +40,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     engine = ENGINES[setup.engine]
     whole = build(spec)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
+    if setup.state_space_kernels == "mamba-ssm":
+        notes = [*notes, use_mamba_ssm(network)]
     weights = load_weights(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
@@ -47,7 +50,9 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention

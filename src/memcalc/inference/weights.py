@@ -23,7 +23,7 @@ from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, short
 from memcalc.tables.engines import Engine
 from memcalc.tables.stated_formats import ModuleFormat, module_formats, stated_format, unknown_layout
-from memcalc.tables.weight_formats import FORMATS, WeightFormat
+from memcalc.tables.weight_formats import WeightFormat, asked_format
 
 DEFAULT_DTYPE = "bf16"
 LOADABLE = ("fp32", "bf16", "fp16")
@@ -103,13 +103,19 @@ def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[As
 
 
 def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[Assumption, ...]]:
+    if setup.quantize_moe_experts != "none" and setup.quantization == "none":
+        raise UsageError("--quantize-moe-experts goes with --quantization, such as nf4; add it, or leave it out.")
     stated = quantized_once(spec.config, setup.quantization)
     if stated is None and spec.stored is not None and spec.stored.packed:
         if setup.quantization != "none":
             raise UsageError(f"the files are quantized already ({spec.stored.kind}); leave out --quantization.")
         return None, ()
     if stated is None:
-        return (None, ()) if setup.quantization == "none" else (FORMATS[setup.quantization], ())
+        return (
+            (None, ())
+            if setup.quantization == "none"
+            else (asked_format(setup.quantization, setup.quantize_moe_experts), ())
+        )
     form = stated_format(stated)
     if form is None and spec.stored is None:
         raise unknown_layout(stated)

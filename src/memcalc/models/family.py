@@ -26,6 +26,7 @@ class Family:
     verified: what stands behind the numbers.
     supports: what it is computed for.
     kinds: for people, what its blocks are where they are not all attention and an MLP.
+    attention_assumed: its code is its repository's own, and is taken to attend as Transformers' family does.
     """
 
     model_type: str
@@ -37,6 +38,7 @@ class Family:
     verified: str = MEASURED
     supports: str = "training, inference, LoRA"
     kinds: str = ""
+    attention_assumed: bool = False
 
     def attention_used(self, asked: str) -> str:
         """The attention implementation that runs when `asked` is requested: eager where the family does not have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSides, ImageSize
 from memcalc.config.reader import Config
+from memcalc.errors import UsageError
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, INT64, DType
@@ -29,7 +32,7 @@ class Batch:
     target_len: int | None = None
     images: int = 1
     """Images per sequence, if the model takes images."""
-    image_size: int | None = None
+    image_size: ImageSize = None
     """Their height and width in pixels; None: those of the config."""
     logits_to_keep: int | None = None
     """How many of the last tokens a language model computes logits of (without labels); None: all."""
@@ -49,7 +52,9 @@ class Batch:
         They come in fp32, or in the weights' dtype where that is narrower.
         """
         tape = self.ids.tape
-        if resizable_input and self.image_size is not None:
+        if resizable_input and isinstance(self.image_size, ImageSides):
+            sides = (self.image_size.height, self.image_size.width)
+        elif resizable_input and isinstance(self.image_size, int):
             sides = (self.image_size, self.image_size)
         if sides is None:
             sides = c.sides("image_size")
@@ -106,7 +111,8 @@ class Outputs:
     def logits_as_fp32(self) -> Tensor:
         """The logits, converted to fp32 where autocast computed them in 16 bits (accelerate does so)."""
         (logits, *rest), self.returned = self.returned, ()
-        logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
+        with logits.tape.scoped("logits in fp32"):
+            logits = ops.to(logits, FP32) if run_context(logits).weights_dtype is FP32 else logits
         self.returned = (logits, *rest)
         return logits
 
@@ -116,7 +122,9 @@ class Outputs:
         The narrow tensors stay alive until all are converted.
         """
         returned = self.returned
-        self.returned = _in_fp32(returned)
+        tape = next((x.tape for x in returned if isinstance(x, Tensor)), None)
+        with nullcontext() if tape is None else tape.scoped("logits in fp32"):
+            self.returned = _in_fp32(returned)
 
 
 def _in_fp32(returned: Any) -> Any:
@@ -128,6 +136,7 @@ def _in_fp32(returned: Any) -> Any:
 class Network(Module):
     """A whole model: weights, and a forward from a batch to outputs."""
 
+    scope = "inputs and outputs"
     reads_text: bool = True
     """The model takes token ids; one that takes images only has no sequence length."""
     source_is_text: bool = True
@@ -136,6 +145,8 @@ class Network(Module):
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
     input_kind: str = "images"
     """What the model takes if it takes no text, for messages."""
+    any_sides = False
+    """Images may have any height and width; the model's processor does not make them square."""
     resizable_input = False
     """Images may have any size, whatever the config says."""
     length_unit: str = ""
@@ -150,11 +161,11 @@ class Network(Module):
         """This module and all below it, walked once: only valid after the last module was replaced."""
         return tuple(module for _, module in self.modules())
 
-    def image_side(self, size: int | None) -> int | None:
+    def image_side(self, size: ImageSize) -> int | None:
         """Height and width in pixels of an image of the requested `size`; None if the model takes no images."""
         return None
 
-    def image_tokens(self, images: int, size: int | None) -> int:
+    def image_tokens(self, images: int, size: ImageSize) -> int:
         """How many tokens of a sequence `images` of `size` pixels take (0 if the model takes no images)."""
         return 0
 
@@ -175,3 +186,13 @@ def positions(tape: Tape, length: int) -> Tensor:
     """Position ids [1, s]: a range, plus the number of tokens seen before."""
     counted = tape.empty((length,), INT64)  # the range; the sum with the tokens seen before is another tensor
     return ops.unsqueeze(ops.add_scalar(counted), 0)
+
+
+def checked_sides(network: Network, size: ImageSize) -> ImageSize:
+    """`size`; UsageError where a model makes all images squares of its own and both sides are given."""
+    if isinstance(size, ImageSides) and not (network.any_sides or network.resizable_input):
+        raise UsageError(
+            "--image-width, --image-height and limits of pixels are for models that take images of any height and "
+            "width (Qwen-VL, Pixtral); this one has its own size, or takes squares of --image-size."
+        )
+    return size

@@ -126,7 +126,9 @@ class QuantizedExperts(Experts):
 
     def _grouped(self, rows: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         assert isinstance(weight, Packed)
-        out = kernels.grouped(rows, weight.matrix, offsets, fused=self.form.kernel == "fp8")
+        out = kernels.grouped(
+            rows, weight.matrix, offsets, fused=self.form.kernel == "fp8", apart=self.form.experts_apart
+        )
         return out if bias is None else add_(out, bias)
 
 

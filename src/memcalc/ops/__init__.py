@@ -58,6 +58,7 @@ from memcalc.ops.indexing import (
 )
 from memcalc.ops.inplace import copy_slice_, div_, mul_scalar_, mul_slice_
 from memcalc.ops.liger import liger_glu, liger_rms_norm, liger_rope
+from memcalc.ops.mamba_ssm import CombinedShape, InnerWeights, mamba_combined, mamba_inner
 from memcalc.ops.matmul import (
     addmm,
     baddbmm,
@@ -108,6 +109,8 @@ from memcalc.ops.views import (
 )
 
 __all__ = [
+    "CombinedShape",
+    "InnerWeights",
     "add",
     "add_",
     "add_scalar",
@@ -175,6 +178,8 @@ __all__ = [
     "log_sigmoid",
     "log_softmax",
     "logsumexp",
+    "mamba_combined",
+    "mamba_inner",
     "masked_fill",
     "masked_fill_",
     "masked_scatter",

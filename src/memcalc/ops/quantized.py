@@ -242,16 +242,16 @@ _AT_ONCE = 2**30
 """Bytes of experts that Transformers dequantizes at once in the backward pass of fp8 experts."""
 
 
-def grouped(rows: Tensor, shape: Shape, offsets: Tensor, *, fused: bool) -> Tensor:
+def grouped(rows: Tensor, shape: Shape, offsets: Tensor, *, fused: bool, apart: bool = False) -> Tensor:
     """Rows [n, in] times their experts' weights [experts, out, in]. Keeps nothing but the offsets.
 
-    Without a `fused` kernel all experts are dequantized, in forward and again in backward.
+    Without a `fused` kernel all experts are dequantized, in forward and again in backward; `apart` one after another.
     """
     tape = rows.tape
-    weight = None if fused else _dense(tape, shape, rows.dtype)
+    weight = None if fused else _dense(tape, (1, *shape[1:]) if apart else shape, rows.dtype)
     out = tape.empty((rows.shape[0], shape[1]), rows.dtype)
     del weight
-    node = record(tape, out, _grouped_backward, (rows,), (shape, fused))
+    node = record(tape, out, _grouped_backward, (rows,), (shape, fused, apart))
     if node is not None:
         node.save(offsets)
     return out
@@ -261,8 +261,10 @@ def _grouped_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None]
-    (count, outputs, inputs), fused = node.context
-    at_once = min(count, max(1, _AT_ONCE // (outputs * inputs * grad.dtype.itemsize))) if fused else count
+    (count, outputs, inputs), fused, apart = node.context
+    at_once = (
+        min(count, max(1, _AT_ONCE // (outputs * inputs * grad.dtype.itemsize))) if fused else 1 if apart else count
+    )
     out = node.tape.empty((grad.shape[0], inputs), grad.dtype) if at_once < count else None
     weight = _dense(node.tape, (at_once, outputs, inputs), grad.dtype)
     made = node.tape.empty((grad.shape[0] * at_once // count, inputs), grad.dtype)

@@ -5,7 +5,8 @@ Source of the rules: peft/tuners/tuners_utils.py of PEFT 0.21.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
@@ -16,8 +17,9 @@ from memcalc.nn.module_paths import Site, linear_names, matches, output_head, si
 from memcalc.peft.experts import AdaptedWeight
 from memcalc.peft.lora import LoraEmbedding, LoraLinear
 from memcalc.peft.modules_to_save import save_modules
+from memcalc.peft.selection import Selection, is_pattern
 from memcalc.tables.dtypes import FP32, DType
-from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, REFUSED, default_targets
+from memcalc.tables.lora_targets import FUSED_PROJECTIONS, MIXTURES, OWN_NAMES, PARTS, REFUSED, default_targets
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,15 @@ class Lora:
     bias: str = "none"
     dora: bool = False
     modules_to_save: str | None = None
+    exclude: str | None = None
+    layers: str | None = None
+    ranks: str | None = None
+    parameters: str | None = None
+
+    @property
+    def selection(self) -> Selection:
+        """What it says about names. Raises UsageError for patterns and lists that are none."""
+        return Selection(self.rank, self.targets, self.exclude, self.layers, self.ranks)
 
 
 def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
@@ -38,9 +49,10 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
     for _, parameter in network.tensors():
         parameter.trainable = False
     found = sites(network)
+    lora, notes = _by_names_here(lora, model_type)
     names, fused = _in_mixtures(_names(found, model_type, lora), model_type)
     targeted = _targeted(found, names, lora)
-    mixtures = _mixtures(found, fused)
+    mixtures = _mixtures(found, fused | _parameters(lora))
     _check_matched(found, targeted, mixtures, lora)
     refused = {site.leaf for site in targeted}.intersection(REFUSED.get(model_type, ()))
     if refused:
@@ -50,7 +62,7 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
             f"--lora-targets ({','.join(rest) or 'in_proj'})."
         )
     for site in targeted:
-        site.replace(_adapted(site.module, lora))
+        site.replace(_adapted(site.module, lora, lora.selection.rank_of(site.name)))
     for site, wrapped in mixtures:
         _adapt_mixture(site, wrapped, lora)
     if lora.bias in ("all", "lora-only"):
@@ -60,8 +72,10 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
         saved = save_modules(network, lora.modules_to_save)
         wanted = split_names(lora.modules_to_save)
         unsaved = sorted(name for name in wanted if not any(site.name.endswith(name) for site in saved))
-    idle = sorted(name for name in split_names(lora.targets or "") & names if not _matching(found, name))
+    listed = frozenset[str]() if is_pattern(lora.targets or "") else split_names(lora.targets or "")
+    idle = sorted(name for name in listed & names if not _matching(found, name))
     return [
+        *notes,
         *(
             Assumption("lora_target_missing", f"no module is called {name[:40]}: it gets no adapter (--lora-targets)")
             for name in idle
@@ -73,14 +87,50 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
     ]
 
 
+def _by_names_here(lora: Lora, model_type: str) -> tuple[Lora, list[Assumption]]:
+    """Targets by the names that modules have here, where a repository's own code calls them otherwise.
+
+    Names of projections that this code has as one mean that one, and a note says so.
+    """
+    own = OWN_NAMES.get(model_type, {})
+    if lora.targets is None or not own or is_pattern(lora.targets):
+        return lora, []
+    names: list[str] = []
+    parts: dict[str, list[str]] = {}
+    for name in sorted(split_names(lora.targets)):
+        whole = PARTS.get(name, name)
+        theirs = [theirs for theirs, here in own.items() if here == whole]
+        if name == "c_proj" and model_type == "qwen":  # of attention and of the MLP
+            names += ["o_proj", "down_proj"]
+        elif whole != name and theirs:
+            parts.setdefault(theirs[0], []).append(name)
+            names.append(whole)
+        else:
+            names.append(own.get(name, name))
+    notes = [
+        Assumption(
+            "lora_targets_fused",
+            f"{', '.join(asked)}: {model_type}'s own code has one projection, {theirs}, and PEFT finds no other; its "
+            f"adapter is counted (--lora-targets {theirs})",
+        )
+        for theirs, asked in parts.items()
+    ]
+    return replace(lora, targets=",".join(dict.fromkeys(names))), notes
+
+
 def _matching(found: list[Site], name: str) -> bool:
     return any(matches(site.name, frozenset((name,))) for site in found)
 
 
 def _names(found: list[Site], model_type: str, lora: Lora) -> frozenset[str]:
     """The names of what gets an adapter: "all-linear" stands for every linear layer but the output head."""
+    if lora.targets is None and lora.parameters is not None:
+        return frozenset()
+    if lora.targets is not None and is_pattern(lora.targets):
+        return frozenset(site.name for site in found if re.fullmatch(lora.targets, site.name))
     if lora.targets is None:
-        return frozenset(default_targets(model_type, linear_names(found)))
+        own = OWN_NAMES.get(model_type, {})
+        return frozenset(own.get(name, name) for name in default_targets(model_type, linear_names(found)))
     if lora.targets.lower() != "all-linear":
         return split_names(lora.targets)
     head = output_head(found)
@@ -113,8 +163,24 @@ def _in_mixtures(names: frozenset[str], model_type: str) -> tuple[frozenset[str]
 
 def _targeted(found: list[Site], names: frozenset[str], lora: Lora) -> list[Site]:
     """The modules of these names. Modules that are trained in full never get an adapter."""
-    saved = split_names(lora.modules_to_save or "")
-    return [site for site in found if matches(site.name, names) and not saved.intersection(site.name.split("."))]
+    saved, selection = split_names(lora.modules_to_save or ""), lora.selection
+    return [
+        site
+        for site in found
+        if matches(site.name, names) and not saved.intersection(site.name.split(".")) and selection.allows(site.name)
+    ]
+
+
+def _parameters(lora: Lora) -> frozenset[str]:
+    """The parameters of experts that are named themselves: PEFT's target_parameters."""
+    named = {name.rpartition(".")[2]: name for name in split_names(lora.parameters or "")}
+    unknown = [name for end, name in named.items() if end not in ("gate_up_proj", "down_proj")]
+    if unknown:
+        raise UsageError(
+            f"--lora-target-parameters names {', '.join(sorted(unknown))}; memcalc adapts the experts' gate_up_proj "
+            "and down_proj, such as mlp.experts.gate_up_proj."
+        )
+    return frozenset(named)
 
 
 def _mixtures(found: list[Site], parameters: frozenset[str]) -> list[tuple[Site, list[str]]]:
@@ -142,7 +208,8 @@ def _adapt_mixture(site: Site, attributes: list[str], lora: Lora) -> None:
         )
     module = site.module
     for attribute in attributes:
-        rank = 2 * lora.rank if attribute == "up_proj" else lora.rank
+        own = lora.selection.rank_of(f"{site.name}.{_PARAMETERS.get(attribute, attribute)}")
+        rank = 2 * own if attribute == "up_proj" and lora.parameters is None else own
         transposed = attribute != "weight" and getattr(site.module, "transposed", False)
         module = AdaptedWeight(module, attribute, rank, lora.dtype, transposed=transposed)
     site.replace(module)
@@ -183,15 +250,18 @@ def shape_of(module: Module) -> tuple[int, int]:
     return inputs, outputs
 
 
-def _adapted(module: Module, lora: Lora) -> Module:
+_PARAMETERS = {"up_proj": "gate_up_proj"}
+
+
+def _adapted(module: Module, lora: Lora, rank: int) -> Module:
     if isinstance(module, Embedding):
-        return LoraEmbedding(module, lora.rank, dtype=lora.dtype, dora=lora.dora)
+        return LoraEmbedding(module, rank, dtype=lora.dtype, dora=lora.dora)
     inputs, outputs = shape_of(module)
     return LoraLinear(
         module,
         inputs,
         outputs,
-        lora.rank,
+        rank,
         dtype=lora.dtype,
         dropout=lora.dropout,
         bias=lora.bias == "adapter",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.common.assumption import Assumption
+from memcalc.common.image_sides import ImageSides
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.report.host_memory import in_host_memory
@@ -126,15 +127,20 @@ def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
 
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """What stands for images among the tokens, where the user did not say all of it."""
-    side = step.network.image_side(setup.image_size)
-    if side is None or not setup.images_per_sequence or {"images_per_sequence", "image_size"} <= setup.model_fields_set:
+    picture = setup.image
+    side = step.network.image_side(picture)
+    if side is None or not setup.images_per_sequence:
         return
+    asked = isinstance(picture, ImageSides)
+    if not asked and {"images_per_sequence", "image_size"} <= setup.model_fields_set:
+        return
+    size = f"{picture.width} x {picture.height}" if isinstance(picture, ImageSides) else f"{side} x {side}"
     if not step.network.reads_text:
-        yield Assumption("image_size", f"images of {side} x {side} pixels (--image-size)")
+        yield Assumption("image_size", f"images of {size} pixels (--image-size)")
         return
-    tokens = step.network.image_tokens(setup.images_per_sequence, setup.image_size)
+    tokens = step.network.image_tokens(setup.images_per_sequence, picture)
     several = "an image" if setup.images_per_sequence == 1 else f"{setup.images_per_sequence} images"
     took = f"{tokens} token{'' if tokens == 1 else 's'}"
     yield Assumption(
-        "images", f"{several} of {side} x {side} pixels in each sequence: {took} (--images-per-sequence, --image-size)"
+        "images", f"{several} of {size} pixels in each sequence: {took} (--images-per-sequence, --image-size)"
     )

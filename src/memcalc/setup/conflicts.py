@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.common.escaping import quoted
 from memcalc.setup.defaults import (
     DEFAULT_SEQ_LEN,
     FUSED_HEAD,
@@ -13,12 +14,24 @@ from memcalc.setup.defaults import (
     WITH_REFERENCE,
 )
 from memcalc.setup.training_options import TrainingOptions
+from memcalc.tables.lora_targets import OTHER_ADAPTERS, SAME_AS_LORA
 from memcalc.tables.optimizers import OPTIMIZERS, spelled
 
 DORA_BASES = ("none", "nf4", "nf4-double", "fp4", "int8")
 """Bases whose adapters PEFT lets have a magnitude vector (peft/tuners/lora: layer.py and bnb.py)."""
 
-LORA_OPTIONS = ("lora_targets", "lora_dtype", "lora_dropout", "lora_bias", "dora", "modules_to_save")
+LORA_OPTIONS = (
+    "lora_targets",
+    "lora_exclude_modules",
+    "lora_layers_to_transform",
+    "lora_rank_pattern",
+    "lora_target_parameters",
+    "lora_dtype",
+    "lora_dropout",
+    "lora_bias",
+    "dora",
+    "modules_to_save",
+)
 
 GRADIENT_PROJECTING = ("galore-adamw", "galore-adamw-8bit", "apollo-adamw")
 """Optimizers that project gradients (`tables/optimizers.py`)."""
@@ -59,6 +72,14 @@ def _optimizer(setup: TrainingOptions) -> Iterator[str]:
 
 def _adapters(setup: TrainingOptions) -> Iterator[str]:
     lora = setup.lora_rank is not None
+    kind = setup.peft_type.lower().replace("_", "-")
+    if kind not in SAME_AS_LORA:
+        yield (
+            f"adapters of the kind {quoted(setup.peft_type)} are not computed{OTHER_ADAPTERS.get(kind, '')}; "
+            f"--peft-type takes {', '.join(SAME_AS_LORA)}, with --lora-rank."
+        )
+    elif "peft_type" in setup.model_fields_set and not lora:
+        yield f"--peft-type {setup.peft_type} says which adapters are trained, but there is no --lora-rank; give one."
     for name in LORA_OPTIONS:
         if not lora and name in setup.model_fields_set and getattr(setup, name) not in (None, False):
             yield (
@@ -75,6 +96,8 @@ def _adapters(setup: TrainingOptions) -> Iterator[str]:
             "--train-only chooses weights of the model itself, but with --lora-rank only adapters are trained; "
             "leave one of them out, or name whole modules with --modules-to-save."
         )
+    if setup.quantize_moe_experts != "none" and setup.quantization == "none":
+        yield "--quantize-moe-experts goes with --quantization, such as nf4; add it, or leave it out."
     if setup.quantization != "none" and not lora:
         yield (
             f"a model quantized to {setup.quantization} cannot be trained itself, as its weights have no gradients; "

@@ -20,3 +20,6 @@ FUSED_HEAD = ("dpo", "kto", "grpo", "rloo")
 
 IN_PLAIN_LOOPS = ("sft", "dpo", "reward", "grpo", "ppo", "distillation")
 """Objectives that a plain loop is computed for: but for sft as TRL 1.12 ran them, with full logits."""
+
+DEFAULT_IMAGE_SIDE = 448
+"""Height and width of an image in pixels where neither the config nor an option decides."""

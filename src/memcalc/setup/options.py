@@ -9,6 +9,7 @@ from memcalc.setup.sentences import usage_error
 
 Panel = Literal[
     "Batch",
+    "Images",
     "Precision",
     "Checkpointing",
     "Optimizer",

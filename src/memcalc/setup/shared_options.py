@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.common.image_sides import ImageSides, ImageSize
+from memcalc.errors import UsageError
+from memcalc.setup.defaults import DEFAULT_IMAGE_SIDE, DEFAULT_SEQ_LEN
 from memcalc.setup.options import Options, option
 
 Attention = Literal["eager", "sdpa", "flash"]
@@ -31,9 +33,30 @@ class SharedOptions(Options):
     target_len: PositiveInt | None = option(
         "Batch", None, "Target length of an encoder-decoder in tokens.", unset="the source length"
     )
-    images_per_sequence: int = option("Batch", 1, "Images per sequence, where the model reads images.", ge=0, le=2**20)
+    images_per_sequence: int = option("Images", 1, "Images per sequence, where the model reads images.", ge=0, le=2**20)
     image_size: PositiveInt | None = option(
-        "Batch", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
+        "Images", None, "Height and width of an image in pixels.", unset="the config's, or 448 if any will do"
+    )
+    image_width: PositiveInt | None = option(
+        "Images",
+        None,
+        "Width of an image in pixels, with --image-height, where images need not be squares.",
+        unset="the size that --image-size or the config says",
+    )
+    image_height: PositiveInt | None = option(
+        "Images", None, "Height of an image in pixels, with --image-width.", unset="as --image-width"
+    )
+    image_min_pixels: PositiveInt | None = option(
+        "Images",
+        None,
+        "Least area of an image in pixels, to which Qwen-VL's processors enlarge it (min_pixels).",
+        unset="no limit",
+    )
+    image_max_pixels: PositiveInt | None = option(
+        "Images",
+        None,
+        "Largest area of an image in pixels, to which Qwen-VL's processors shrink it (max_pixels).",
+        unset="no limit",
     )
     padding_mask: bool = option(
         "Batch",
@@ -42,10 +65,22 @@ class SharedOptions(Options):
         "real mask reaches attention.",
     )
     attention: Attention = option("Precision", "sdpa", "Attention implementation.")
+    state_space_kernels: Literal["torch", "mamba-ssm"] = option(
+        "Precision",
+        "torch",
+        "Scans of Mamba layers: plain PyTorch, as Transformers runs them alone, or the kernels of mamba-ssm, which it "
+        "takes where they are installed.",
+    )
     quantization: Quantization = option(
         "Precision",
         "none",
         "Quantize the weights of linear layers when loading (embeddings, norms and head stay wide).",
+    )
+    quantize_moe_experts: Literal["none", "one-by-one", "stacked"] = option(
+        "Precision",
+        "none",
+        "Quantize experts too, which bitsandbytes leaves wide in Transformers 5: one-by-one (Transformers 4, Unsloth) "
+        "or stacked (a layer's experts at once: axolotl's quantize_moe_experts).",
     )
     cuda_context: str | None = option(
         "GPU", None, "Size of the CUDA context outside the allocator, such as 500MiB.", unset="by GPU"
@@ -56,3 +91,17 @@ class SharedOptions(Options):
     allocator_reserve: float | None = option(
         "GPU", None, "Reserved but unallocated memory, as a fraction of what is allocated.", unset="0.02", ge=0, le=4
     )
+
+    @property
+    def image(self) -> ImageSize:
+        """How large images are: one side, or both with limits. Raises UsageError for one of two sides alone."""
+        if (self.image_width is None) != (self.image_height is None):
+            raise UsageError("--image-width and --image-height go together; give both, or --image-size for a square.")
+        if self.image_width is not None and self.image_size is not None:
+            raise UsageError("--image-size makes a square of what --image-width and --image-height say; leave one out.")
+        limits = (self.image_min_pixels, self.image_max_pixels)
+        side = self.image_size or (DEFAULT_IMAGE_SIDE if limits != (None, None) else None)
+        height, width = self.image_height or side, self.image_width or side
+        if height is None or width is None or (self.image_width is None and limits == (None, None)):
+            return self.image_size
+        return ImageSides(height, width, *limits)

@@ -76,7 +76,25 @@ class TrainingOptions(SharedOptions):
 
     lora_rank: PositiveInt | None = option("LoRA", None, "Train LoRA adapters of this rank on a frozen model.")
     lora_targets: str | None = option(
-        "LoRA", None, "What gets adapters: all-linear, or module names with commas.", unset="PEFT's for the family"
+        "LoRA",
+        None,
+        "What gets adapters: all-linear, module names with commas, or one regular expression.",
+        unset="PEFT's for the family",
+    )
+    lora_exclude_modules: str | None = option(
+        "LoRA", None, "Modules among the targets that get no adapter: names with commas, or one regular expression."
+    )
+    lora_layers_to_transform: str | None = option(
+        "LoRA", None, "Layers whose targets get adapters, such as 0,1 or 16-31.", unset="all"
+    )
+    lora_rank_pattern: str | None = option(
+        "LoRA", None, "Ranks of their own for some targets, by name or pattern, such as q_proj=32,o_proj=8."
+    )
+    lora_target_parameters: str | None = option(
+        "LoRA", None, "Parameters of experts that get adapters, such as mlp.experts.gate_up_proj,mlp.experts.down_proj."
+    )
+    peft_type: str = option(
+        "LoRA", "lora", "Kind of adapter: lora, rslora or lora+, which take the same memory; others are not computed."
     )
     lora_dtype: Literal["fp32", "bf16"] = option("LoRA", "fp32", "Dtype of the adapters (PEFT's default is fp32).")
     lora_dropout: Probability = option("LoRA", 0.0, "Dropout in front of the adapters.")
@@ -88,7 +106,7 @@ class TrainingOptions(SharedOptions):
         "LoRA", None, "Modules trained in full beside LoRA as copies (embed_tokens,lm_head after adding tokens)."
     )
     prepare_kbit_training: bool = option(
-        "LoRA",
+        "Precision",
         True,
         "LoRA on a quantized model: cast norms, embeddings and head to fp32 first, as PEFT's "
         "prepare_model_for_kbit_training does.",

@@ -42,6 +42,24 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 }
 
 
+SAME_AS_LORA = ("lora", "rslora", "lora+", "loraplus", "pissa", "olora")
+"""Kinds of LoRA that differ in scale, learning rates or first values alone, and so in no byte of a step."""
+
+OTHER_ADAPTERS = {
+    "adalora": ": its ranks change while it trains, and its loss has a term for each adapter",
+    "vera": ": its two large matrices are shared and frozen",
+    "ia3": ": it trains one vector a module",
+    "loha": ": its update is a product of two pairs of matrices",
+    "lokr": ": its update is a Kronecker product",
+    "oft": ": it trains rotations",
+    "boft": ": it trains rotations",
+    "prompt-tuning": ": it trains vectors before the prompt",
+    "prefix-tuning": ": it trains keys and values of every layer",
+    "p-tuning": ": it trains vectors before the prompt, and what makes them",
+    "trainable-tokens": ": it copies the embedding in every step",
+}
+"""Kinds of adapters that PEFT has and memcalc does not compute, and why the answer for LoRA is not theirs."""
+
 FUSED_PROJECTIONS = {
     "mixtral": {"gate": ("gate.weight",), "w1": ("gate_up_proj",), "w3": ("gate_up_proj",), "w2": ("down_proj",)},
     "qwen2_moe": {
@@ -55,6 +73,31 @@ FUSED_PROJECTIONS = {
 
 Source: _MOE_TARGET_MODULE_MAPPING in peft/utils/transformers_weight_conversion.py of PEFT 0.21.
 """
+
+OWN_NAMES: dict[str, dict[str, str]] = {
+    "baichuan": {"W_pack": "qkv_proj"},
+    "chatglm": {
+        "query_key_value": "qkv_proj",
+        "dense": "o_proj",
+        "dense_h_to_4h": "gate_up_proj",
+        "dense_4h_to_h": "down_proj",
+    },
+    "internlm2": {"wqkv": "qkv_proj", "wo": "o_proj", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+    "qwen": {
+        "c_attn": "qkv_proj",
+        "attn.c_proj": "o_proj",
+        "mlp.c_proj": "down_proj",
+        "w1": "up_proj",
+        "w2": "gate_proj",
+    },
+}
+"""Modules as the code of a repository calls them, by `model_type`, and what they are called here."""
+
+PARTS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv_proj"),
+    **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
+}
+"""Projections that some code keeps as one, and what that one is called here."""
 
 MIXTURES = {
     **dict.fromkeys(("minimax", "minimax_m2", "mixtral"), "mixtral"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+
+from memcalc.errors import UsageError
 
 Shared = tuple[int, int]
 """So many weights of a matrix share so many bits."""
@@ -17,7 +19,8 @@ class WeightFormat:
     `shared` are scales, zeros and their like: groups of weights, each with its constants. `row_bits` are kept for each
     output of a matrix, `input_bits` for each input (the order of GPTQ), `block_bits` for each square of 128. `experts`
     says whether the matrices of experts, which are no linear layers in Transformers, are quantized too; `only_experts`
-    that nothing else is. `tables` are further tensors of each matrix, in bytes. `kernel` names the library's way to
+    that nothing else is; `experts_apart` that experts are quantized, and dequantized, one by one. `tables` are further
+    tensors of each matrix, in bytes. `kernel` names the library's way to
     multiply: what it dequantizes, and what it keeps.
     """
 
@@ -29,6 +32,7 @@ class WeightFormat:
     block_bits: int = 0
     experts: bool = True
     only_experts: bool = False
+    experts_apart: bool = False
     tables: tuple[int, ...] = ()
     kernel: str = "dequantize"
     source: str
@@ -116,3 +120,19 @@ FORMATS: Mapping[str, WeightFormat] = {
     )
 }
 """The formats of --quantization, by name."""
+
+
+def asked_format(quantization: str, experts: str) -> WeightFormat:
+    """The format of --quantization, with experts: none, one-by-one (layers of their own), or stacked (one tensor).
+
+    Raises UsageError where the format itself says what becomes of experts.
+    """
+    form = FORMATS[quantization]
+    if experts == "none":
+        return form
+    if form.kernel not in ("bnb-4bit", "bnb-8bit"):
+        raise UsageError(
+            f"--quantize-moe-experts says what bitsandbytes does with experts, and {quantization} quantizes them by "
+            "itself; leave it out."
+        )
+    return replace(form, experts=True, experts_apart=experts == "one-by-one")

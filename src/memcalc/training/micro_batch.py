@@ -16,7 +16,7 @@ from memcalc.training.trainer_loop import runs_trainer
 
 def micro_batch(ids: Tensor, labels: Tensor | None, setup: TrainingSetup | InferenceSetup) -> Batch:
     """The micro-batch of a setup around token ids [b, s]."""
-    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
+    return Batch(ids, labels, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image)
 
 
 def model_loss(

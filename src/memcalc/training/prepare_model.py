@@ -16,14 +16,16 @@ from memcalc.nn.module import Buffer
 from memcalc.nn.module_paths import input_embeddings, sites
 from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell_apart
 from memcalc.nn.stack import Stack
+from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.peft.freezing import freeze, train_only
 from memcalc.peft.injection import Lora, add_lora
+from memcalc.peft.selection import tell_layers_apart
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
 from memcalc.tables.frozen_bases import frozen_base
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.stated_formats import module_formats, stated_format, unknown_layout
-from memcalc.tables.weight_formats import FORMATS, WeightFormat
+from memcalc.tables.weight_formats import WeightFormat, asked_format
 from memcalc.training.liger import use_liger
 
 
@@ -32,6 +34,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
     stated = find_quantization(spec.config)
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
+    if setup.lora_rank is not None:
+        tell_layers_apart(network, _lora(setup).selection)
     if setup.checkpoint_every_n_blocks > 1:
         _checkpoint_every(network, setup.checkpoint_every_n_blocks)
     reads_ids = network.reads_text and network.main_input == "input_ids"
@@ -54,6 +58,8 @@ def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assump
     if setup.kernels == "liger":
         use_liger(network, spec.model_type)
     form, notes = _base_format(spec, setup)
+    if setup.state_space_kernels == "mamba-ssm":
+        notes.append(use_mamba_ssm(network))
     if form is not None:
         _quantize(network, form, spec, setup)
         notes += _training_notes(network, form, setup)
@@ -86,7 +92,7 @@ def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | 
             "or use nf4, which bitsandbytes trains on."
         )
     if setup.quantization != "none":
-        return FORMATS[setup.quantization], []
+        return asked_format(setup.quantization, setup.quantize_moe_experts), []
     if stated is None:
         return None, []
     form = stated_format(stated)
@@ -162,9 +168,16 @@ def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) 
             f"{form.name} weights are dequantized in forward and again in backward, as no training kernel is known",
         )
     if any(isinstance(module, Experts) and not isinstance(module, QuantizedExperts) for _, module in network.modules()):
-        yield Assumption(
-            "experts_not_quantized", f"experts stay wide: Transformers' {form.name} quantizes linear layers only"
+        yield (
+            Assumption(
+                "experts_not_quantized",
+                f"experts stay wide: in Transformers 5.24 {form.name} quantizes linear layers only; Transformers 4, "
+                "Unsloth and axolotl quantize experts (--quantize-moe-experts)",
+            )
         )
+    elif form.experts_apart:
+        text = "experts are quantized one by one, as Transformers 4 and Unsloth have them (--quantize-moe-experts)"
+        yield Assumption("experts_quantized_apart", text)
 
 
 def _checkpoint_every(network: Network, step: int) -> None:
@@ -203,4 +216,8 @@ def _lora(setup: TrainingSetup) -> Lora:
         setup.lora_bias,
         setup.dora,
         setup.modules_to_save,
+        setup.lora_exclude_modules,
+        setup.lora_layers_to_transform,
+        setup.lora_rank_pattern,
+        setup.lora_target_parameters,
     )

@@ -14,7 +14,7 @@ from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, SpecKey
-from memcalc.nn.model import Network
+from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
@@ -146,7 +146,9 @@ def _run_micro_batch(
     tensors = engine.job.tensors
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, setup.image_size)
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
     if not network.source_is_text:
         length = setup.target_len or length
     restore_retained(network, tape)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSides, ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, TooShortError, UsageError
 from memcalc.models.common.causal_lm import CausalLM
@@ -32,13 +33,13 @@ class VisionEncoder(Module):
 
     config: Config
 
-    def tokens(self, size: int | None) -> int:
-        """How many tokens an image of `size` pixels becomes (None: the config's size)."""
+    def tokens(self, size: ImageSize) -> int:
+        """How many tokens an image of `size` pixels becomes (None: of the size that the config says)."""
         raise NotImplementedError
 
-    def image_side(self, size: int | None) -> int:
-        """Height of an image in pixels if `size` was requested."""
-        return size or self.config.sides("image_size")[0]
+    def image_side(self, size: ImageSize) -> int:
+        """Height of an image in pixels, where one of `size` was asked for."""
+        return size if isinstance(size, int) else self.config.sides("image_size")[0]
 
     def encode_images(self, batch: Batch) -> ImageFeatures:
         """Features of the images of a batch."""
@@ -60,21 +61,25 @@ class DynamicResolutionEncoder(VisionEncoder):
         self.config = config
         self.token, self.most = token, most
 
-    def image_side(self, size: int | None) -> int:
+    def image_side(self, size: ImageSize) -> int:
         """Height and width of an image in pixels."""
-        side = size or DEFAULT_SIDE
-        if self.most is not None:
-            return -(-min(side, self.most) // self.token) * self.token
-        return max(1, round(side / self.token)) * self.token
+        return self.sides(size)[0]
 
-    def tokens(self, size: int | None) -> int:
+    def sides(self, size: ImageSize) -> tuple[int, int]:
+        """Height and width of an image in pixels."""
+        asked = size if isinstance(size, ImageSides) else ImageSides(size or DEFAULT_SIDE, size or DEFAULT_SIDE)
+        if self.most is not None:
+            return asked.within(self.most, self.token)
+        return asked.fitted(self.token)
+
+    def tokens(self, size: ImageSize) -> int:
         """As many as fit into the image."""
-        return (self.image_side(size) // self.token) ** 2
+        height, width = self.sides(size)
+        return (height // self.token) * (width // self.token)
 
     def encode_images(self, batch: Batch) -> ImageFeatures:
         """Features of the images of a batch."""
-        side = self.image_side(batch.image_size)
-        return self(batch.pixels(self.config, batch.images, (side, side)))  # type: ignore[no-any-return]
+        return self(batch.pixels(self.config, batch.images, self.sides(batch.image_size)))  # type: ignore[no-any-return]
 
 
 class TextModel(NamedTuple):
@@ -106,17 +111,18 @@ class VisionLanguage(Network):
         holds_inputs_embeds: bool = False,
     ) -> None:
         self.visual = eye
+        self.any_sides = isinstance(eye, DynamicResolutionEncoder)
         self.text = text.model
         self.attention_of = text.family.attention_used
         self.bidirectional_image_attention = bidirectional_image_attention
         self.videos, self.holds_inputs_embeds = videos, holds_inputs_embeds
         self.caches = own_cache and text.caches
 
-    def image_side(self, size: int | None) -> int | None:
+    def image_side(self, size: ImageSize) -> int | None:
         """Height and width of an image in pixels."""
         return self.visual.image_side(size)
 
-    def image_tokens(self, images: int, size: int | None) -> int:
+    def image_tokens(self, images: int, size: ImageSize) -> int:
         """Tokens that the images of a sequence take."""
         return images * self.visual.tokens(size)
 
@@ -235,7 +241,7 @@ def config_side(v: Config) -> int:
     return v.integer("image_size") if given is None else int(str(given[0]))
 
 
-def check_size(v: Config, size: int | None) -> None:
+def check_size(v: Config, size: ImageSize) -> None:
     """Refuse images of another size than the vision config's: such a tower has a position for every patch."""
     if size is not None and v.get("image_size") not in (size, [size, size]):
         raise UsageError(

@@ -47,6 +47,7 @@ class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
     def __init__(self, v: Config, parts: VisionEncoderParts, merger: PatchMerger) -> None:
         patch, self.side = v.integer("patch_size"), v.integer("spatial_merge_size")
         super().__init__(v, patch * self.side)
+        self.grid: tuple[int, int] | None = None
         width, heads = parts.width, v.integer("num_heads")
         frames = v.integer("temporal_patch_size")
         self.patch_embed = PackedPatchEmbedding(v.integer("in_channels"), width, frames, patch, bias=parts.bias)
@@ -66,6 +67,8 @@ class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
     def encode_images(self, batch: Batch) -> ImageFeatures:
         """What it makes of the images of a batch."""
         tape, images = batch.ids.tape, batch.ids.shape[0] * batch.images
+        height, width = self.sides(batch.image_size)
+        self.grid = (height // self.token, width // self.token)
         patches = images * self.tokens(batch.image_size) * self.side**2
         pixels = tape.external_tensor(
             (patches, self.patch_embed.pixels), run_context(tape).weights_dtype, OVERHEAD, IMAGES
@@ -107,8 +110,8 @@ class Qwen25VLVisionEncoder(Qwen2VLVisionEncoder):
         square = self.side**2
         count = pixels.shape[0] // images
         places = pixels.tape.empty((pixels.shape[0], 2), INT64)
-        side = isqrt(count // square)
-        windows = [cells * square for cells in window_lengths(side, side, self.window)] * images
+        rows, columns = self.grid or (isqrt(count // square), isqrt(count // square))
+        windows = [cells * square for cells in window_lengths(rows, columns, self.window)] * images
         order = _on_host(pixels.tape, (pixels.shape[0] // square,))
         hidden = self.patch_embed(pixels)
         hidden = self._ordered(hidden, order)

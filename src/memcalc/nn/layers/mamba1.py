@@ -12,7 +12,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mamba2 import STATE
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
-from memcalc.nn.layers.ssd_scan import SCAN_NOTE, masked
+from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, masked
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
@@ -116,6 +116,31 @@ class MambaMixer(Module):
         self.dt_proj = Linear(rank, inner, bias=True, group="state-space mixer")
         self.out_proj = Linear(inner, hidden, bias=bias, group="state-space mixer")
         self.norms = None if norms is None else norms()
+        self.fused_kernels = False
+
+    def _fused(self, hidden: Tensor, projected: Tensor, a: Tensor) -> Tensor:
+        """The rest of the mixer in mamba-ssm's kernels, over a sequence."""
+        cache = run_context(hidden).cache
+        if not all(isinstance(layer, Linear) and layer.weight.shape[1:] for layer in (self.out_proj, self.x_proj)):
+            raise UsageError(NO_PACKED_KERNELS)
+        dt_bias = self.dt_proj.bias
+        assert dt_bias is not None
+        if cache is not None:
+            mixed, gate = ops.chunk(projected, 2, 1)
+            del gate
+            self.conv1d.remembered(mixed, self)
+            cache.state(self, (hidden.shape[0], *self.A_log.shape), hidden.dtype, hidden, STATE)
+        weights = ops.InnerWeights(
+            self.conv1d.weight,
+            self.conv1d.bias,
+            self.x_proj.weight,
+            self._step_weight(),
+            self.out_proj.weight,
+            a,
+            ops.to(self.D, FP32),
+            ops.to(dt_bias, FP32),
+        )
+        return ops.mamba_inner(projected, weights)
 
     def _step_weight(self) -> Tensor:
         """The weight of `dt_proj` itself [inner, rank]."""
@@ -134,6 +159,8 @@ class MambaMixer(Module):
         hidden = masked(hidden, mask)
         projected = ops.transpose(self.in_proj(hidden), 1, 2)
         a = ops.neg(ops.exp(ops.to(self.A_log, FP32)))
+        if self.fused_kernels and not (seen and length == 1):
+            return self._fused(hidden, projected, a), None
         dt_bias = self.dt_proj.bias
         assert dt_bias is not None
         if self.fused_first and cache is None:

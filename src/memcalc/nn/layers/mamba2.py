@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
+from memcalc.errors import UsageError
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
-from memcalc.nn.layers.ssd_scan import SCAN_NOTE, chunk_scan, masked, state_update
+from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
@@ -97,6 +98,22 @@ class Mamba2Mixer(Module):
         self.in_proj = Linear(hidden, projected, bias=bias, group="state-space mixer")
         self.norm = norm
         self.out_proj = Linear(shape.inner, hidden, bias=out_bias, group="state-space mixer")
+        self.fused_kernels = False
+
+    def _fused(self, projected: Tensor, a: Tensor) -> Tensor:
+        """The rest of the mixer in mamba-ssm's kernels, over a sequence."""
+        cache, shape = run_context(projected).cache, self.shape
+        if not isinstance(self.out_proj, Linear) or not self.out_proj.weight.shape[1:]:
+            raise UsageError(NO_PACKED_KERNELS)
+        if cache is not None:
+            _, mixed, _ = ops.split(projected, [shape.inner, sum(shape.widths), shape.heads], -1)
+            self.conv1d.remembered(ops.transpose(mixed, 1, 2), self)
+            state_shape = (projected.shape[0], shape.heads, shape.head_dim, shape.state)
+            cache.state(self, state_shape, projected.dtype, projected, STATE)
+        norm = None if self.norm is None else getattr(self.norm, "weight", None)
+        weights = (self.conv1d.weight, self.conv1d.bias, self.dt_bias, a, self.D, norm)
+        sizes = ops.CombinedShape(shape.heads, shape.head_dim, shape.state, shape.groups, shape.chunk)
+        return ops.mamba_combined(projected, sizes, weights, self.out_proj.weight, normed=self.norm is not None)
 
     def forward(self, hidden: Tensor, rotation: object, mask: Tensor | None) -> tuple[Tensor, None]:
         """[b, s, h] to [b, s, h], as an attention answers, without rotary embedding and probabilities."""
@@ -110,6 +127,8 @@ class Mamba2Mixer(Module):
             projected = ops.mul(projected, self.mup_vector)
         a = ops.neg(ops.exp(ops.to(self.A_log, FP32)))
         seen = cache is not None and cache.has_state(self, STATE)
+        if self.fused_kernels and not (seen and length == 1):
+            return self._fused(projected, a), None
         gate, mixed, dt = ops.split(projected, [shape.inner, sum(shape.widths), shape.heads], -1)
         mixed = ops.transpose(mixed, 1, 2)
         mixed = self.conv1d.remembered(mixed, self)

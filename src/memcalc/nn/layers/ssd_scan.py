@@ -12,7 +12,13 @@ from memcalc.tables.dtypes import FP32
 
 SCAN_NOTE = Assumption(
     "state_space_kernels",
-    "state-space layers run in plain PyTorch; where the package mamba-ssm is installed they take much less",
+    "state-space layers run in plain PyTorch; where the package mamba-ssm is installed they take much less "
+    "(--state-space-kernels mamba-ssm)",
+)
+
+NO_PACKED_KERNELS = (
+    "mamba-ssm's kernels multiply with a mixer's weights themselves, which this quantization packs or an adapter "
+    "wraps; leave out --state-space-kernels."
 )
 
 

@@ -95,7 +95,7 @@ class Rollout:
         setup = self.setup
         self.mark_padding(ids)
         batch = Batch(
-            ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size, logits_to_keep
+            ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image, logits_to_keep
         )
         with self.tape.autocasting(self.autocast):
             outputs = network(batch)

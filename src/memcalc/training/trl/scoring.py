@@ -46,7 +46,7 @@ def _score(rollout: Rollout, network: Network, ids: Tensor, outputs: tuple[str, 
         setup.padding_mask,
         setup.target_len,
         setup.images_per_sequence,
-        setup.image_size,
+        setup.image,
         scored_tokens=rollout.completion,
         token_outputs=outputs,
     )

@@ -28,7 +28,7 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | No
         tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids, masks and labels") for _ in range(3)
     )
     scored = min(setup.max_completion_length or length, length - 1)
-    plain = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image_size)
+    plain = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image)
     fused = replace(plain, scored_tokens=scored, token_outputs=("entropy", "is_top1"))
     if setup.label_smoothing:
         loss = _smoothed_loss(tape, network, autocast, replace(plain, labels=labels))

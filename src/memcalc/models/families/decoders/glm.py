@@ -16,11 +16,11 @@ from memcalc.nn.model import Network
 _AROUND: NormNames = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
-def _glm(c: Config, architecture: str | None, names: NormNames) -> Network:
+def _glm(c: Config, architecture: str | None, names: NormNames, *, fused: bool = False) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": c.flag("attention_bias"), "rotate": rotary_pairs_of_part},
+        attention={"bias": c.flag("attention_bias"), "rotate": rotary_pairs_of_part, "fused": fused},
         mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
         block=partial(DecoderBlock, names=names),
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
@@ -43,7 +43,7 @@ def chatglm(c: Config, architecture: str | None) -> Network:
     head = None if usual else architecture
     if not c.flag("multi_query_attention", True):  # the number of groups may be there all the same
         c = c.replaced(num_key_value_heads=c.integer("num_attention_heads"))
-    return _glm(c, head, PRE_NORM)
+    return _glm(c, head, PRE_NORM, fused=True)
 
 
 FAMILIES = table(
@@ -71,5 +71,6 @@ FAMILIES = table(
             "seq_length": "max_position_embeddings",
         },
         verified="exact counts; tensors as Transformers' glm keeps them",
+        attention_assumed=True,
     ),
 )

@@ -26,13 +26,19 @@ def minicpm(c: Config, architecture: str | None) -> Network:
     )
 
 
+def baichuan(c: Config, architecture: str | None) -> Network:
+    """Baichuan: Llama with one projection for query, key and value."""
+    return dense_decoder(c, architecture, attention={"fused": True})
+
+
 def qwen(c: Config, architecture: str | None) -> Network:
     """Qwen 1: `intermediate_size` counts gate and up together."""
     width = c.integer("intermediate_size")
     if width % 2:
         raise ConfigError(f"{c.where} gives 'intermediate_size' as {width}, which gate and up cannot halve.")
     head_dim, heads = c.integer("kv_channels", c.head_dim()), c.integer("num_attention_heads")
-    return qwen2(c.replaced(intermediate_size=width // 2, num_key_value_heads=heads, head_dim=head_dim), architecture)
+    whole = c.replaced(intermediate_size=width // 2, num_key_value_heads=heads, head_dim=head_dim)
+    return dense_decoder(whole, architecture, attention={"bias": True, "fused": True})
 
 
 def internlm(c: Config, architecture: str | None) -> Network:
@@ -41,17 +47,24 @@ def internlm(c: Config, architecture: str | None) -> Network:
     return llama(c.replaced(attention_bias=bias or c.flag("qkv_bias"), mlp_bias=False), architecture)
 
 
+def internlm2(c: Config, architecture: str | None) -> Network:
+    """InternLM 2: Llama with one projection for query, key and value."""
+    bias = c.flag("bias")
+    return dense_decoder(c, architecture, attention={"bias": bias, "out_bias": bias, "fused": True})
+
+
 _LLAMA = llama_sizes((32000, 4096, 11008, 32, 32, 0, 4096))
 _AS_LLAMA = "exact counts; tensors as Transformers' llama keeps them"
 _AS_QWEN2 = "exact counts; tensors as Transformers' qwen2 keeps them"
+_own = partial(Family, attention_assumed=True)
 FAMILIES = table(
-    Family("baichuan", llama, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
-    Family("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
-    Family("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    Family("internlm2", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
-    Family("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
-    Family("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
-    Family(
+    _own("baichuan", baichuan, {**_LLAMA, "vocab_size": 125696}, verified=_AS_LLAMA),
+    _own("xverse", llama, {**_LLAMA, "vocab_size": 100278}, verified=_AS_LLAMA),
+    _own("internlm", internlm, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    _own("internlm2", internlm2, {**_LLAMA, "vocab_size": 103168, "bias": True}, verified=_AS_LLAMA),
+    _own("minicpm", minicpm, {**_LLAMA, "tie_word_embeddings": True}, verified=_AS_LLAMA),
+    _own("mimo", qwen2, {**_LLAMA, "vocab_size": 151680}, verified=_AS_QWEN2),
+    _own(
         "qwen",
         qwen,
         {**_LLAMA, "vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.models.common.vision_language import DynamicResolutionEncoder, config_side
 from memcalc.models.family import Family, table
@@ -20,7 +21,7 @@ class PixtralVisionModel(Network):
         self.size = DynamicResolutionEncoder(c, c.integer("patch_size"), config_side(c))
         self.config = c
 
-    def image_side(self, size: int | None) -> int | None:
+    def image_side(self, size: ImageSize) -> int | None:
         """Height and width of an image in pixels."""
         return self.size.image_side(size)
 

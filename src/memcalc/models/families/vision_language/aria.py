@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.common.decoder import dense_decoder
@@ -144,7 +145,7 @@ class AriaVisionEncoder(VisionEncoder):
         self.vision_tower = AriaTower(v)
         self.multi_modal_projector = QueryProjector(hidden, heads, max(self.counts.values()), width)
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """One for each query."""
         side = self.image_side(size) // self.patch
         count = self.counts.get(side**2)

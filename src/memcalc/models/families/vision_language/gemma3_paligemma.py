@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
@@ -58,7 +59,7 @@ class Gemma3VisionEncoder(VisionEncoder):
         self.vision_tower = tower_of(v)
         self.multi_modal_projector = PoolingProjector(v.integer("hidden_size"), width, rows, kernel)
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """The square of the side."""
         check_size(self.config, size)
         return self.side**2
@@ -90,7 +91,7 @@ class PaliGemmaVisionEncoder(VisionEncoder):
         self.vision_tower = tower_of(v)
         self.multi_modal_projector = LinearProjector(v.integer("hidden_size"), width)
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """As many as there are patches."""
         check_size(self.config, size)
         return self.count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
@@ -72,13 +73,13 @@ class Idefics3VisionEncoder(VisionEncoder):
         self.vision_model = TiledTower(v)
         self.connector = Linear(v.integer("hidden_size") * self.factor**2, width)
 
-    def tiles(self, size: int | None) -> int:
+    def tiles(self, size: ImageSize) -> int:
         """How many images of the tower's size one of `size` pixels becomes."""
         side = self.config.integer("image_size")
-        across = -(-(size or side) // side)
+        across = -(-side_or(size, side) // side)
         return 1 if across == 1 else across**2 + 1
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """Squares of patches of all tiles."""
         rows, columns = self.patches
         return self.tiles(size) * (rows * columns // self.factor**2)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
@@ -132,7 +133,7 @@ class InternVLVisionEncoder(VisionEncoder):
         wide = hidden * self.square**2
         self.multi_modal_projector = NormedProjector(wide, width, c.text("projector_hidden_act"))
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """As many as squares of patches."""
         check_size(self.config, size)
         return self.count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
@@ -188,13 +189,13 @@ class Llama4VisionEncoder(VisionEncoder):
         self.vision_model = Llama4Tower(v)
         self.multi_modal_projector = Projection(v.integer("vision_output_dim"), width)
 
-    def tiles(self, size: int | None) -> int:
+    def tiles(self, size: ImageSize) -> int:
         """How many tiles a square picture of `size` pixels becomes."""
         side = self.config.sides("image_size")[0]
-        across = min(MOST_ACROSS, -(-(size or side) // side))
+        across = min(MOST_ACROSS, -(-side_or(size, side) // side))
         return 1 if across == 1 else across**2 + 1
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """Those of all tiles."""
         return self.tiles(size) * self.count
 

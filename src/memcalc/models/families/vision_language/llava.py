@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
@@ -38,7 +39,7 @@ class LlavaVisionEncoder(VisionEncoder):
         self.count = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
         self.multi_modal_projector = projector(c, v, width, len(keep))
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """As many as there are patches."""
         check_size(self.config, size)
         return self.count

@@ -8,6 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.escaping import quoted
+from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
@@ -33,17 +34,17 @@ class LlavaNextVisionEncoder(LlavaVisionEncoder):
         self.grids = _resolutions(c)
         self.most = most
 
-    def image_side(self, size: int | None) -> int:
+    def image_side(self, size: ImageSize) -> int:
         """Height and width of an image in pixels: the tower's, unless others are asked for."""
-        return size or self.config.integer("image_size")
+        return side_or(size, self.config.integer("image_size"))
 
-    def tiles(self, size: int | None) -> tuple[int, int]:
+    def tiles(self, size: ImageSize) -> tuple[int, int]:
         """Rows and columns of tiles."""
         height, width = best_resolution(self.image_side(size), self.grids)
         tile = self.config.integer("image_size")
         return -(-height // tile), -(-width // tile)
 
-    def picture(self, size: int | None) -> tuple[int, int, tuple[int, int] | None]:
+    def picture(self, size: ImageSize) -> tuple[int, int, tuple[int, int] | None]:
         """Rows and columns of patches of a square image in its grid, and those that it is made smaller to."""
         rows, columns = (count * self.side for count in self.tiles(size))
         if columns > rows:
@@ -53,7 +54,7 @@ class LlavaNextVisionEncoder(LlavaVisionEncoder):
         ratio = sqrt(rows * columns / (self.most * self.side**2)) if self.most else 0.0
         return rows, columns, (int(rows // ratio), int(columns // ratio)) if ratio > 1.1 else None
 
-    def tokens(self, size: int | None) -> int:
+    def tokens(self, size: ImageSize) -> int:
         """Patches of the whole image, and of the tiles, with an end of each row."""
         rows, columns, smaller = self.picture(size)
         rows, columns = smaller or (rows, columns)
@@ -68,7 +69,7 @@ class LlavaNextVisionEncoder(LlavaVisionEncoder):
         pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         return self(pixels, batch.image_size)  # type: ignore[no-any-return]
 
-    def forward(self, pixels: Tensor, size: int | None = None) -> ImageFeatures:
+    def forward(self, pixels: Tensor, size: ImageSize = None) -> ImageFeatures:
         """Pixels [images, tiles, c, height, width] to features, one tensor for each image."""
         images, tiles = pixels.shape[:2]
         listed = ops.unbind(pixels, 0)
@@ -82,7 +83,7 @@ class LlavaNextVisionEncoder(LlavaVisionEncoder):
         pieces = ops.split(features, [tiles] * images, 0)
         return ImageFeatures(self._packed(pieces, size), (states, kept))
 
-    def _packed(self, pieces: list[Tensor], size: int | None) -> list[Tensor]:
+    def _packed(self, pieces: list[Tensor], size: ImageSize) -> list[Tensor]:
         """Features [tiles, patches, width] of each image as one sequence."""
         (down, across), (rows, columns, smaller) = self.tiles(size), self.picture(size)
         packed = []

@@ -8,6 +8,7 @@ from typing import Any
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM
@@ -183,11 +184,11 @@ class Mllama(Network):
         self.multi_modal_projector = Linear(tower.outputs, text.lm_head.weight.shape[1], bias=True)
         self.caches = caches
 
-    def image_side(self, size: int | None) -> int | None:
+    def image_side(self, size: ImageSize) -> int | None:
         """Height and width of a tile in pixels."""
         return config_side(self.config)
 
-    def image_tokens(self, images: int, size: int | None) -> int:
+    def image_tokens(self, images: int, size: ImageSize) -> int:
         """One token for each image."""
         check_size(self.config, size)
         return images
