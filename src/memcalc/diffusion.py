@@ -70,7 +70,7 @@ def estimate_weights(
     return _weights_report(name, family, [weights], setup, gpu, assumptions, phases, ("prefill", "weights only"))
 
 
-def _weights_report(
+def _weights_report(  # noqa: PLR0913 (what differs between two reports of weights)
     name: str,
     family: str,
     parts: Sequence[ComponentWeights],
@@ -127,15 +127,15 @@ def _row(parts: dict[str, int], ratio: float | None) -> Component:
 
 def _offloaded(parts: Sequence[ComponentWeights]) -> list[Assumption]:
     """What is resident when, if each component is moved to the GPU only while it works."""
-    said = []
+    lines = []
     for stage in STAGES:
         working = [part for part in parts if part.stage == stage]
         if working:
             largest = max(working, key=lambda part: part.nbytes)
-            said.append(f"{stage} {largest.name} {format_bytes(largest.nbytes)}")
+            lines.append(f"{stage} {largest.name} {format_bytes(largest.nbytes)}")
     return [
         Assumption(
             "components_resident",
-            f"all components are resident; with model offload one at a time, at most: {', '.join(said)}",
+            f"all components are resident; with model offload one at a time, at most: {', '.join(lines)}",
         )
     ]

@@ -110,12 +110,14 @@ def _quantization_note(
     """A line where quantizing the base of adapters takes more than it saves."""
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
-    wide = estimate(spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher).peak.allocated_bytes
-    if wide < allocated:
+    unquantized = estimate(
+        spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher
+    ).peak.allocated_bytes
+    if unquantized < allocated:
         yield (
             Assumption(
                 "quantization_raises_peak",
-                f"quantizing raises the peak here: without --quantization {wide:,} bytes would be allocated"
+                f"quantizing raises the peak here: without --quantization {unquantized:,} bytes would be allocated"
                 f"{', and --no-prepare-kbit-training leaves out fp32 copies' if setup.prepare_kbit_training else ''}",
             )
         )
@@ -123,7 +125,7 @@ def _quantization_note(
 
 def _attended(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """How a model attends whose code is its repository's own, and what the other way would take."""
     if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
         return
@@ -131,23 +133,31 @@ def _attended(
     eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
     if used != "eager" and eager.setup["attention"] == "eager":
         yield (
-            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend as "
-            f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be allocated "
-            "(--attention)"
+            Assumption(
+                "attention_of_own_code",
+                f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken "
+                "to attend as "
+                f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would "
+                "be allocated "
+                "(--attention)",
+            )
         )
 
 
 def _without_kernels(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
     if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
         return
     with suppress(UsageError):  # weights that the kernels cannot take
         fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
         yield (
-            f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
-            "(--state-space-kernels mamba-ssm)"
+            Assumption(
+                "state_space_kernels_alternative",
+                f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
+                "(--state-space-kernels mamba-ssm)",
+            )
         )
 
 

@@ -247,7 +247,7 @@ def test_a_padded_vocabulary_s_logits(ask: Any) -> None:
     assert size == 786 * MIB
     found = ask(GPT2_LARGE, "--batch 4 --seq-len 1024 --precision fp32")
     parts = {part["name"]: part["bytes"] for part in row(found, "activations", "parts")}
-    assert parts["LM head and loss"] == pytest.approx(size, rel=0.02)  # the log-softmax; logits are temporary
+    assert parts["head and loss"] == pytest.approx(size, rel=0.02)  # the log-softmax; logits are temporary
     assert row(found, "temporary_tensors") >= 2 * size
     exact = ask(GPT2_LARGE | {"vocab_size": 50257}, "--batch 4 --seq-len 1024 --precision fp32")
     assert allocated(found) - allocated(exact) == 47 * (4 * 1024 * 12 + 1280 * 12)

@@ -171,7 +171,7 @@ def test_the_line_of_the_box(tmp_path: Path) -> None:
     text = run("from-file", str(path), "--mode", "inference", "--gpu", "24GB", "--engine", "vllm").stdout
     assert "SERVES" in text
     assert "or one of 8,192" in text
-    assert "vllm fills 21.2 GiB" in text
+    assert "vllm reserves 21.2 GiB (90% of the GPU)" in text
 
 
 def test_what_is_too_short_to_run_decides_nothing() -> None:

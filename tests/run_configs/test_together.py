@@ -145,3 +145,34 @@ def test_a_shipped_torchtune_recipe_is_known_by_name() -> None:
     assert (found.model, found.setup["lora_rank"], found.setup["seq_len"]) == ("llama3_2 3B", 16, 512)
     assert (found.setup["parallel"], found.setup["gpus"]) == ("fsdp2", 2)
     assert found.setup["lora_targets"] == "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+
+
+def test_llama_factory_starts_a_process_for_each_visible_gpu() -> None:
+    path = files("llama_factory/lora.yaml")
+    line = ["CUDA_VISIBLE_DEVICES=0,1,2", "llamafactory-cli", "train", "lora.yaml"]
+    assert read(path, line).setup["gpus"] == 3
+    assert read(path, ["NPROC_PER_NODE=2", "NNODES=4", *line[1:]]).setup["gpus"] == 8
+
+
+def test_deepspeed_as_a_json_text() -> None:
+    line = ["swift", "sft", "--model", "a/b", "--max_length", "9", "--deepspeed", '{"zero_optimization": {"stage": 1}}']
+    assert read([], line).setup["parallel"] == "zero1"
+
+
+def test_the_line_says_whose_training_arguments_they_are() -> None:
+    found = read(
+        files("hf/arguments.json"), ["trl", "sft", "--config", "arguments.json", "--model_name_or_path", "a/b"]
+    )
+    assert (found.framework, found.model) == ("trl", "a/b")
+
+
+def test_a_file_of_a_repository_is_the_weights_that_are_loaded() -> None:
+    assert read(files("llama_cpp/server.sh")).facts["weights"] == "Q8_0"
+    assert read([], ["llama-server", "-hf", "a/b-GGUF"]).facts["weights"] == "Q4_K_M"
+
+
+def test_adapters_under_zero3_are_checkpointed_in_the_old_way(tmp_path: Path) -> None:
+    text = "model_name_or_path: a/b\nmax_length: 9\nuse_peft: true\ndtype: bfloat16\ndeepspeed: zero3.json\n"
+    found = read([written(tmp_path, "a.yaml", text)])
+    assert found.setup["checkpoint_reentrant"] is True
+    assert found.setup["lora_dtype"] == "bf16"

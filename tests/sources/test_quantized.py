@@ -112,7 +112,6 @@ def test_awq_of_a_7b() -> None:
     assert held.stored_bytes == linear // 2 + constants + 2 * (held.parameters - linear)
     assert held.loaded_bytes("bfloat16") == held.stored_bytes
     assert held.loaded_bytes("float32") == held.stored_bytes + 2 * (held.parameters - linear)
-    assert held.dequantized_bytes("bf16") == 2 * held.parameters
 
 
 @pytest.mark.parametrize("order", [True, False])
@@ -226,7 +225,6 @@ def test_mxfp4_of_gpt_oss_20b() -> None:
     assert held.parameters == 20_914_757_184
     assert held.stored_bytes == 13_761_264_768
     assert held.shapes["model.layers.0.mlp.experts.gate_up_proj"] == (32, 5760, 2880)
-    assert held.dequantized_bytes("bfloat16") == 2 * held.parameters
 
 
 def test_mlx_words_of_314_billion() -> None:

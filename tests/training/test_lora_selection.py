@@ -102,9 +102,11 @@ def test_attention_of_a_repositorys_own_code_is_assumed(tmp_path: Path) -> None:
     [
         (["--lora-targets", "all-linear", "--lora-layers-to-transform", "0"], ("all-linear", "q_proj,v_proj")),
         (["--lora-targets", ".*q_proj", "--lora-layers-to-transform", "0"], ("regular expression",)),
+        (["--lora-exclude-modules", ".*"], ("--lora-exclude-modules .*",)),
+        (["--lora-rank-pattern", "q_proj=90000"], ("--lora-rank-pattern 90000",)),
         (["--lora-targets", "(q_proj"], ("--lora-targets", "no regular expression")),
         (["--lora-layers-to-transform", "first"], ("positions", "0-7")),
-        (["--lora-layers-to-transform", "99"], ("matches no module",)),
+        (["--lora-layers-to-transform", "99"], ("names no layer", "0 to 5")),
         (["--lora-rank-pattern", "q_proj"], ("q_proj=32",)),
         (["--lora-rank-pattern", "q_proj=0"], ("q_proj=32",)),
         (["--lora-target-parameters", "mlp.experts.bias"], ("mlp.experts.bias", "gate_up_proj")),

@@ -208,7 +208,7 @@ def test_logits_dominate_grpo(shape: dict[str, int], parameters: int, mebibytes:
     said = estimate(spec, setup, find_gpu("A100-80GB"))
     assert said.model.parameters.total == parameters
     assert said.peak.process_bytes / 2**20 == pytest.approx(mebibytes, rel=0.07)
-    logits = next(part.bytes for part in said.components.activations.parts if part.name == "LM head and loss")
+    logits = next(part.bytes for part in said.components.activations.parts if part.name == "head and loss")
     assert logits > 4 * 1024 * 151936 * 4  # more than one copy in fp32
 
 

@@ -34,15 +34,15 @@ _NAME = "inputs of checkpointed blocks"
 def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run `module` keeping only its arguments (torch.utils.checkpoint, use_reentrant=False).
 
-    Positional tensors are saved for backward, or brought to host memory where the tape offloads; keyword arguments are
+    Positional tensors are saved for backward, or copied to host memory where the tape offloads; keyword arguments are
     kept alive by the closure alone. Inside another checkpointed call, that one makes the positional tensors again.
     """
     autocast, scope, outer = tape.autocast, tape.scope, tape.checkpoint
-    hold = _Held if outer is None else partial(_Remade, outer)
+    hold = _KeptInput if outer is None else partial(_RecomputedInput, outer)
     kept = [hold(arg) if isinstance(arg, Tensor) else arg for arg in args]
 
     def rerun() -> object:
-        again = [arg.again() if isinstance(arg, (_Held, _Remade)) else arg for arg in kept]
+        again = [arg.again() if isinstance(arg, (_KeptInput, _RecomputedInput)) else arg for arg in kept]
         with tape.scoped(scope), tape.autocasting(autocast):
             return module(*again, **kwargs)
 
@@ -53,7 +53,7 @@ def checkpointed(tape: Tape, module: Callable[..., Any], *args: Any, **kwargs: A
         tape.checkpoint = outer
 
 
-class _Held:
+class _KeptInput:
     """A positional tensor of a checkpointed call, on the device or in host memory."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -77,7 +77,7 @@ class _Held:
         return back
 
 
-class _Remade:
+class _RecomputedInput:
     """A positional tensor of a checkpointed call inside another: running the outer one again brings it back."""
 
     def __init__(self, outer: CheckpointFrame, tensor: Tensor) -> None:
@@ -172,7 +172,7 @@ def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:
     args = [_leaf(tape, arg, next(storages)) if isinstance(arg, _Layout) else arg for arg in call.args]
     del storages
     tape.grad_enabled = True
-    held = len(tape.kept_by_graph)
+    kept_before = len(tape.kept_by_graph)
     try:
         with tape.scoped(call.scope), tape.autocasting(call.autocast):
             out = call.module(*args, **call.kwargs)
@@ -181,7 +181,7 @@ def _run_again(node: Node, grads: Grads) -> list[Tensor | None]:
     outputs = [value for value in (out if isinstance(out, tuple) else (out,)) if isinstance(value, Tensor)]
     del out
     backward_from(tape, [(value, grad) for value, grad in zip(outputs, grads, strict=False) if grad is not None])
-    del tape.kept_by_graph[held:]  # this run's graph goes
+    del tape.kept_by_graph[kept_before:]  # this run's graph goes
     return [_gradient(arg) for arg in args if isinstance(arg, Tensor)]
 
 

@@ -117,7 +117,7 @@ class AccumulateGrad(Node):
     `row` of the box is where the gradient shows: that of a trained weight is a gradient, others are temporary.
     """
 
-    __slots__ = ("gradient", "held", "name", "post_accumulate_hook", "reached", "row", "stride")
+    __slots__ = ("allocation", "gradient", "name", "post_accumulate_hook", "reached", "row", "stride")
 
     def __init__(self, tape: Tape, name: str, gradient: Tensor | None, row: str = GRADIENTS) -> None:
         super().__init__(tape, _accumulate, (), None)
@@ -125,7 +125,7 @@ class AccumulateGrad(Node):
         self.name = name
         self.gradient = gradient
         self.reached = False
-        self.held: Allocation | None = None
+        self.allocation: Allocation | None = None
         """The memory that the gradient keeps: that of a larger tensor where it is a view of one."""
         self.row = row
         self.stride: Shape | None = None
@@ -148,7 +148,7 @@ def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
     node.reached = node.reached or new is not None
     copied = new is not None and (getrefcount(new) > _SOLE_REFERENCES or not _same_layout(node, new.shape, new.stride))
     if new is not None and not copied:
-        node.held = new.storage.allocation
+        node.allocation = new.storage.allocation
     if new is not None and node.gradient is None:
         if copied:
             new = node.tape.empty(new.shape, new.dtype)
@@ -191,7 +191,7 @@ def as_parameter(x: Tensor) -> Tensor:
 
 
 class Offloaded:
-    """Stands in a node for a tensor that lies in host memory, and is brought back when it is needed."""
+    """Stands in a node for a tensor that lies in host memory, and is copied back when it is needed."""
 
     __slots__ = ("nbytes",)
 
@@ -265,13 +265,13 @@ class CheckpointFrame:
         self.recomputed = True
         before = tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope
         tape.checkpoint, tape.grad_enabled = self, True
-        held = len(tape.kept_by_graph)
+        kept_before = len(tape.kept_by_graph)
         try:
             self.rerun()
         except _StopRecomputation as stop:
             stop.__traceback__ = None
         finally:
-            del tape.kept_by_graph[held:]  # the graph of this run is dropped
+            del tape.kept_by_graph[kept_before:]  # the graph of this run is dropped
             tape.checkpoint, tape.sequence, tape.grad_enabled, tape.scope = before
 
 
@@ -286,5 +286,5 @@ def unpack(node: Saver) -> list[Storage]:
                 out.append(item.storage)
                 item.storage = None
         elif isinstance(item, Offloaded):
-            out.append(node.tape.allocate(item.nbytes, TEMPORARY, "activations brought back"))
+            out.append(node.tape.allocate(item.nbytes, TEMPORARY, "offloaded activations (returned)"))
     return out

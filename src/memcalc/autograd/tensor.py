@@ -41,7 +41,7 @@ class Tensor:
 
     __slots__ = ("dtype", "is_view", "node", "shape", "slot", "storage", "stride")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (made for every operation: no object around its fields)
         self,
         shape: Shape,
         stride: Shape,

@@ -1,4 +1,4 @@
-"""What the process takes beside the tensors of the step: each with a name, an option, and a line under Assumptions."""
+"""What the process takes besides the tensors of the step: each with a name, an option, and a line under Assumptions."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     if not isinstance(step.setup, TrainingSetup) or step.steps_in_backward:
         return
     if phase == "step" and step.held_until_step_bytes:
-        yield "outputs that the trainer holds", step.held_until_step_bytes
+        yield "hidden states kept by the trainer", step.held_until_step_bytes
     if step.engine is not None:
         yield from step.engine.temporaries(phase, step.optimizer_scratch)
     elif phase == "step":

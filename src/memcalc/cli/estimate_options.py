@@ -199,7 +199,7 @@ def _output_options() -> list[Parameter]:
     ]
 
 
-def _option(
+def _option(  # noqa: PLR0913 (what typer.Option takes)
     name: str, kind: Any, default: Any, text: str, heading: str, metavar: str | None = None, complete: Any = None
 ) -> Parameter:
     both = f"--{name}/--no-{name}" if kind == bool | None else f"--{name}"

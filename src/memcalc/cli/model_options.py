@@ -1,6 +1,5 @@
 """What the commands for models outside share: options of `from-file`, `from-hub` and `inspect`, and their answer."""
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -91,7 +90,7 @@ def read_timeout(text: str | None) -> float:
     return seconds
 
 
-def answer(
+def answer(  # noqa: PLR0913 (the options of three commands)
     job: Job,
     model: "LoadedModel",
     name: str,
@@ -128,16 +127,3 @@ def answer(
     found = describe(model, name, job.setup, generic=generic, generic_ignore=passed_over)
     with (model.base or model).naming_its_file():
         replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), (*assumptions, *found.assumptions))
-
-
-def is_local(text: str) -> bool:
-    """Whether `text` names something on disk, there or not, and no model of the Hub."""
-    return os.path.lexists(text) or text.startswith((".", os.sep)) or text.endswith((".json", ".safetensors", ".gguf"))
-
-
-def short_name(path: str) -> str:
-    """What to call the model at `path`: its folder's name, or the file's own where it is not called config.json."""
-    whole = os.path.abspath(path)
-    if os.path.basename(whole) == "config.json":
-        whole = os.path.dirname(whole)
-    return os.path.basename(whole) or "model"

@@ -49,7 +49,10 @@ class Declared:
         else:
             choices = get_args(self.kind) if get_origin(self.kind) is Literal else ()
             names = self.option
-            values = {"metavar": "|".join(choices) or _METAVARS[self.kind], "autocompletion": _completing(choices)}
+            values = {
+                "metavar": "|".join(choices) or _METAVARS[self.kind],
+                "autocompletion": _completion(self.name, choices),
+            }
         info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=self.panel, **values)
         kind = bool if self.kind is bool else str
         return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
@@ -139,6 +142,16 @@ def build_setup(mode: str, given: Mapping[str, Any]) -> TrainingSetup | Inferenc
             twice = " and ".join(sorted(map(option_name, same)))
             raise UsageError(f"{twice} say the same in --mode {mode}: give one of them.")
     return SETUPS[mode](**values)
+
+
+def _completion(name: str, choices: tuple[str, ...]) -> Any:
+    return _complete_optimizer if name == "optimizer" else _completing(choices)
+
+
+def _complete_optimizer(incomplete: str) -> list[str]:
+    from memcalc.tables.optimizers import OPTIMIZERS
+
+    return [name for name in OPTIMIZERS if name.startswith(incomplete)]
 
 
 def _completing(choices: tuple[str, ...]) -> Any:

@@ -2,8 +2,10 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TextIO
+
+import typer
 
 from memcalc.errors import MemcalcError
 from memcalc.render.terminal_text import cells, visible
@@ -54,6 +56,17 @@ def terminal_width() -> int:
     import shutil
 
     return shutil.get_terminal_size((80, 24)).columns
+
+
+JSON = typer.Option("--json", help="Print the table as JSON, a list of objects; sizes are bytes.")
+"""The option of commands that print tables."""
+
+
+def print_json(rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as one JSON list."""
+    import json
+
+    write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:

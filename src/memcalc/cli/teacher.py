@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from memcalc.cli.errors import warn
+from memcalc.cli.model_argument import is_local, short_name
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 
@@ -15,7 +16,6 @@ def read_teacher(text: str) -> "ModelSpec":
 
     Raises MemcalcError where it is no model.
     """
-    from memcalc.cli.model_options import is_local, short_name
     from memcalc.models.llama_shape import canonical_spec
     from memcalc.units import parse_parameters
 

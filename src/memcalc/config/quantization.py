@@ -133,9 +133,9 @@ def _method(settings: Mapping[str, Any]) -> str | None:
 def _described(method: str, where: str, settings: Mapping[str, Any]) -> Quantization:
     read = BITS_OF.get(method)
     if read and settings.get("bits") is not None and _integer(settings["bits"]) is None:
-        said = quoted(settings["bits"])
+        given = quoted(settings["bits"])
         raise ConfigError(
-            f"config.json gives 'bits' in '{where}' as {said}, but it must be a whole number; correct it."
+            f"config.json gives 'bits' in '{where}' as {given}, but it must be a whole number; correct it."
         )
     bits = read(settings) if read else _integer(settings.get("bits"))
     group = _group_size(settings)

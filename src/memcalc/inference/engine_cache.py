@@ -130,20 +130,20 @@ class QuantizedCache(Cache):
                 "Transformers quantizes the cache only of models whose layers all attend to everything, and this one "
                 "has a sliding window; use --kv-dtype auto, or another --engine."
             )
-        held = self._tensors_of(layer, key)
-        if not held:
-            held.extend((self._stored(key), self._stored(value)))
+        slots = self._tensors_of(layer, key)
+        if not slots:
+            slots.extend((self._stored(key), self._stored(value)))
             return key, value
-        key, value = (self._appended(held, index, tensor) for index, tensor in enumerate((key, value)))
+        key, value = (self._appended(slots, index, tensor) for index, tensor in enumerate((key, value)))
         return key, value
 
-    def _appended(self, held: list[Tensor], index: int, new: Tensor) -> Tensor:
-        shape = (*new.shape[:-2], held[index].shape[-2], new.shape[-1])
+    def _appended(self, slots: list[Tensor], index: int, new: Tensor) -> Tensor:
+        shape = (*new.shape[:-2], slots[index].shape[-2], new.shape[-1])
         if self.form.group:
             old = new.tape.empty(shape, new.dtype)
-            return ops.cat((old, *held[2 + index : 3 + index], new), -2)
-        held[index] = self._stored(new, held[index].shape[-2] + new.shape[-2], quantizing=False)
-        wide = held[index].tape.empty(held[index].shape, FP32)
+            return ops.cat((old, *slots[2 + index : 3 + index], new), -2)
+        slots[index] = self._stored(new, slots[index].shape[-2] + new.shape[-2], quantizing=False)
+        wide = slots[index].tape.empty(slots[index].shape, FP32)
         scaled = wide.tape.empty(wide.shape, FP32)
         return ops.to(scaled, new.dtype)
 
@@ -156,12 +156,12 @@ class QuantizedCache(Cache):
         storage = tensor.tape.allocate(self.form.nbytes(prod(shape)), OVERHEAD, "KV cache")
         return Tensor(shape, contiguous_stride(shape), tensor.dtype, storage)
 
-    def _grow_layer(self, held: list[Tensor], tokens: int, window: int | None) -> None:
+    def _grow_layer(self, slots: list[Tensor], tokens: int, window: int | None) -> None:
         """The latest of the tokens are kept in full precision."""
         recent = self._recent(tokens)
         if recent:
-            held[2:] = [_residual(tensor, recent) for tensor in held[:2]]
-        super()._grow_layer(held, tokens, window)
+            slots[2:] = [_residual(tensor, recent) for tensor in slots[:2]]
+        super()._grow_layer(slots, tokens, window)
 
     def _grown(self, tape: Tape, shape: Shape, dtype: DType, tokens: int, window: int | None) -> Tensor:
         """The residual is as long as it may be."""

@@ -77,7 +77,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         if setup.max_new_tokens > 1:
-            tape.begin_span("earlier tokens", None)
+            tape.begin_span("previous tokens", None)
             run.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
         _decode(tape, network, setup, engine, form, sequences)
@@ -95,7 +95,12 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         preallocated_cache=standing,
         weights=weights.parts,
         extra_weights=spec.extra_weights,
-        resolved_options={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
+        resolved_options={
+            "dtype": weights.dtype,
+            "quantization": weights.quantization,
+            "kv_dtype": kv_dtype,
+            "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
+        },
         notes=tuple(notes),
     )
 
@@ -103,7 +108,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
 def _decode(
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, form: CacheFormat | None, sequences: int
 ) -> None:
-    """Run one token of each sequence behind what the cache holds."""
+    """Run one token of each sequence after what the cache holds."""
     tape.begin_span("decode", None)
     run = run_context(tape)
     old = run.cache
@@ -182,7 +187,7 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
 
 
 def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, first: int) -> Cache:
-    """The cache that `engine` keeps; decoding begins behind `first` tokens."""
+    """The cache that `engine` keeps; decoding begins after `first` tokens."""
     if engine.cache == "dynamic":
         return Cache() if form is None else QuantizedCache(form)
     return PooledCache(
@@ -191,7 +196,7 @@ def _cache(engine: Engine, form: CacheFormat | None, setup: InferenceSetup, firs
     )
 
 
-def _prefill(
+def _prefill(  # noqa: PLR0913 (what a prompt is run with)
     tape: Tape, network: Network, setup: InferenceSetup, engine: Engine, sequences: int, length: int, *, whole: bool
 ) -> None:
     """Run the prompt. In chunks, only the last one counts: the cache is longest then.
@@ -206,7 +211,7 @@ def _prefill(
         sequences = max(1, min(sequences, engine.batched_tokens // chunk))
     earlier = length - chunk
     if earlier:
-        tape.begin_span("earlier chunks", None)
+        tape.begin_span("previous prefill chunks", None)
         network(micro_batch(tape.external_tensor((sequences, earlier), INT64, OVERHEAD, "token ids"), None, setup))
         cache.length = earlier
         tape.inputs.clear()
@@ -238,5 +243,5 @@ def _reorder(tape: Tape) -> None:
     assert cache is not None
     largest = max((tensor for kept in cache.key_values() for tensor in kept), key=lambda t: t.numel, default=None)
     if largest is not None:
-        with tape.scoped("reordered beams"):
+        with tape.scoped("beam reorder copy"):
             tape.empty(largest.shape, largest.dtype)

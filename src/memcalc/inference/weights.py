@@ -68,8 +68,8 @@ def load_weights(
     if stored is not None and (stored.packed or stored.exact) and (stored.kind != GGUF or engine.reads_gguf):
         here, everywhere = _count(network), _count(whole)
         parts = {name: proportional_bytes(nbytes, here, everywhere) for name, nbytes in stored.packed.items()}
-        if stored.wide:
-            parts[f"{dtype} weights"] = proportional_bytes(stored.wide * ALIASES[dtype].itemsize, here, everywhere)
+        if stored.unpacked:
+            parts[f"{dtype} weights"] = proportional_bytes(stored.unpacked * ALIASES[dtype].itemsize, here, everywhere)
         return LoadedWeights(dtype, stored.kind or method, parts | buffers, notes, running, serving, where)
     if stored is not None and stored.kind == GGUF:
         notes = (*notes, Assumption("gguf_unpacked", f"{engine.name} unpacks GGUF weights to {dtype}"))
@@ -126,20 +126,20 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
                 f"quantization {stated.method!r} is not known: weights are counted as they are stored",
             ),
         )
-    said = [
+    lines = [
         Assumption(
             "weights_quantization",
             f"weights quantized as {stated.where} of the config says: {stated}{_bits_note(stated, form)}",
         )
     ]
     if form.only_experts:
-        said.append(
+        lines.append(
             Assumption(
                 "mxfp4_kernels",
                 "MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU",
             )
         )
-    return form, tuple(said)
+    return form, tuple(lines)
 
 
 def _bits_note(stated: Quantization, form: WeightFormat) -> str:
@@ -200,5 +200,7 @@ def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
 def _as_matrix(weight: NamedWeight) -> tuple[int, ...]:
     """The shape as [out, in], whichever way the weight lies."""
     shape = weight.parameter.shape
-    turned = isinstance(weight.owner, Conv1D) or (isinstance(weight.owner, ExpertWeights) and weight.owner.transposed)
-    return (*shape[:-2], shape[-1], shape[-2]) if turned else shape
+    transposed = isinstance(weight.owner, Conv1D) or (
+        isinstance(weight.owner, ExpertWeights) and weight.owner.transposed
+    )
+    return (*shape[:-2], shape[-1], shape[-2]) if transposed else shape

@@ -19,7 +19,7 @@ class Family:
 
     model_type: that of its config.json.
     build: the model of a config and of a head's class name (None: the family's usual head).
-    defaults: the config values of Transformers for keys that a config leaves out.
+    defaults: the config values of Transformers for keys that a config leaves out; switches not named are off.
     aliases: other names of keys.
     blocks: how the model is run.
     attention: the implementations that Transformers has for it; the first is used where the requested one is missing.

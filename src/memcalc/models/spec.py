@@ -32,7 +32,7 @@ class ModelSpec:
     stored: StoredWeights | None = None
     """Its weights as they are stored, where headers tell."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of weights that are served beside the model's own (an adapter), by name."""
+    """Bytes of weights that are served besides the model's own (an adapter), by name."""
 
     @property
     def key(self) -> SpecKey:

@@ -12,13 +12,13 @@ GGUF = "GGUF"
 class StoredWeights:
     """`packed` are bytes by type that are loaded as they are stored: quantized weights and their constants, buffers.
 
-    `wide` counts the parameters that are loaded in the dtype of the run; `dtype` is the one that they are stored in,
+    `unpacked` counts the parameters that are loaded in the dtype of the run; `dtype` is the one they are stored in,
     under its short name, where it is a common one. `kind` names the format: GGUF, or the quantization's method; empty
     where nothing is packed. `exact` says that these bytes stand for all weights though shapes are only alike.
     """
 
     kind: str = ""
     packed: Mapping[str, int] = field(default_factory=dict)
-    wide: int = 0
+    unpacked: int = 0
     dtype: str | None = None
     exact: bool = False

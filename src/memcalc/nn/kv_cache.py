@@ -51,30 +51,30 @@ class Cache:
         With a `window`, only its last window - 1 tokens are kept for later (the storage is cut at the next call), and
         the layer keeps the window itself as a scalar.
         """
-        held = self._tensors_of(layer, key)
-        first = not held
+        slots = self._tensors_of(layer, key)
+        first = not slots
         if first:
-            held.extend((_empty(key), _empty(value)))
+            slots.extend((_empty(key), _empty(value)))
         if window is None:
-            held[0] = _append(held[0], key)
-            held[1] = _append(held[1], value)
-            return held[0], held[1]
+            slots[0] = _append(slots[0], key)
+            slots[1] = _append(slots[1], value)
+            return slots[0], slots[1]
         if first:
             self._windows[id(layer)] = window
             self.register_layer(layer, window, 1, key)
-            held.append(self._scalars[id(layer)][0])
-        full = _append(held[0], key), _append(held[1], value)
+            slots.append(self._scalars[id(layer)][0])
+        full = _append(slots[0], key), _append(slots[1], value)
         for index, tensor in enumerate(full):
-            held[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
+            slots[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
         return full
 
     def update_index(self, layer: object, keys: Tensor) -> Tensor:
         """Append an indexer's keys [b, s, d] to those of `layer`; returns all of them."""
-        held = self._tensors_of(layer, keys)
-        if not held:
-            held.append(_empty(keys))
-        held[0] = _append(held[0], keys)
-        return held[0]
+        slots = self._tensors_of(layer, keys)
+        if not slots:
+            slots.append(_empty(keys))
+        slots[0] = _append(slots[0], keys)
+        return slots[0]
 
     def _tensors_of(self, layer: object, key: Tensor) -> list[Tensor]:
         """What `layer` holds so far. The block that it runs in is kept in mind."""
@@ -94,23 +94,23 @@ class Cache:
         """
         self.length += tokens
         self.past += tokens if self.past else 0
-        for layer, held in self._layers.items():
+        for layer, slots in self._layers.items():
             if layer not in self._fixed and tokens:
-                tape = held[0].tape
+                tape = slots[0].tape
                 tape.begin_span(tape.phase, self._blocks.get(layer))
-                self._grow_layer(held, tokens, self._windows.get(layer))
+                self._grow_layer(slots, tokens, self._windows.get(layer))
                 tape.begin_span(tape.phase, None)
 
-    def _grow_layer(self, held: list[Tensor], tokens: int, window: int | None) -> None:
+    def _grow_layer(self, slots: list[Tensor], tokens: int, window: int | None) -> None:
         """Replace key and value of one layer, inside the span of its block, so that they stand for its copies too.
 
         The old ones go before the last allocation: what dies with the end of a span would outlive it.
         """
-        tape = held[0].tape
-        kinds = [(tensor.shape, tensor.dtype) for tensor in held[:2]]
+        tape = slots[0].tape
+        kinds = [(tensor.shape, tensor.dtype) for tensor in slots[:2]]
         for index, (shape, dtype) in enumerate(kinds):
             grown = self._grown(tape, shape, dtype, tokens, window)
-            held[index : len(kinds)] = [grown] * (len(kinds) - index)
+            slots[index : len(kinds)] = [grown] * (len(kinds) - index)
 
     def _grown(self, tape: Tape, shape: Shape, dtype: DType, tokens: int, window: int | None) -> Tensor:
         """Keys or values of this shape with so many tokens more."""
@@ -120,7 +120,7 @@ class Cache:
         return grown if window is None else ops.narrow(grown, -2, min(kept, window - 1))
 
     def static_capacity(self, window: int | None, new: int, seen: int) -> int:
-        """How many tokens attention sees in a static cache after `new` behind `seen` ones: all that it has room for.
+        """How many tokens attention sees in a static cache after `new` after `seen` ones: all that it has room for.
 
         A window that overflows shows what it held and the new tokens.
         """

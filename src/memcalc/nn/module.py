@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.autograd.graph import AccumulateGrad, require_gradient
 from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
@@ -52,7 +52,7 @@ class Parameter(Tensor):
 Hooks = Callable[..., Any]
 """Called with a module and its arguments in place of its forward (`register_forward_pre_hook`, `_forward_hook`)."""
 
-CONSTANTS = "quantization constants"
+QUANTIZATION_CONSTANTS = "quantization constants"
 """Group of the buffers that belong to quantized weights."""
 
 
@@ -94,14 +94,16 @@ class Module:
     hooks: Hooks | None = None
     """What runs around this module's forward, where a parallel engine asks for it."""
 
-    def __getattr__(self, name: str) -> Any:
-        """A weight that an adapter replaces while this module runs is made when it is first asked for."""
-        waiting = self.__dict__.get("_adapted", {})
-        if name not in waiting:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        made = waiting.pop(name)()
-        self.__dict__[name] = made
-        return made
+    if not TYPE_CHECKING:  # else no attribute of any module would be checked
+
+        def __getattr__(self, name: str) -> Any:
+            """A weight that an adapter replaces while this module runs is made when it is first asked for."""
+            waiting = self.__dict__.get("_adapted", {})
+            if name not in waiting:
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+            made = waiting.pop(name)()
+            self.__dict__[name] = made
+            return made
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run `forward`. The arguments live until it returns, as in torch."""
@@ -195,8 +197,10 @@ class Module:
             if is_buffer:
                 tape.buffers.append((parameter.storage.allocation, parameter.copies))
             elif parameter.trainable and tape.grad_enabled:
-                held = tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
-                parameter.node = AccumulateGrad(tape, parameter.group, held)
+                gradient = (
+                    tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
+                )
+                parameter.node = AccumulateGrad(tape, parameter.group, gradient)
         return tensors
 
 
@@ -211,7 +215,7 @@ class TrainedCopy(Module):
 
     def __init__(self, original: Module) -> None:
         self.original_module = original
-        self.trained = deepcopy(original)
+        self.trained: Any = deepcopy(original)
         self.copies = original.copies
         for _, parameter in self.trained.parameters():
             parameter.trainable = True

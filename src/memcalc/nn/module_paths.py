@@ -43,13 +43,13 @@ def _walk(parent: Module, prefix: str, seen: set[int]) -> Iterator[Site]:
         if id(module) in seen:
             continue
         seen.add(id(module))
-        attribute, index = _held(parent, module)
+        attribute, index = _attribute_of(parent, module)
         full = f"{prefix}.{name}" if prefix and name else prefix or name
         yield Site(full, parent, attribute, index, module)
         yield from _walk(module, full, seen)
 
 
-def _held(parent: Module, module: Module) -> tuple[str, int | None]:
+def _attribute_of(parent: Module, module: Module) -> tuple[str, int | None]:
     for attribute, value in vars(parent).items():
         if value is module:
             return attribute, None
@@ -97,13 +97,13 @@ def token_embeddings(found: list[Site]) -> list[Embedding]:
 
     Beside what makes vectors of pixels there are only tables of positions.
     """
-    beside = tuple(f"{site.name.rpartition('.')[0]}." for site in found if site.module.is_input_embedding)
+    towers = tuple(f"{site.name.rpartition('.')[0]}." for site in found if site.module.is_input_embedding)
     embeddings = [
         site.module
         for site in found
         if isinstance(site.module, Embedding)
         and site.module.weight.group != VISION
-        and not site.name.startswith(beside)
+        and not site.name.startswith(towers)
     ]
     return [embedding for embedding in embeddings if embedding.weight is embeddings[0].weight]
 

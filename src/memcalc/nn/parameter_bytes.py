@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.common.sizes import rounded
-from memcalc.nn.module import CONSTANTS, Buffer, Parameter
+from memcalc.nn.module import QUANTIZATION_CONSTANTS, Buffer, Parameter
 from memcalc.tables.dtypes import short
 
 
@@ -28,7 +28,7 @@ def in_files(tensors: Iterable[Parameter]) -> int:
 def label(tensor: Parameter, dtype_name: str | None = None) -> str:
     """What a weight or buffer is shown as in the box."""
     if isinstance(tensor, Buffer):
-        return CONSTANTS if tensor.group == CONSTANTS else "buffers"
+        return QUANTIZATION_CONSTANTS if tensor.group == QUANTIZATION_CONSTANTS else "buffers"
     return f"{dtype_name or short(tensor.dtype)} {tensor.group}"
 
 
@@ -47,9 +47,9 @@ def gradients(parameters: Iterable[Parameter]) -> Iterator[int]:
     for parameter in parameters:
         if not parameter.reached:
             continue
-        held = parameter.node.held if isinstance(parameter.node, AccumulateGrad) else None
-        if held is None:
+        allocation = parameter.node.allocation if isinstance(parameter.node, AccumulateGrad) else None
+        if allocation is None:
             yield nbytes(parameter)
-        elif id(held) not in seen:
-            seen.add(id(held))
-            yield held.nbytes * parameter.copies
+        elif id(allocation) not in seen:
+            seen.add(id(allocation))
+            yield allocation.nbytes * parameter.copies

@@ -20,9 +20,9 @@ def inactive_parameters(network: Network) -> int:
 
 def _idle(experts: ExpertWeights) -> int:
     """Parameters of the experts that a token is not sent to."""
-    held = sum(
+    total = sum(
         parameter.count * parameter.copies
         for _, parameter in experts.direct_tensors()
         if not isinstance(parameter, Buffer)
     )
-    return held - held * experts.per_token // experts.count
+    return total - total * experts.per_token // experts.count

@@ -10,7 +10,7 @@ from memcalc.common.sizes import Shape
 from memcalc.errors import ConfigError, UsageError
 from memcalc.nn.layers.linear import Conv1D, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
-from memcalc.nn.module import CONSTANTS, Buffer, Module, Parameter
+from memcalc.nn.module import QUANTIZATION_CONSTANTS, Buffer, Module, Parameter
 from memcalc.nn.module_paths import Site, output_head, sites
 from memcalc.nn.stack import Stack
 from memcalc.ops import quantized as kernels
@@ -44,7 +44,7 @@ def _pack(module: Module, name: str, form: WeightFormat, matrix: Shape, like: Pa
         if part == "weights":
             setattr(module, name, Packed(nbytes, matrix, form, like))
             continue
-        constant = Buffer(nbytes, dtype=UINT8, group=CONSTANTS)
+        constant = Buffer(nbytes, dtype=UINT8, group=QUANTIZATION_CONSTANTS)
         constant.copies = like.copies
         setattr(module, f"{name}_{part.replace(' ', '_')}", constant)
 
@@ -56,9 +56,9 @@ class QuantizedLinear(Linear):
     """
 
     def __init__(self, layer: Linear | Conv1D, form: WeightFormat, compute: DType) -> None:
-        turned = isinstance(layer, Conv1D)
+        transposed = isinstance(layer, Conv1D)
         rows, columns = layer.weight.shape
-        self.shape: Shape = (columns, rows) if turned else (rows, columns)
+        self.shape: Shape = (columns, rows) if transposed else (rows, columns)
         self.form = form
         self.compute = compute
         self.copies = layer.copies

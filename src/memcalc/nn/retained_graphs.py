@@ -19,7 +19,7 @@ from memcalc.nn.stack import Stack
 if TYPE_CHECKING:
     from memcalc.nn.model import Network
 
-NAME = "states that modules keep"
+NAME = "retained module states"
 
 
 class RetainingModule(Module):

@@ -68,14 +68,14 @@ def _liger_glu_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 def liger_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Query and key [b, heads, s, d] rotated in place, where they lie as [b, s, heads, d]: keeps cos and sin."""
     tape = query.tape
-    turned = [_laid_out(x.detach()) for x in (query, key)]
+    rotated = [_laid_out(x.detach()) for x in (query, key)]
     tables = [contiguous(table) for table in (cos, sin)]
-    node = record(tape, turned[0], _rotary_backward, (query, key))
-    turned[1].node, turned[1].slot = node, 1
+    node = record(tape, rotated[0], _rotary_backward, (query, key))
+    rotated[1].node, rotated[1].slot = node, 1
     if node is not None:
         for table in tables:
             node.save(table)
-    return turned[0], turned[1]
+    return rotated[0], rotated[1]
 
 
 def _laid_out(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ SCAN_CHUNK = 2048
 
 @dataclass(frozen=True)
 class InnerWeights:
-    """The weights of a Mamba 1 mixer behind its first projection, as the kernel takes them."""
+    """The weights of a Mamba 1 mixer after its first projection, as the kernel takes them."""
 
     conv: Tensor
     conv_bias: Tensor | None

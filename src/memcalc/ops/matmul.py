@@ -145,9 +145,9 @@ def weight_matmul(weight: Tensor, x: Tensor) -> Tensor:
     if x.tape.autocast is not None:
         x = cached_cast(x)
         weight = cached_cast(weight)
-    turned, transposed = transpose(x, 1, 2), transpose(weight, 0, 1)
-    batch, length, inner = turned.shape
-    out = view(mm(reshape(turned, batch * length, inner), transposed), batch, length, weight.shape[0])
+    columns, transposed = transpose(x, 1, 2), transpose(weight, 0, 1)
+    batch, length, inner = columns.shape
+    out = view(mm(reshape(columns, batch * length, inner), transposed), batch, length, weight.shape[0])
     return contiguous(transpose(out, 1, 2))
 
 

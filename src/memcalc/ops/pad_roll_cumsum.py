@@ -13,7 +13,7 @@ from memcalc.tables.dtypes import BOOL
 
 
 def pad(x: Tensor, dim: int, extra: int, *more: tuple[int, int]) -> Tensor:
-    """x with `extra` zeros before or behind it along `dim`: laid out as x if there are none.
+    """x with `extra` zeros before or after it along `dim`: laid out as x if there are none.
 
     Otherwise it is contiguous, or has its second dimension innermost where x has. `more` are other dimensions, each
     with its zeros. Its gradient is a copy too.
@@ -88,6 +88,6 @@ def _cumsum_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def tril(tensor: Tensor, size: int) -> Tensor:
-    """A boolean lower triangle [size, size]; `tensor` lends the tape."""
+    """A boolean lower triangle [size, size]; `tensor` gives the tape."""
     ones = tensor.tape.empty((size, size), BOOL)
     return empty_like(ones)

@@ -104,10 +104,10 @@ def linear_8bit(x: Tensor, shape: Shape) -> Tensor:
     del statistics, rounded, outliers
     node = record(tape, out, _linear_8bit_backward, (x,), (shape, x.dtype, x.shape))
     if node is not None:
-        held = flat.storage
-        if held.allocation.row == TEMPORARY:
-            held.allocation.row, held.allocation.name = ACTIVATIONS, "inputs held by LLM.int8"
-        tape.kept_by_graph.append(held)
+        storage = flat.storage
+        if storage.allocation.row == TEMPORARY:
+            storage.allocation.row, storage.allocation.name = ACTIVATIONS, "inputs kept by LLM.int8"
+        tape.kept_by_graph.append(storage)
     return view(out, *x.shape[:-1], outputs)
 
 

@@ -52,7 +52,7 @@ def prepare(network: Network, layout: ParallelSetup) -> None:
                 stack.split(range(stack.depth))
 
 
-def bind(
+def bind(  # noqa: PLR0913 (what an engine is put around)
     tape: Tape,
     trained: Module,
     network: Network,

@@ -51,7 +51,7 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
         )
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
-    said = [
+    notes = [
         Assumption("tensor_parallel", f"tensor parallel over {size} GPUs: the report is for one of them"),
         Assumption(
             "communication_buffers",
@@ -66,7 +66,7 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
             f"take one that does or is."
         )
     if kv_heads < size:
-        said.append(
+        notes.append(
             Assumption(
                 "key_value_heads_copied", f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one"
             )
@@ -86,7 +86,7 @@ def tensor_parallel(config: Config, size: int) -> tuple[Mapping[str, Any], list[
     vocabulary = config.integer("vocab_size")
     padded = -(-vocabulary // (VOCABULARY_MULTIPLE * size)) * VOCABULARY_MULTIPLE
     _put(config, local, "vocab_size", padded)
-    return local, said
+    return local, notes
 
 
 def check_divided(whole: Module, local: Module, size: int) -> None:
@@ -94,9 +94,9 @@ def check_divided(whole: Module, local: Module, size: int) -> None:
 
     Raises UsageError.
     """
-    held = _matrices(local)
+    shares = _matrices(local)
     for group, count in _matrices(whole).items():
-        if count == held.get(group):
+        if count == shares.get(group):
             raise unknown_division(size, group)
 
 

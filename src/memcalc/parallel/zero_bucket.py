@@ -61,7 +61,7 @@ class Partition:
 class Bucket:
     """Gradients that wait to be reduced. `clears`: those of other ranks go when they are reduced (stage 2)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (DeepSpeed's switches)
         self,
         memory: Memory,
         partition: Partition,

@@ -1,1 +1,1 @@
-"""What PEFT puts beside the layers of a frozen model."""
+"""What PEFT adds to the layers of a frozen model."""

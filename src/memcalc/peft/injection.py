@@ -1,4 +1,4 @@
-"""Putting LoRA adapters into a network: which layers get one, and what is trained beside them.
+"""Putting LoRA adapters into a network: which layers get one, and what else is trained.
 
 Source of the rules: peft/tuners/tuners_utils.py of PEFT 0.21.
 """
@@ -45,7 +45,7 @@ class Lora:
 
 
 def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
-    """Freeze everything and put adapters beside the layers that `lora` targets; returns what should be said of it."""
+    """Freeze everything and add adapters to the layers that `lora` targets; returns the assumptions."""
     for _, parameter in network.tensors():
         parameter.trainable = False
     found = sites(network)
@@ -218,6 +218,7 @@ def _adapt_mixture(site: Site, attributes: list[str], lora: Lora) -> None:
 def _check_matched(found: list[Site], targeted: list[Site], mixtures: list[tuple[Site, list[str]]], lora: Lora) -> None:
     """Refuse targets that match nothing or something else than a layer, and a rank that no targeted matrix has."""
     if not targeted and not mixtures:
+        _check_left_over(found, lora)
         raise UsageError(
             f"--lora-targets {lora.targets or 'default'} matches no module of this model; its linear modules are "
             f"{linear_names(found)}."
@@ -230,11 +231,27 @@ def _check_matched(found: list[Site], targeted: list[Site], mixtures: list[tuple
             )
     sides = [min(shape_of(site.module)) for site in targeted]
     sides += [min(getattr(site.module, name).shape[-2:]) for site, names in mixtures for name in names]
-    if lora.rank > max(sides):
+    ranks = [("--lora-rank", lora.rank), *(("--lora-rank-pattern", r) for r in lora.selection.rank_patterns().values())]
+    for option, rank in ranks:
+        if rank > max(sides):
+            raise UsageError(
+                f"{option} {rank} exceeds every targeted matrix, of which none has a rank above {max(sides)}; "
+                "choose a smaller one, or train the model itself without --lora-rank."
+            )
+
+
+def _check_left_over(found: list[Site], lora: Lora) -> None:
+    """Say so where it is an exception or the choice of layers that leaves no module an adapter."""
+    layers = sorted({int(number) for site in found for number in site.name.split(".") if number.isdecimal()})
+    positions = lora.selection.positions()
+    if positions is not None and layers and not positions.intersection(layers):
         raise UsageError(
-            f"--lora-rank {lora.rank} exceeds every targeted matrix, of which none has a rank above {max(sides)}; "
-            "choose a smaller one, or train the model itself without --lora-rank."
+            f"--lora-layers-to-transform {lora.layers} names no layer of this model, which has {layers[0]} to "
+            f"{layers[-1]}; name some of those."
         )
+    everything = frozenset(site.leaf for site in found)
+    if lora.exclude is not None and not _targeted(found, everything, replace(lora, targets=None, layers=None)):
+        raise UsageError(f"--lora-exclude-modules {lora.exclude} leaves no module an adapter; exclude fewer.")
 
 
 def _is_linear(module: Module) -> bool:

@@ -1,10 +1,12 @@
-"""LoRA: a frozen layer with two trained low-rank matrices beside it.
+"""LoRA: a frozen layer with two trained low-rank matrices.
 
 Source of the order of operations: peft/tuners/lora/{layer.py,dora.py} of PEFT 0.21: the base layer's result, a cast of
 the input to the adapter's dtype, A, B, scaling, the sum, and a cast back.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from memcalc import ops
 from memcalc.autograd.graph import as_parameter
@@ -34,7 +36,7 @@ def _settle(parameter: Parameter, dtype: DType, copies: int) -> Parameter:
 class LoraLinear(Module):
     """A linear layer of `inputs` and `outputs` with an adapter of `rank`; `dora` trains its column norms as well."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (PEFT's options of a layer)
         self,
         base: Module,
         inputs: int,
@@ -46,7 +48,7 @@ class LoraLinear(Module):
         bias: bool = False,
         dora: bool = False,
     ) -> None:
-        self.base_layer = base
+        self.base_layer: Any = base
         self.copies = base.copies
         self.inputs = inputs
         self.dropout = dropout
@@ -142,8 +144,8 @@ def dense_weight(base: Module) -> Tensor:
 
 def _transposed(weight: Tensor) -> Tensor:
     """The transposed matrix, which PEFT makes a new parameter where it was one: that asks for a gradient, unlike it."""
-    turned = ops.transpose(weight, 0, 1)
-    return as_parameter(turned) if isinstance(weight, Parameter) else turned
+    transposed = ops.transpose(weight, 0, 1)
+    return as_parameter(transposed) if isinstance(weight, Parameter) else transposed
 
 
 def _norm_of_sum(weight: Tensor, delta: Tensor, *, by_columns: bool) -> Tensor:

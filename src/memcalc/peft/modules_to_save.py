@@ -1,4 +1,4 @@
-"""Modules that are trained in full beside LoRA adapters: PEFT's `modules_to_save`."""
+"""Modules that are trained in full next to LoRA adapters: PEFT's `modules_to_save`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from memcalc.nn.module_paths import Site, sites, split_names
 
 
 def save_modules(network: Module, names: str) -> list[Site]:
-    """Replace every module whose name ends in one of `names`, separated by commas, by a trained copy beside it."""
+    """Replace every module whose name ends in one of `names`, separated by commas, by itself and a trained copy."""
     wanted = split_names(names)
     ending = {site.name: site for site in reversed(sites(network)) if any(site.name.endswith(name) for name in wanted)}
     found = list(reversed(ending.values()))  # of modules that go by one name the outermost

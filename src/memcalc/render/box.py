@@ -216,7 +216,8 @@ class _Box:
             yield "SERVES", served(self.report), ""
             if serving.engine_reserved_bytes > peak.process_bytes:
                 taken = format_bytes(serving.engine_reserved_bytes, self.unit)
-                yield "", f"{self.report.setup['engine']} fills {taken}, whatever it needs", ""
+                setup = self.report.setup
+                yield "", f"{setup['engine']} reserves {taken} ({setup['gpu_memory_utilization']:.0%} of the GPU)", ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

@@ -30,4 +30,5 @@ def served(report: Report) -> str:
     one = serving.longest_context
     if not serving.largest_batch:
         return f"no sequence of {tokens:,} tokens, {f'but one of {one:,}' if one else 'nor a shorter one'}"
-    return f"{serving.largest_batch:,} sequences of {tokens:,} tokens, or one of {one:,}"
+    sequences = "1 sequence" if serving.largest_batch == 1 else f"{serving.largest_batch:,} sequences"
+    return f"{sequences} of {tokens:,} tokens, or one of {one:,}"

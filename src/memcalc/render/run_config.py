@@ -9,9 +9,9 @@ def render(mapping: Mapping, *, verbose: bool = False) -> str:
     """The report: what became of each key that counts, what has no effect, what was taken and what is asked for."""
     lines = [f"{mapping.framework}: {mapping.mode} of {mapping.model or 'a model that is not named'}", ""]
     rows = [row for row in mapping.mapped if row.option or not row.default]
-    keys = [_key(row) for row in rows]
-    width = min(max([len(key) for key in keys] or [0]), 44)
-    lines += [f"  {key:<{width}}  → {_ours(row)}" for key, row in zip(keys, rows, strict=True)]
+    options = [f"--{row.option.replace('_', '-')}" if row.option else "" for row in rows]
+    width = max(map(len, options), default=0)
+    lines += [f"  {option:<{width}}  {_key(row)} → {_ours(row)}" for option, row in zip(options, rows, strict=True)]
     for heading, sentences in (
         ("no effect", mapping.dead),
         ("taken", mapping.assumed),
@@ -35,12 +35,8 @@ def _key(row: Mapped) -> str:
 def _ours(row: Mapped) -> str:
     if not row.option:
         return row.meaning
-    option = f"--{row.option.replace('_', '-')}"
-    value = "" if row.ours is True else f" {shown(row.ours)}"
-    if row.ours is False:
-        option = f"--no-{option[2:]}"
-        value = ""
-    return f"{option}{value}" + (f"  ({row.meaning})" if row.meaning else "")
+    value = {True: "on", False: "off"}[row.ours] if isinstance(row.ours, bool) else shown(row.ours)
+    return f"{value} ({row.meaning})" if row.meaning else value
 
 
 def _ignored(names: list[str], verbose: bool) -> str:

@@ -49,16 +49,16 @@ _SIZES = (
 
 def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """Lines for the defaults that were taken and for what the answer rests on."""
-    said = setup.model_fields_set
+    explicit = setup.model_fields_set
     yield from left_out(spec)
     yield from _lengths(setup, step)
     yield from images(setup, step)
     used = step.resolved()
-    taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in said]
+    taken = [f"{words} {used[name]}" for name, words in _DEFAULTS.items() if name in used and name not in explicit]
     if taken:
         yield Assumption("option_defaults", f"defaults: {', '.join(taken)}")
     by_transformers = isinstance(setup, TrainingSetup) or setup.engine.startswith("transformers")
-    if "attention" in said and used["attention"] != setup.attention and by_transformers:  # other engines say so
+    if "attention" in explicit and used["attention"] != setup.attention and by_transformers:  # other engines say so
         yield (
             Assumption(
                 "attention_not_available",

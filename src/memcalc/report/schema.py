@@ -1,5 +1,6 @@
 """The answer: what every renderer may read, and the JSON contract of the command line."""
 
+import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -222,4 +223,4 @@ class Report(Contract):
 
     def to_json(self) -> str:
         """One JSON object: what `--json` prints. ASCII, so that it survives every stream and acts on no terminal."""
-        return self.model_dump_json(indent=2, ensure_ascii=True)
+        return json.dumps(self.model_dump(), indent=2)  # pydantic's own writer refuses lone surrogates of file names

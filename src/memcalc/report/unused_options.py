@@ -21,14 +21,13 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
     given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
     if not step.network.reads_text:
         reads = step.network.input_kind
-        yield Assumption(
-            "seq_len_unused", f"the model reads {reads} alone, one for each of --batch: --seq-len changes nothing"
-        )
+        text = f"the model takes {reads} only, one for each of --batch: --seq-len changes nothing"
+        yield Assumption("seq_len_unused", text)
         if "images_per_sequence" in given:
             yield (
                 Assumption(
                     "images_per_sequence_unused",
-                    f"--images-per-sequence counts images of a sequence, and this model reads {reads} alone: "
+                    f"--images-per-sequence counts images of a sequence, and this model takes {reads} only: "
                     "--batch says how many",
                 )
             )

@@ -29,10 +29,22 @@ KEYS = table(
     Key("dynamo_config", anything, {}, "", "torch.compile"),
 )
 
+
+_STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
+
+
+def _reshard(raw: Any) -> bool:
+    """True or false, or the name of a strategy, as version 1 has it."""
+    word = str(raw).upper()
+    if word in _STRATEGIES.values():
+        return word not in ("SHARD_GRAD_OP", "HYBRID_SHARD_ZERO2")
+    return flag(raw)
+
+
 FSDP = table(
     Key("fsdp_version", whole, 1, our.PARALLEL, "1 unless it says 2"),
     Key("fsdp_sharding_strategy", text, "FULL_SHARD", our.RESHARD, "what is sharded (version 1)"),
-    Key("fsdp_reshard_after_forward", anything, None, our.RESHARD, "shard again after forward"),
+    Key("fsdp_reshard_after_forward", _reshard, None, our.RESHARD, "shard again after forward"),
     Key("fsdp_offload_params", flag, False, our.CPU_OFFLOAD, "shards, gradients and states on the host"),
     Key("fsdp_activation_checkpointing", flag, False, our.CHECKPOINTING, "FSDP's own checkpointing"),
     Key("fsdp_auto_wrap_policy", text, None, "", "what is a unit"),
@@ -67,7 +79,6 @@ DEEPSPEED_HARMLESS = harmless(
     "deepspeed_multinode_launcher zero3_init_flag zero3_save_16bit_model gradient_clipping deepspeed_hostfile "
     "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names"
 )
-_STRATEGIES = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
 
 
 def is_accelerate(values: dict[str, Any]) -> bool:
@@ -129,7 +140,7 @@ def fsdp(values: dict[str, Any], where: str, out: Mapping, found: Sharding, defa
     strategy = _STRATEGIES.get(strategy, strategy)
     reshard = keys.value("fsdp_reshard_after_forward")
     if found.version == 2:
-        found.reshard = True if reshard is None else flag(reshard)
+        found.reshard = True if reshard is None else bool(reshard)
         if keys.has("fsdp_sharding_strategy") and reshard is not None:
             out.drop(keys.get("fsdp_sharding_strategy"), "version 2 has reshard_after_forward in its place")
         elif keys.has("fsdp_sharding_strategy"):
@@ -175,7 +186,7 @@ def _deepspeed(values: dict[str, Any], where: str, out: Mapping, found: Sharding
     offloaded = []
     for name, what in (("offload_optimizer_device", "optimizer"), ("offload_param_device", "parameters")):
         given = keys.get(name)
-        if deepspeed.device(given.value):
+        if deepspeed.device(given):
             if what == "parameters" and found.stage < 3:
                 out.drop(given, f"only ZeRO stage 3 shards parameters, and this is stage {found.stage}")
             else:

@@ -15,6 +15,7 @@ from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Keys, flag
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.sharding import Sharding
+from memcalc.setup.conflicts import GRADIENT_PROJECTING
 
 _SHORT = ("flash", "sdp", "flash_attention", "flex", "xformers_attention", "sage_attention")
 """attn_implementation values that recent releases refuse."""
@@ -290,6 +291,6 @@ def _generated(keys: Keys, rows: Given, cap: Given) -> None:
 
 
 def _galore(keys: Keys) -> None:
-    if keys.out.setup.get(our.OPTIMIZER) == "galore-adamw":
+    if keys.out.setup.get(our.OPTIMIZER) in GRADIENT_PROJECTING:
         given = keys.get("optim_args")
         keys.out.take(our.GALORE_RANK, hf_trainer.galore_rank(given.value), given)

@@ -18,6 +18,7 @@ def _listed(raw: Any) -> list[Any]:
 
 KEYS = table(
     Key("base_model", text, None, "model", "the model"),
+    Key("model_config_type", text, None, "", "the config's model_type"),
     Key("micro_batch_size", count, 1, our.BATCH, "sequences per GPU and forward pass"),
     Key("batch_size", count, None, our.GRAD_ACCUM, "the product of micro-batch and accumulation", "legacy"),
     Key("gradient_accumulation_steps", count, 1, our.GRAD_ACCUM, "micro-batches per optimizer step"),

@@ -20,12 +20,9 @@ def checkpointing(keys: Keys, found: Sharding, objective: str) -> None:
     if word in ("offload", "offload_disk"):
         offloads, offloading = True, on
     active = word not in ("none", "false", "")
-    plain = (
-        objective == "sft"
-        and not keys.value("unfrozen_parameters")
-        and keys.value("rl") is None
-        and not keys.value("reward_model")
-    )
+    named = " ".join(str(keys.value(key) or "").lower() for key in ("base_model", "model_config_type"))
+    free = keys.value("rl") is None and not keys.value("unfrozen_parameters")
+    plain = free and "gemma-4" not in named and "gemma4" not in named
     reason = "axolotl turns it on where neither rl nor unfrozen_parameters is set" if plain else ""
     how = training.use_reentrant(kwargs, plain, reason)
     if offloads and how.default:

@@ -10,8 +10,10 @@ import os
 import re
 from typing import Any
 
+from memcalc.common.escaping import quoted
 from memcalc.errors import ConfigError
 from memcalc.run_configs import option_names as our
+from memcalc.run_configs.json_text import load_json
 from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, mapping, number, table, text, whole
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import spelled
@@ -38,7 +40,7 @@ KEYS = table(
         other=("bfloat16",),
     ),
     Key("fp16", anything, {}, our.PRECISION, "module in fp16, fp32 master copy and states in shards"),
-    Key("data_types", mapping, {}, our.GRAD_ACCUM_DTYPE, "dtype that gradients are summed in"),
+    Key("data_types", mapping, {}, "", "dtype that gradients are summed in"),
     Key("optimizer", mapping, {}, our.OPTIMIZER, "an optimizer of DeepSpeed's own"),
     Key("tensor_parallel", mapping, {}, our.TENSOR_PARALLEL, "AutoTP"),
     Key("zero_force_ds_cpu_optimizer", flag, True, "", "states on the host are stepped by DeepSpeedCPUAdam"),
@@ -79,6 +81,8 @@ ZERO = table(
     Key("mics_shard_size", whole, -1, "", "MiCS: GPUs that share one copy"),
 )
 
+ENABLED = table(Key("enabled", auto(flag), False, our.PRECISION, "whether it is on"))
+
 HARMLESS = harmless(
     "gradient_clipping prescale_gradients gradient_predivide_factor communication_data_type sparse_gradients scheduler "
     "steps_per_print wall_clock_breakdown flops_profiler comms_logger dump_state memory_breakdown tensorboard wandb "
@@ -102,6 +106,7 @@ _PASSED_ON = (
     "overlap_comm",
     "reduce_scatter",
     "contiguous_gradients",
+    "round_robin_gradients",
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
     "stage3_max_live_parameters",
@@ -145,9 +150,8 @@ def read(values: dict[str, Any], where: str, out: Mapping, given: Given | None =
     found.offload = _offload(zero, found, keys, out)
     _optimizer(keys, found)
     _zero_options(zero, found)
-    accumulated = keys.value("data_types").get("grad_accum_dtype")
-    if accumulated in ("fp32", "bf16", "fp16"):
-        found.options[our.GRAD_ACCUM_DTYPE] = accumulated
+    if keys.value("data_types").get("grad_accum_dtype") not in (None, "bf16", "fp16"):
+        out.lack("data_types.grad_accum_dtype is not modelled: gradients are summed in the module's dtype")
     size = keys.value("tensor_parallel").get("autotp_size")
     if isinstance(size, int) and size > 1:
         found.sizes[our.TENSOR_PARALLEL] = size
@@ -162,10 +166,8 @@ def _precision(keys: Keys, where: str) -> str:
     states = {}
     for name in ("bf16", "fp16"):
         value = keys.value(name)
-        enabled = value.get("enabled", False) if isinstance(value, dict) else value
-        states[name] = (
-            "auto" if enabled == "auto" else flag(enabled) if isinstance(enabled, (bool, str, int)) else False
-        )
+        block = value if isinstance(value, dict) else {"enabled": value}
+        states[name] = Keys(ENABLED, block, f"{name} of {where}", keys.out).value("enabled")
     if states["bf16"] is True and states["fp16"] is True:
         raise ConfigError(f"{where} enables both bf16 and fp16: DeepSpeed takes one of them.")
     for name, state in states.items():
@@ -174,19 +176,24 @@ def _precision(keys: Keys, where: str) -> str:
     return "auto" if "auto" in states.values() else "fp32"
 
 
-def device(value: Any) -> str:
-    """Where something is offloaded: cpu, nvme, or empty."""
+def device(given: Given) -> str:
+    """Where something is offloaded: cpu, nvme, or empty. Raises ConfigError."""
+    value = given.value
     name = value.get("device", "none") if isinstance(value, dict) else value
     if name is True:
         return "cpu"
-    return "" if name in (None, False, "none", "None") else text(name)
+    if name in (None, False, "none", "None"):
+        return ""
+    if name not in ("cpu", "nvme"):
+        raise ConfigError(f"{given.key} needs a device: cpu, nvme or none, not {quoted(name)}.")
+    return str(name)
 
 
 def _offload(zero: Keys, found: Sharding, keys: Keys, out: Mapping) -> tuple[str, ...]:
     kept = []
     for name, what in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         given = zero.get(name)
-        place = device(given.value)
+        place = device(given)
         if name == "offload_optimizer" and not place and zero.value("cpu_offload"):
             place = "cpu"
         if place == "nvme":
@@ -203,7 +210,7 @@ def _offload(zero: Keys, found: Sharding, keys: Keys, out: Mapping) -> tuple[str
 def _optimizer(keys: Keys, found: Sharding) -> None:
     kind = keys.value("optimizer").get("type")
     if kind is not None:
-        found.optimizer = text(kind)
+        found.optimizer = str(kind)
         if found.optimizer.lower() not in ("adam", "adamw"):
             spelled(found.optimizer)
 
@@ -217,7 +224,25 @@ def _zero_options(zero: Keys, found: Sharding) -> None:
         if given.default or given.value == "auto" or found.stage == 0:
             continue
         value = given.value
+        if name == "sub_group_size" and value < 1:
+            zero.out.assume("sub_group_size 0 is taken as DeepSpeed's default")
+            continue
         found.options[our.ZERO_PREFIX + name] = int(value) if isinstance(value, float) else value
+    _auto_sizes(zero, found)
+
+
+def _auto_sizes(zero: Keys, found: Sharding) -> None:
+    """Sizes that Trainer fills from hidden_size; the others stay DeepSpeed's, and say so where one is filled."""
+    sizes = ["reduce_bucket_size"]
+    if found.stage == 3:
+        sizes += ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"]
+    given = {name: zero.get(name) for name in sizes}
+    if found.stage == 0 or not any(one.value == "auto" for one in given.values()):
+        return
+    found.options[our.ZERO_AUTO] = True
+    for name, one in given.items():
+        if one.default:
+            found.options[our.ZERO_PREFIX + name] = int(one.value)
 
 
 def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding | None:
@@ -227,6 +252,12 @@ def named(reference: Any, where: str, out: Mapping, framework: str) -> Sharding 
     """
     if isinstance(reference, dict):
         return read(reference, f"deepspeed of {where}", out)
+    if isinstance(reference, str) and reference.lstrip().startswith("{"):
+        return read(load_json(reference, f"deepspeed of {where}"), f"deepspeed of {where}", out)
+    if not isinstance(reference, str):
+        raise ConfigError(
+            f"deepspeed in {where} needs a file's name or a mapping, not {quoted(reference)}: correct it."
+        )
     name = text(reference)
     base = os.path.basename(name.replace("\\", "/"))
     owner = "llamafactory" if base.startswith("ds_z") else framework

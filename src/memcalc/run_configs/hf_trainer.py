@@ -15,6 +15,7 @@ from memcalc.run_configs.hf_keys import HARMLESS, KEYS
 from memcalc.run_configs.keys import Keys, mapping
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.sharding import Sharding
+from memcalc.setup.conflicts import GRADIENT_PROJECTING
 
 
 def sharding(context: Context, keys: Keys, framework: str, default_version: int = 2) -> Sharding:
@@ -125,7 +126,7 @@ def optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
         training.optimizer(keys.out, given, implementation="" if on_host else "fused", accumulation=accumulation)
         return
     training.optimizer(keys.out, given, accumulation=accumulation)
-    if keys.out.setup.get(our.OPTIMIZER) == "galore-adamw" and "optim_args" in keys.rows:
+    if keys.out.setup.get(our.OPTIMIZER) in GRADIENT_PROJECTING and "optim_args" in keys.rows:
         rank = galore_rank(keys.value("optim_args"))
         keys.out.take(our.GALORE_RANK, rank, keys.get("optim_args"), f"rank {rank}")
 

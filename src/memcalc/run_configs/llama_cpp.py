@@ -83,6 +83,8 @@ def read(context: Context) -> None:
     if out.model is None:
         out.ask("no model is named: give --model PATH, ID or COUNT")
     out.facts["file"] = os.path.basename(file) if file else keys.value("hf_file")
+    if repository and not file:
+        out.facts["weights"] = keys.value("hf_file") or repository.partition(":")[2] or "Q4_K_M"
     out.take(our.ENGINE, "llama.cpp", Given("engine", "llama.cpp", "llama.cpp", True))
     _context(keys)
     _cache(keys)

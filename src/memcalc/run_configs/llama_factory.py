@@ -36,6 +36,7 @@ def read(context: Context) -> None:
     if kind not in ("lora", "full", "freeze", "oft"):
         raise ConfigError(f"finetuning_type: {kind[:40]} is none of LLaMA-Factory's: use lora, full, freeze or oft.")
     objective = _objective(keys)
+    _world(context)
     found = hf_trainer.sharding(context, keys, "llamafactory", default_version=1)
     quantized = _quantization(keys, lora)
     _precision(keys, found, lora, quantized)
@@ -59,6 +60,17 @@ def read(context: Context) -> None:
     dead["gradient_checkpointing"] = "LLaMA-Factory turns it on by itself; disable_gradient_checkpointing turns it off"
     keys.finish(dead)
     context.finish(found)
+
+
+def _world(context: Context) -> None:
+    """llamafactory-cli starts a process for each visible GPU, or NPROC_PER_NODE of them."""
+    environment = context.environment
+    processes, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
+    visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device.strip()]
+    if context.world is None and processes.isdecimal() and nodes.isdecimal():
+        context.world, context.world_from = int(processes) * int(nodes), "NPROC_PER_NODE"
+    elif context.world is None and context.command == "train" and visible:
+        context.world, context.world_from = len(visible), "CUDA_VISIBLE_DEVICES"
 
 
 def _objective(keys: Keys) -> str:
@@ -173,7 +185,7 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
                 "galore_layerwise steps in backward, so gradients cannot be accumulated: set "
                 "gradient_accumulation_steps to 1."
             )
-        out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-adamw (galore-torch)")
+        out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-torch")
         out.take(our.GALORE_RANK, keys.value("galore_rank"), keys.get("galore_rank"))
         if layerwise.value:
             out.take(our.OPTIMIZER_IN_BACKWARD, True, layerwise, "each weight is stepped in backward")
@@ -187,6 +199,8 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
             own[0]
         ]
         given = keys.get(own[0])
+        if own[0] == "use_apollo":
+            out.take(our.GALORE_RANK, keys.value("apollo_rank"), keys.get("apollo_rank"))
         training.optimizer(out, Given(given.key, given.raw, name))
     else:
         hf_trainer.optimizer(keys, found, accumulation)

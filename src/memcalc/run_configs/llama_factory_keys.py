@@ -36,7 +36,7 @@ KEYS = hf_keys.trainer_table(
     Key("galore_layerwise", flag, False, our.OPTIMIZER_IN_BACKWARD, "steps in backward"),
     Key("galore_target", names, ["all"], "", "modules whose gradients are projected"),
     Key("use_apollo", flag, False, our.OPTIMIZER, "APOLLO"),
-    Key("apollo_rank", count, 16, "", "rank of the projection"),
+    Key("apollo_rank", count, 16, our.GALORE_RANK, "rank of the projection"),
     Key("use_badam", flag, False, our.OPTIMIZER, "BAdam: one block trained at a time"),
     Key("badam_mode", text, "layer", "", "layer or ratio"),
     Key("use_adam_mini", flag, False, our.OPTIMIZER, "Adam-mini"),

@@ -82,7 +82,7 @@ def _objective(context: Context, keys: Keys) -> str:
     kind = keys.get("rlhf_type")
     objective = "sft"
     if context.command == "rlhf" or keys.has("rlhf_type"):
-        objective = {"rm": "reward", "gkd": "gkd"}.get(str(kind.value).lower(), str(kind.value).lower())
+        objective = {"rm": "reward", "simpo": "cpo"}.get(str(kind.value).lower(), str(kind.value).lower())
     keys.out.take(
         our.OBJECTIVE,
         objective,
@@ -218,7 +218,7 @@ def _optimizer(keys: Keys, found: Sharding, accumulation: int) -> None:
         return
     if keys.value("galore_quantization"):
         out.lack("Q-GaLore is not modelled: taken as GaLore")
-    out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-adamw (galore-torch)")
+    out.take(our.OPTIMIZER, "galore-adamw", galore, "galore-torch")
     out.take(our.GALORE_RANK, keys.value("galore_rank"), keys.get("galore_rank"))
     out.note(
         keys.get("galore_optim_per_parameter"),

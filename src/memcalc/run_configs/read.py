@@ -96,6 +96,8 @@ def put_together(
         if needed is not None and context.world is None:
             context.world, context.world_from = needed, "a comment of the file"
     kind = training.kind if training is not None else line.kind if line is not None else ""
+    if kind == "hf" and line is not None and line.kind in ("trl", "script"):
+        kind = line.kind  # TrainingArguments alone fit several trainers: the line says whose they are
     _auxiliary(found, line, context)
     _read(kind, context, training, found)
     lone_files.adapter(found, kind, out)

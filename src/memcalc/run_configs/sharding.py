@@ -65,6 +65,10 @@ def apply(out: Mapping, sharding: Sharding) -> None:
             out.ask("the number of GPUs is in none of the files: give --gpus N, or the launch line or Accelerate file")
     elif world is None:
         out.assume("the number of GPUs is not in the file: taken as one (--gpus N says otherwise)")
+    if name == "ddp" and out.setup.get(our.TRAINER) in ("hf", "trl"):
+        _accelerated(out)
+    if name == "fsdp2" and out.setup.get(our.TRAINER) in ("hf", "trl") and sharding.reshard is not False:
+        out.take(our.FSDP_WRAP, "plan", Given("FSDP's units", None, "plan", True), "as Accelerate's plan has them")
     for option, value in sharding.sizes.items():
         if value > 1:
             out.take(option, value, Given(option, value, value))
@@ -74,6 +78,16 @@ def apply(out: Mapping, sharding: Sharding) -> None:
         out.take(our.CPU_OFFLOAD, ",".join(sharding.offload), Given("cpu offload", ",".join(sharding.offload), ""))
     for option, value in sharding.options.items():
         out.take(option, value, Given(option.removeprefix(our.ZERO_PREFIX), value, value))
+
+
+def _accelerated(out: Mapping) -> None:
+    """DDP as Accelerate and Trainer set it up."""
+    if our.DDP_BUCKET not in out.setup:
+        given = Given("DDP's buckets", 25, 25, True)
+        out.take(our.DDP_BUCKET, 25, given, "Accelerate's, the first one too")
+    if out.setup.get(our.CHECKPOINTING, "none") == "none":
+        given = Given("ddp_find_unused_parameters", None, True, True)
+        out.take(our.FIND_UNUSED, True, given, "Trainer's default without checkpointing")
 
 
 def _words(sharding: Sharding) -> str:

@@ -91,8 +91,9 @@ def read(context: Context) -> None:
     rows = keys.get("training.local_batch_size")
     if stages > 1:
         micro = keys.get("parallelism.pipeline_parallel_microbatch_size")
-        out.note(rows, f"split into micro-batches of {micro.value} for the pipeline")
-        out.facts["pipeline_batch"] = rows.value
+        number = max(1, rows.value // micro.value)
+        out.take(our.MICROBATCHES, number, rows, f"{rows.value} sequences in micro-batches of {micro.value}")
+        rows = micro
     training.batch(out, rows, keys.get("training.seq_len"), packing="rows")
     training.attention(out, Given("attention", None, None, True))
     _accumulation(keys, found)
@@ -162,6 +163,7 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
     found.reshard = (
         sizes[our.PIPELINE_PARALLEL] == 1 if str(reshard.value) == "default" else str(reshard.value) == "always"
     )
+    keys.out.take(our.FSDP_WRAP, "plan", Given("FSDP's units", None, "plan", True), "norm and head are a unit apart")
     if keys.value("training.enable_cpu_offload"):
         found.offload = ("parameters",)
     return found

@@ -157,6 +157,9 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
         found.kind, found.version = "fsdp", 2
         found.given = Given("recipe", context.command or "of several GPUs", "fsdp2")
         found.reshard = keys.value("fsdp_reshard_after_forward")
+        if keys.value("custom_sharded_layers"):
+            given = keys.get("custom_sharded_layers")
+            keys.out.take(our.FSDP_WRAP, "parts", given, "embedding and head are units of their own")
         if offload.value or old:
             found.offload = ("parameters",)
         for name, option in (

@@ -70,7 +70,7 @@ def batch(
         )
 
 
-def precision(
+def precision(  # noqa: PLR0913 (what a trainer's file says)
     out: Mapping,
     given: Given,
     *,
@@ -118,12 +118,12 @@ def optimizer(out: Mapping, given: Given, *, implementation: str = "", accumulat
             out.lack(
                 f"{given.key}: {given.shown} ({row.library}) is not modelled: give --optimizer NAME for an estimate"
             )
-            out.take(our.OPTIMIZER, name, given, f"{name} ({row.library}), not modelled")
+            out.take(our.OPTIMIZER, name, given, f"{row.library}, not modelled")
             return
         out.lack(f"{given.key}: {given.shown} ({row.library}) is not modelled: taken as {row.near}, which is nearest")
-        out.take(our.OPTIMIZER, row.near, given, f"{name} ({row.library}) taken as {row.near}")
+        out.take(our.OPTIMIZER, row.near, given, f"nearest to {name} of {row.library}")
     else:
-        out.take(our.OPTIMIZER, name, given, f"{name} ({row.library})")
+        out.take(our.OPTIMIZER, name, given, row.library)
     if row.name == "adamw-cpu":
         out.take(our.CPU_OFFLOAD, "optimizer", given, "states on the host")
         return
@@ -215,7 +215,7 @@ ATTENTION = {
 }
 
 
-def lora(
+def lora(  # noqa: PLR0913 (what a trainer's file says)
     out: Mapping,
     rank: Given,
     targets: Given,

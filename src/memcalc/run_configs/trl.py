@@ -57,6 +57,9 @@ def read(context: Context) -> None:
         found,
         reentrant=bool(keys.value("use_reentrant")) if keys.has("use_reentrant") else release < (0, 23),
     )
+    if lora and found.name == "zero3" and out.setup.get(our.REENTRANT) is False:
+        given = Given("use_reentrant", True, True, True)
+        out.take(our.REENTRANT, True, given, "TRL forces it for adapters under ZeRO-3")
     _loss(keys, objective, release)
     _reference(keys, objective, release, lora)
     if keys.value("activation_offloading"):

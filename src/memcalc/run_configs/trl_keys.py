@@ -10,8 +10,14 @@ from memcalc.run_configs.keys import Key, anything, count, either, flag, harmles
 
 NEWEST = (1, 16)
 
-LAST_RELEASE = {"use_liger": (0, 15), "max_seq_length": (0, 19), "torch_dtype": (0, 22), "max_prompt_length": (0, 27)}
-"""Keys that a release after this one no longer has."""
+LAST_RELEASE = {
+    "use_liger": (0, 15),
+    "dataset_prompt_column": (0, 18),
+    "max_seq_length": (0, 19),
+    "torch_dtype": (0, 22),
+    "max_prompt_length": (0, 27),
+}
+"""Keys that a release after this one no longer has; dataset_prompt_column is open-r1's, which pins TRL 0.18."""
 
 SINCE = {"bf16": (0, 19), "gradient_checkpointing": (0, 22), "chunked_nll": (1, 7), "bfd": (0, 18), "beta 0": (0, 19)}
 """Releases from which on TRL turns something on by itself (beta 0: GRPO without a reference)."""

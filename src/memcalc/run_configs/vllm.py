@@ -94,19 +94,9 @@ _STORED = {
 
 def is_vllm(values: dict[str, Any]) -> bool:
     """Whether a mapping is a file for `vllm serve --config`."""
-    kebab = {
-        "max-model-len",
-        "kv-cache-dtype",
-        "max-num-batched-tokens",
-        "gpu-memory-utilization",
-        "tensor-parallel-size",
-        "max-num-seqs",
-        "max_model_len",
-        "kv_cache_dtype",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-    }
-    return bool(kebab & values.keys())
+    marks = {"max_model_len", "kv_cache_dtype", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_utilization"}
+    dashed = {str(key).replace("-", "_") for key in values if "-" in str(key)}
+    return bool(dashed & KEYS.keys()) or bool(marks & values.keys())
 
 
 def read(context: Context) -> None:

@@ -213,8 +213,12 @@ def _total_lines(stored: Counter[str], total: int, parameters: int, tied: bool |
         yield f"the files hold no head, {_count(-difference)}; counted from the config"
     else:
         share = abs(difference) / max(parameters, 1)
-        said = f"the files hold {_count(total)}, the config builds {_count(parameters)}"
-        yield said + (f" ({share:.0%} apart: is it the right config?)" if share > 0.2 else "") + "; the config is used"
+        sentence = f"the files hold {_count(total)}, the config builds {_count(parameters)}"
+        yield (
+            sentence
+            + (f" ({share:.0%} apart: is it the right config?)" if share > 0.2 else "")
+            + "; the config is used"
+        )
 
 
 def _declared(checkpoint: Checkpoint) -> Iterable[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Kind = Literal["file", "hub"]
 
 
-def load(
+def load(  # noqa: PLR0913 (one an option of the reader)
     name_or_path: str,
     *,
     kind: Kind,

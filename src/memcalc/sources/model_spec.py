@@ -56,8 +56,8 @@ class Built:
     @classmethod
     def of(cls, spec: ModelSpec) -> "Built":
         """Build the spec's network. Raises ConfigError where its config lacks or contradicts itself."""
-        kin = family(spec.model_type)
-        config = Config(spec.config, kin.defaults, kin.aliases)
+        row = family(spec.model_type)
+        config = Config(spec.config, row.defaults, row.aliases)
         expected: dict[str, int] = {}
         modules: set[str] = set()
         for path, positions, weights in weights_by_stack(build(spec)):
@@ -136,8 +136,8 @@ def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
     Tied weights are written once, so that what is there twice has values of its own, which Transformers 5 then keeps.
     """
     assert model.checkpoint is not None
-    said = any("tie_word_embeddings" in section for section in (spec.config, spec.config.get("text_config") or {}))
-    if said or not built.tied or model.checkpoint.format == "gguf":
+    stated = any("tie_word_embeddings" in section for section in (spec.config, spec.config.get("text_config") or {}))
+    if stated or not built.tied or model.checkpoint.format == "gguf":
         return False
     sizes: dict[str, set[int]] = {"head": set(), "embedding": set()}
     for tensor in model.checkpoint.tensors:

@@ -30,7 +30,7 @@ from memcalc.training.liger import use_liger
 
 
 def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
-    """Freeze and extend `network`, unbound, as `setup` asks; returns what should be said under Assumptions."""
+    """Freeze and extend `network`, unbound, as `setup` asks; returns the assumptions."""
     stated = find_quantization(spec.config)
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
@@ -193,7 +193,7 @@ def _checkpoint_every(network: Network, step: int) -> None:
 
 
 def _with_new_head(network: Network, setup: TrainingSetup, notes: list[Assumption]) -> TrainingSetup:
-    """A reward model's head is new, so PEFT (task type SEQ_CLS) trains it in full beside the adapters."""
+    """A reward model's head is new, so PEFT (task type SEQ_CLS) trains it in full next to the adapters."""
     leaves = {site.leaf for site in sites(network)} & {"score", "classifier"}
     if setup.objective != "reward" or setup.modules_to_save is not None or not leaves:
         return setup

@@ -36,8 +36,8 @@ from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
-    wide = runs_trainer(setup) and parameter.group == "embedding"
-    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, wide)
+    by_embedding = runs_trainer(setup) and parameter.group == "embedding"
+    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding)
 
 
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
@@ -115,7 +115,7 @@ def _trace(
     return step
 
 
-def _run_micro_batch(
+def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     spec: ModelSpec,
     network: Network,
     notes: Sequence[Assumption],
@@ -154,9 +154,9 @@ def _run_micro_batch(
     restore_retained(network, tape)
     loss: Tensor | None
     if setup.objective == "sft":
-        (loss, held), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
+        (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
-        loss, held, more = run.run_objective(
+        loss, outputs, more = run.run_objective(
             tape, trained, spec, setup, length, None if teacher is None else teacher.spec
         )
     forward_end = tape.clock
@@ -171,7 +171,7 @@ def _run_micro_batch(
         updater.finish()
     left_by_backward = left_by_backward_of(tape)
     tape.kept_by_graph.clear()
-    del loss, held
+    del loss, outputs
     tape.finish()
     in_order = trained.parameters_in_update_order(set())
     return Step(
@@ -206,7 +206,7 @@ def _loss(
 
 
 def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
-    """What is to be said of activations that are not kept. Raises UsageError where nothing was checkpointed."""
+    """Notes on activations that are recomputed. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:
         if not run.recomputed_attentions:

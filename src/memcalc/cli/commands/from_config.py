@@ -8,6 +8,7 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.model_argument import is_local, short_name
 from memcalc.cli.model_options import (
     GENERIC,
     GENERIC_IGNORE,
@@ -18,9 +19,7 @@ from memcalc.cli.model_options import (
     TOKEN,
     WEIGHTS,
     answer,
-    is_local,
     read_timeout,
-    short_name,
 )
 from memcalc.cli.options import declared
 from memcalc.cli.parser import CommandWithLine, command_line
@@ -82,6 +81,10 @@ def command(
     found = read(files or (), line, framework=_framework(framework), release=_release(release))
     if model is not None:
         found.model = model
+    elif found.model is not None and is_local(found.model) and not (show_setup or as_options):
+        raise UsageError(
+            f"the model is {quoted(found.model)} on a disk: a run file's paths are not followed; give --model PATH."
+        )
     if show_setup or as_options:
         output.write(_shown(found, request, as_options=as_options, verbose=verbose))
         return
@@ -151,9 +154,13 @@ def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: di
         raise UsageError(f"{found.model} is a shape of {found.framework}'s own: give --model PATH, ID or COUNT.")
     options = declared()
     below = {key: value for key, value in found.setup.items() if key in options and found.mode in options[key].modes}
+    if below.get("parallel") == "fsdp1" and below.pop("cpu_offload", None) is not None:
+        found.lack("FSDP 1's offloading is not modelled: shards are counted on the GPU, an upper bound")
     lines = _lines(found, below)
     if how["num_labels"] is None and "num_labels" in found.setup:
         how["num_labels"] = str(found.setup["num_labels"])
+    if where["weights"] is None and not is_local(name):
+        where["weights"] = found.facts.get("weights")
     loaded = _load(name, where)
     if loaded is None:
         from memcalc.models.llama_shape import canonical_spec

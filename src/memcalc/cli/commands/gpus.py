@@ -1,12 +1,18 @@
 """`memcalc gpus`: the table of GPUs."""
 
-from memcalc.cli.output import print_table
+from typing import Annotated
+
+from memcalc.cli.output import JSON, print_json, print_table
 from memcalc.tables.gpus import GPUS
 from memcalc.units import format_bytes
 
 
-def command() -> None:
+def command(json: Annotated[bool, JSON] = False) -> None:
     """List the GPUs that --gpu knows: memory as the driver reports it, and what CUDA reports, which a process gets."""
+    if json:
+        names = ("name", "total_bytes", "usable_bytes", "architecture")
+        print_json([{name: getattr(gpu, name) for name in names} for gpu in GPUS])
+        return
     rows = [
         (
             gpu.name,

@@ -1,17 +1,21 @@
 """`memcalc optimizers`: the table of optimizers."""
 
 from collections.abc import Mapping
+from typing import Annotated
 
-from memcalc.cli.output import print_table
+from memcalc.cli.output import JSON, print_json, print_table
 from memcalc.optim.weight import Weight
-from memcalc.tables.optimizers import OPTIMIZERS
+from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
 _SAMPLE = Weight((4096, 4096), 4)
 """The fp32 matrix whose states the table shows."""
 
 
-def command() -> None:
+def command(json: Annotated[bool, JSON] = False) -> None:
     """List the optimizers that --optimizer knows: their states, and bytes per parameter of fp32 weights."""
+    if json:
+        print_json([_object(row) for row in OPTIMIZERS.values()])
+        return
     rows = []
     for row in OPTIMIZERS.values():
         states, host = row.states(_SAMPLE), row.host(_SAMPLE)
@@ -20,6 +24,20 @@ def command() -> None:
         rows.append((row.name, _per_parameter(states), _per_parameter(host), names, implementations, row.source))
     heads = ("name", "bytes/param", "on the host", "states of a matrix", "implementations, default first", "source")
     print_table(heads, rows, right=(1, 2))
+
+
+def _object(row: Optimizer) -> dict[str, object]:
+    states, host = row.states(_SAMPLE), row.host(_SAMPLE)
+    share = _SAMPLE.itemsize / _SAMPLE.nbytes
+    return {
+        "name": row.name,
+        "bytes_per_parameter": sum(states.values()) * share,
+        "host_bytes_per_parameter": sum(host.values()) * share,
+        "states": list(states),
+        "host_states": list(host),
+        "implementations": list(row.step),
+        "source": row.source,
+    }
 
 
 def _per_parameter(states: Mapping[str, int]) -> str:

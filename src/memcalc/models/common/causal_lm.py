@@ -218,7 +218,7 @@ class CausalLM(Network):
             run.hidden_states.append((hidden, 1))
         if run.cache is not None and not run.all_logits:
             hidden = ops.narrow(hidden, 1, 1)  # generation needs the logits of the last token only
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             if batch.scored_tokens is not None:
                 return fused_lm_head(self.lm_head, hidden, batch)
             if self.loss is not None and batch.labels is not None:
@@ -226,8 +226,8 @@ class CausalLM(Network):
                     hidden = hidden if self.loss.keep is None else ops.narrow(hidden, 1, self.loss.keep)
                     logits = self.logits(hidden)
                     return Outputs(None, (logits, *kept), partial(self.loss.loss_from_logits, labels=batch.labels))
-                loss, held = self.loss(self.lm_head, self.logits, hidden, batch.labels)
-                return Outputs(loss, (*held, *kept))
+                loss, returned = self.loss(self.lm_head, self.logits, hidden, batch.labels)
+                return Outputs(loss, (*returned, *kept))
             if batch.logits_to_keep is not None:
                 hidden = ops.narrow(hidden, 1, batch.logits_to_keep)
             logits = self.logits(hidden)

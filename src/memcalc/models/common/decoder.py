@@ -142,6 +142,11 @@ def llama_like(
     return dense_decoder(c, architecture, **given)
 
 
+def biases(c: Config, key: str = "attention_bias") -> dict[str, Any]:
+    """Keyword arguments of an attention whose four projections have a bias if `key` says so."""
+    return {"bias": c.flag(key), "out_bias": c.flag(key)}
+
+
 def gated_mlp(c: Config, act: str = "hidden_act", *, bias: bool = False, dropout: float = 0.0) -> Callable[[], Module]:
     """A function that makes the config's gated MLP; `act` is the key of its activation function."""
     width, name = c.integer("intermediate_size"), c.text(act)

@@ -24,7 +24,7 @@ Encoded = tuple[Tensor, Tensor | None]
 
 
 class Encoder(Module):
-    """The stack of layers, behind a projection `enter` where there is one (ALBERT)."""
+    """The stack of layers, after a projection `enter` where there is one (ALBERT)."""
 
     def __init__(self, layer: Stack, enter: Module | None = None) -> None:
         self.enter = enter
@@ -40,9 +40,11 @@ class Encoder(Module):
 
 
 class EncoderModel(Module):
-    """Embeddings, encoder and pooler. `project` widens the embeddings (ELECTRA); `causal` hides later tokens.
+    """Embeddings, encoder and pooler.
 
-    With `blanked`, the embeddings are told whether sequences are padded (ESM).
+    project: widens the embeddings (ELECTRA).
+    causal: later tokens are hidden.
+    blanked: the embeddings take whether sequences are padded (ESM).
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class EncoderLM(Network):
         last = hidden if run_context(tape).cache is None or run_context(tape).all_logits else ops.narrow(hidden, 1, 1)
         logits = self.head(last)
         related = self.pair(pooled) if self.pair is not None else None
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             if batch.labels is None:
                 return Outputs(None, (logits, related))
             if related is not None:
@@ -109,10 +111,12 @@ class EncoderLM(Network):
 
 @dataclass(frozen=True)
 class ClassificationHeadSpec:
-    """How an encoder comes to a class per sequence: `scores` of what `steps` make of the hidden states, one by one.
+    """How an encoder comes to a class per sequence.
 
-    They start from the pooled first token if the model has a pooler (`pooled`), or from what `pool` makes of the hidden
-    states, which stays alive with all it was made from.
+    scores: the last module, to the classes.
+    steps: applied one after another before it.
+    pooled: they start from the pooled first token.
+    pool: they start from what this makes of the hidden states, which stays alive with all it was made from.
     """
 
     scores: Module
@@ -135,8 +139,8 @@ class EncoderClassifier(Network):
         """Loss and logits [b, classes]."""
         hidden, pooled = self.model(batch.ids, batch.padding)
         with batch.ids.tape.scoped("head and loss"):
-            held = (pooled if self.pooled else hidden,) if self.pool is None else self.pool(hidden)
-            x = held[0]
+            reduced = (pooled if self.pooled else hidden,) if self.pool is None else self.pool(hidden)
+            x = reduced[0]
             for step in self.steps:
                 x = step(x)
             logits = self.classifier(x)
@@ -170,10 +174,15 @@ class SentenceEmbedder(Network):
 
 @dataclass(frozen=True)
 class EncoderRecipe:
-    """What a family's heads are made of: each makes a module. `body` is told whether a pooler is wanted.
+    """The parts of a family's encoder and of its heads.
 
-    `front` stands before the scores of tokens, `token_dropout` and `answer_dropout` behind it. `extra` has heads that
-    only this family knows; `fp32` says that the masked-LM loss upcasts the logits.
+    body: makes the encoder, with its pooler or without.
+    vocabulary: makes the masked-LM head of an encoder.
+    classifier: how a sequence is classified.
+    token_dropout, answer_dropout: dropout before the scores of tokens and of answers.
+    front: makes a module before them.
+    fp32: the masked-LM loss casts the logits to fp32.
+    extra: heads that only this family has.
     """
 
     body: Callable[[bool], Module]

@@ -64,9 +64,11 @@ def _hidden(outputs: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 class TokenClassifier(Network):
-    """A class per token, behind dropout. The loss is in fp32 where the shared head of Transformers computes it.
+    """A class per token, after dropout.
 
-    `front` is a module in front of the dropout; `dropout` is given where the config's common keys do not decide it.
+    own_loss: the loss is in the logits' dtype; the shared head of Transformers casts them to fp32.
+    front: a module before the dropout.
+    dropout: its probability where the config's common keys do not decide it.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class TokenClassifier(Network):
 
 
 class QuestionAnswerer(Network):
-    """Start and end of an answer: two scores per token, behind `front` and dropout where a family has them."""
+    """Start and end of an answer: two scores per token, after `front` and dropout where a family has them."""
 
     def __init__(self, model: Module, hidden: int, *, front: Module | None = None, dropout: float = 0.0) -> None:
         self.model = model

@@ -19,9 +19,12 @@ from memcalc.nn.module import Module
 
 
 class ImageClassifier(Network):
-    """A tower with a class per image: scores of what `reduce` makes of its hidden states, or of what it pooled (None).
+    """A tower with a class per image.
 
-    `pixels` is the config with the image size, if that is not `c` itself; `resizable_input`: it is only a default.
+    reduce: what is classified, made of the tower's hidden states; None: what the tower pooled.
+    classifier: the module that gives the scores.
+    pixels: the config with the image size, if that is not `c`.
+    resizable_input: that size is only a default.
     """
 
     reads_text = False
@@ -112,7 +115,7 @@ def class_scores(c: Config, width: int) -> Linear:
 
 
 def picture(batch: Batch, c: Config) -> Tensor:
-    """Pixels [b, channels, height, width] of the one image beside each text. Raises UsageError where others are asked
+    """Pixels [b, channels, height, width] of the one image with each text. Raises UsageError where others are asked
     for.
     """
     if batch.images != 1:

@@ -32,10 +32,16 @@ class VisionEncoder(Module):
     """A vision tower and its projection to the decoder's width. `config` is the vision config."""
 
     config: Config
+    count: int
+    """Tokens of an image of the config's size."""
 
     def tokens(self, size: ImageSize) -> int:
-        """How many tokens an image of `size` pixels becomes (None: of the size that the config says)."""
-        raise NotImplementedError
+        """How many tokens an image of `size` pixels becomes (None: of the config's size).
+
+        Raises UsageError for another size, unless the encoder takes several.
+        """
+        check_size(self.config, size)
+        return self.count
 
     def image_side(self, size: ImageSize) -> int:
         """Height of an image in pixels, where one of `size` was asked for."""
@@ -102,7 +108,7 @@ class VisionLanguage(Network):
 
     def __init__(
         self,
-        eye: VisionEncoder,
+        vision_encoder: VisionEncoder,
         text: TextModel,
         *,
         bidirectional_image_attention: bool = False,
@@ -110,8 +116,8 @@ class VisionLanguage(Network):
         videos: bool = False,
         holds_inputs_embeds: bool = False,
     ) -> None:
-        self.visual = eye
-        self.any_sides = isinstance(eye, DynamicResolutionEncoder)
+        self.visual = vision_encoder
+        self.any_sides = isinstance(vision_encoder, DynamicResolutionEncoder)
         self.text = text.model
         self.attention_of = text.family.attention_used
         self.bidirectional_image_attention = bidirectional_image_attention
@@ -136,7 +142,7 @@ class VisionLanguage(Network):
         ids, tape = batch.ids, batch.ids.tape
         inputs_embeds, cleaned = self._embedded(ids)
         outputs: ImageFeatures | None = None
-        guide: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         features = mask = None
         run = run_context(tape)
         starts = run.past_length == 0
@@ -150,14 +156,14 @@ class VisionLanguage(Network):
                 outputs = ImageFeatures(features, outputs.returned)  # the model keeps no others
             mask, *_others = image_token_mask(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
-            guide = self.extra_decoder_inputs(ids, outputs, mask)
+            extra = self.extra_decoder_inputs(ids, outputs, mask)
         bidirectional_image_attention = self.bidirectional_image_attention and starts
         groups = tape.empty(ids.shape, INT64) if bidirectional_image_attention else None
         outer = run.cache
         made = Cache() if outer is None and self.caches and not run.checkpointing else None
         run.cache = outer or made
         with run.attention_backend(self.attention_of(run.attention)):
-            hidden = self.text.model(ids, batch.padding or bidirectional_image_attention, embeds=inputs_embeds, **guide)
+            hidden = self.text.model(ids, batch.padding or bidirectional_image_attention, embeds=inputs_embeds, **extra)
         run.cache = outer
         del groups, cleaned
         if self.holds_inputs_embeds:
@@ -166,7 +172,7 @@ class VisionLanguage(Network):
 
     def _embedded(self, ids: Tensor) -> tuple[Tensor, Any]:
         """Embeddings of ids [b, s], and what stays alive until the decoder is through."""
-        return self.text.model.embed_tokens(ids), None
+        return vars(self.text.model)["embed_tokens"](ids), None
 
     def _encode_images(self, batch: Batch) -> ImageFeatures:
         """Features of the images. Raises TooShortError if they take more tokens than a sequence has."""
@@ -179,11 +185,11 @@ class VisionLanguage(Network):
             )
         run = run_context(batch.ids)
         cached, run.cache = run.cache, None  # a tower's attention caches nothing
-        sight = self.visual.encode_images(batch)
+        image_features = self.visual.encode_images(batch)
         run.cache = cached
-        return sight
+        return image_features
 
-    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+    def extra_decoder_inputs(self, ids: Tensor, image_features: ImageFeatures, mask: Tensor) -> dict[str, Any]:
         """Further keyword arguments of the decoder; `mask` [b, s, 1] marks the image tokens of `ids`."""
         return {}
 
@@ -246,7 +252,7 @@ def check_size(v: Config, size: ImageSize) -> None:
     if size is not None and v.get("image_size") not in (size, [size, size]):
         raise UsageError(
             f"--image-size {size} does not fit this model, which reads images of 'image_size' "
-            f"{v.get('image_size')} alone; leave it out."
+            f"{v.get('image_size')} only; leave it out."
         )
 
 

@@ -52,7 +52,7 @@ SIGLIP_VISION = _SHARED | {
 
 
 class GridEmbeddings(Module):
-    """Patches, behind a class token where there is one (CLIP), and a table of positions."""
+    """Patches, after a class token where there is one (CLIP), and a table of positions."""
 
     scope = "embedding"
 

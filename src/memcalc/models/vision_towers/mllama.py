@@ -92,7 +92,7 @@ class GatedBlock(Module):
 
 
 class TiledTower(Module):
-    """Pixels of tiles to states of patches, the last of them beside those of chosen blocks."""
+    """Pixels of tiles to states of patches, the last of them with those of chosen blocks."""
 
     def __init__(self, v: Config) -> None:
         self.width, depth = v.integer("hidden_size"), v.integer("num_hidden_layers")
@@ -178,7 +178,7 @@ class TiledTower(Module):
 
 
 def _through(stack: Stack, hidden: Tensor, mask: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
-    """Hidden states behind a stack, and behind each of its blocks that was traced."""
+    """Hidden states after a stack, and after each of its blocks that was traced."""
     states = {}
     for block in stack:
         hidden = block(hidden, mask=mask)

@@ -135,6 +135,11 @@ def _core(
     return sdpa(query, key, value, mask, repeats, dropout), None
 
 
+def split_heads(x: Tensor, head_dim: int) -> Tensor:
+    """[b, s, h] to [b, heads, s, d], a view: `x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)`."""
+    return ops.transpose(ops.view(x, *x.shape[:-1], -1, head_dim), 1, 2)
+
+
 def attend_same_dtype(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, *, cast_back: bool = True
 ) -> tuple[Tensor, Tensor | None]:

@@ -61,8 +61,8 @@ class MultiheadAttention(Module):
         heads = self._split(projected, length, batch)
         key, value = self._split(key, seen, batch), self._split(value, seen, batch)
         scaled = ops.mul_scalar(heads)
-        turned = ops.transpose(key, -2, -1)
-        weights = ops.bmm(scaled, turned) if bias is None else ops.baddbmm(bias, scaled, turned)
+        key_transposed = ops.transpose(key, -2, -1)
+        weights = ops.bmm(scaled, key_transposed) if bias is None else ops.baddbmm(bias, scaled, key_transposed)
         weights = ops.softmax(weights)
         out = ops.bmm(weights, value)
         out = ops.view(ops.contiguous(ops.transpose(out, 0, 1)), length * batch, hidden)
@@ -75,7 +75,7 @@ class MultiheadAttention(Module):
 
 
 class AttentionPooling(Module):
-    """The probe's attention, and an MLP with a residual behind it."""
+    """The probe's attention, and an MLP with a residual after it."""
 
     def __init__(self, hidden: int, heads: int, width: int, act: str) -> None:
         self.probe = Parameter(1, 1, hidden, group="head")

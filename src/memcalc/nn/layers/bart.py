@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import ConfigError
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.attention_backends import attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend_same_dtype, split_heads
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
@@ -34,30 +34,27 @@ class BartAttention(Module):
         self.q_proj = Linear(hidden, hidden, bias=True, group="attention")
         self.out_proj = Linear(hidden, hidden, bias=True, group="attention")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, states: Tensor | None = None, cache: Cache | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist; keys and values from `states` if given."""
         if self.scale_query:
-            query = ops.contiguous(self._heads(ops.mul_scalar(self.q_proj(hidden))))
+            query = ops.contiguous(split_heads(ops.mul_scalar(self.q_proj(hidden)), self.head_dim))
         else:
-            query = self._heads(self.q_proj(hidden))
+            query = split_heads(self.q_proj(hidden), self.head_dim)
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None or states is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
             if self.scale_query:
-                key = ops.contiguous(self._heads(self.k_proj(current)))
-                value = ops.contiguous(self._heads(self.v_proj(current)))
+                key = ops.contiguous(split_heads(self.k_proj(current), self.head_dim))
+                value = ops.contiguous(split_heads(self.v_proj(current), self.head_dim))
             else:
                 key = self.k_proj(current)
                 value = self.v_proj(current)
-                key = self._heads(key)
-                value = self._heads(value)
+                key = split_heads(key, self.head_dim)
+                value = split_heads(value, self.head_dim)
             if cache is not None:
                 key, value = cache.update(self, key, value)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
@@ -67,10 +64,12 @@ class BartAttention(Module):
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """What the blocks of a stack share: sizes, dropout, and whether norms stand before the sublayers or behind.
+    """What the blocks of a stack share.
 
-    `clamp` is what an encoder block does against overflow in pure fp16: clamp always, or look whether it must. With
-    `act_apart` the MLP lets go of its input before the activation.
+    hidden, act, dropout, act_dropout: width, activation, dropout on the branches and after the activation.
+    norm_first: norms stand before the sublayers.
+    clamp: what an encoder block does against overflow in pure fp16: clamp always, or look whether it must.
+    act_apart: the MLP frees its input before the activation.
     """
 
     hidden: int

@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.attention_backends import attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend_same_dtype, split_heads
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
@@ -18,11 +18,12 @@ from memcalc.tables.dtypes import INT32, INT64
 
 
 class EncoderEmbeddings(Module):
-    """Token, position and token-type embeddings, summed, normalised, dropped out.
+    """Token, position and token-type embeddings, summed, normalised, dropped out; tasks with `use_task_id` (ERNIE).
 
-    Positions are a slice of a buffer, or with `counted` the count of tokens that are no padding (RoBERTa), whose table
-    then stands last. Without `typed` there are no token types; with `use_task_id` in the config, tasks (ERNIE). Without
-    `normed` there is no norm (XLM-RoBERTa-XL).
+    typed: there are token types.
+    counted: positions count the tokens that are no padding (RoBERTa), and their table is registered last; else they are
+        a slice of a buffer.
+    normed: there is a LayerNorm (XLM-RoBERTa-XL has none).
     """
 
     scope = "embedding"
@@ -80,10 +81,12 @@ def count_tokens(ids: Tensor) -> Tensor:
 
 
 class SelfAttention(Module):
-    """Query, key and value projections with biases (`names`), and dropout on the probabilities.
+    """BERT's attention: query, key and value projections with biases, and dropout on the probabilities.
 
-    With `out` the output projection of that name follows at once (DistilBERT), with `norm` also dropout, the residual
-    and a LayerNorm (ALBERT).
+    names: attribute names of the projections.
+    out: name of an output projection that follows at once (DistilBERT).
+    norm: dropout, the residual and a LayerNorm follow too (ALBERT).
+    Raises ConfigError where the heads do not divide the width.
     """
 
     scope = "attention"
@@ -108,15 +111,12 @@ class SelfAttention(Module):
         self.out_dropout = c.probability("hidden_dropout_prob") if norm else 0.0
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
         of_query, of_key, of_value = (vars(self)[name] for name in self.names)
-        query = self._heads(of_query(hidden))
-        key = self._heads(of_key(hidden))
-        value = self._heads(of_value(hidden))
+        query = split_heads(of_query(hidden), self.head_dim)
+        key = split_heads(of_key(hidden), self.head_dim)
+        value = split_heads(of_value(hidden), self.head_dim)
         if (cache := run_context(query).cache) is not None:
             key, value = cache.update(self, key, value)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)

@@ -23,7 +23,7 @@ class CausalConv(Module):
         self.act = act
 
     def remembered(self, x: Tensor, owner: object) -> Tensor:
-        """x [b, channels, s] behind what the cache of `owner` holds, or behind padding; the last inputs are kept there.
+        """x [b, channels, s] after what the cache of `owner` holds, or after padding; the last inputs are kept there.
 
         A single token is left to the state itself. What comes back takes the place of x.
         """

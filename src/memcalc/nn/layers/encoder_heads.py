@@ -11,13 +11,15 @@ from memcalc.nn.module import Module, Parameter
 
 
 class VocabularyHead(Module):
-    """LayerNorm(act(dense(x))) and the projection to the vocabulary, whose table may be that of the embedding.
+    """The head of a masked language model: LayerNorm(act(dense(x))), then the projection to the vocabulary.
 
-    With `own_bias` the bias is the head's; a projection of its own has another one, and leaves the head's unused.
-    `bias` and `norm_bias` are on the dense layer and the norm, `out_bias` on the projection.
+    hidden, act, embedding: width, activation and the word embedding, whose table gives the vocabulary [V, width].
+    tied: the projection shares that table.
+    own_bias: the bias of the logits is the head's; an untied projection has another one and leaves it unused.
+    bias, norm_bias, out_bias: biases of the dense layer, the norm and the projection.
     """
 
-    scope = "LM head and loss"
+    scope = "head and loss"
 
     def __init__(
         self,

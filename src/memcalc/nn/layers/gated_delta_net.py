@@ -140,8 +140,8 @@ class GatedDeltaNet(Module):
         else:
             out, last = chunk_rule(query, key, value, beta, step, state, keep=cache is not None)
         if cache is not None and last is not None:
-            held = cache.state(self, state_shape, last.dtype, last, STATE)
-            held.node, held.slot = last.node, last.slot  # a copy: it holds what led to it, in training too
+            stored = cache.state(self, state_shape, last.dtype, last, STATE)
+            stored.node, stored.slot = last.node, last.slot  # a copy: it holds what led to it, in training too
         out = ops.reshape(out, -1, shape.v_dim)
         gate = ops.reshape(gate, -1, shape.v_dim)
         out = self.norm(out, gate)

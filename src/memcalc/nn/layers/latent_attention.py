@@ -35,10 +35,15 @@ def _rotated(first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> list[Te
 
 
 class LatentAttention(Module):
-    """Multi-head attention whose cache holds one vector of `kv_rank` and one rotary key of `rope_dim` per token.
+    """Multi-head latent attention (DeepSeek): the cache has one vector of `kv_rank` and one rotary key a token.
 
-    Query and key have `nope_dim` + `rope_dim` elements a head, values `value_dim`; with `q_rank` the query comes
-    through a low-rank bottleneck. `rotate` works on what the rotary embedding gives.
+    q_rank: rank of the query's low-rank projection; None: the query has one full projection.
+    kv_rank: rank of the latent that keys and values are expanded from.
+    nope_dim, rope_dim: elements of a head's query and key without and with rotary embedding.
+    value_dim: elements of a head's value.
+    bias: the down projections and the output projection have biases.
+    dropout: probability of dropout on the attention probabilities.
+    rotate: applies the rotary embedding to query and key.
     """
 
     scope = "attention"
@@ -81,6 +86,20 @@ class LatentAttention(Module):
             return self.q_proj(hidden)  # type: ignore[no-any-return]
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))  # type: ignore[no-any-return]
 
+    def _compressed(self, hidden: Tensor, query: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Query without and with rotation [b, h, s, d], latent and rotary key [b, 1, s, d], and the projection that the
+        last two are cut from, which stays bound in forward."""
+        batch, length, _ = hidden.shape
+        query = ops.transpose(ops.view(query, batch, length, -1, sum(self.query_dims)), 1, 2)
+        query_pass, query_rot = ops.split(query, self.query_dims, -1)
+        compressed = self.kv_a_proj_with_mqa(hidden)
+        latent, key_rot = ops.split(compressed, self.kv_dims, -1)
+        latent = self.kv_a_layernorm(latent)
+        latent = ops.view(latent, batch, 1, length, -1)
+        key_rot = ops.view(key_rot, batch, 1, length, -1)
+        query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
+        return query_pass, query_rot, latent, key_rot, compressed
+
     def _expand(self, latent: Tensor, key_rot: Tensor) -> tuple[Tensor, Tensor]:
         """Keys [b, h, s, nope + rope] and values [b, h, s, value] from the latent [b, 1, s, rank] and rotary key."""
         nope_dim, rope_dim = self.query_dims
@@ -113,14 +132,7 @@ class LatentAttention(Module):
         """Hidden states [b, s, h] to [b, s, h], and the probabilities where they exist."""
         batch, length, _ = hidden.shape
         query = self._query(hidden)
-        query = ops.transpose(ops.view(query, batch, length, -1, sum(self.query_dims)), 1, 2)
-        query_pass, query_rot = ops.split(query, self.query_dims, -1)
-        compressed = self.kv_a_proj_with_mqa(hidden)
-        latent, key_rot = ops.split(compressed, self.kv_dims, -1)
-        latent = self.kv_a_layernorm(latent)
-        latent = ops.view(latent, batch, 1, length, -1)
-        key_rot = ops.view(key_rot, batch, 1, length, -1)
-        query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
+        query_pass, query_rot, latent, key_rot, _compressed = self._compressed(hidden, query, rotation)
         cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)

@@ -77,7 +77,7 @@ class PositionTable(Embedding):
 
 
 def check_length(ids: Tensor, longest: int, option: str = "--seq-len") -> None:
-    """Raise TooLongError where `ids` [..., s], behind what a cache has seen, are more than `longest` tokens.
+    """Raise TooLongError where `ids` [..., s], after what a cache has seen, are more than `longest` tokens.
 
     `option` is the one that says how long they are. The token that stands for all of decoding may lie one past the end:
     what is counted is the tokens kept.

@@ -15,7 +15,7 @@ from memcalc.tables.dtypes import FP32, INT32
 
 
 def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> Tensor:
-    """The loss of all `router_outputs` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
+    """The loss of all `routed` layers of a batch `ids` [b, s], a scalar; padded tokens do not count.
 
     The layers are a stack of their own: the loss of one that was traced stands for that of all it answers for.
     """
@@ -37,9 +37,9 @@ def load_balancing_loss(ids: Tensor, routed: list[Routed], *, padding: bool) -> 
             total = ops.sum(mask)
             rows = ops.add_scalar(total) if rows is None else ops.add(rows, total)
             del total
-        for held in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
-            if held is not None:  # it goes when the next layer puts another in its place
-                held.storage.allocation.handed_over = True
+        for tensor in (_values, chosen, busy, likely, rows, None if weights.requires_grad else weights):
+            if tensor is not None:  # it goes when the next layer puts another in its place
+                tensor.storage.allocation.handed_over = True
     tape.begin_span(tape.phase, None)
     busy = _over(busy, rows)
     likely = _over(likely, rows)

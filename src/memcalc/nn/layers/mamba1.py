@@ -83,10 +83,16 @@ def state_update(
 
 
 class MambaMixer(Module):
-    """Mamba 1: one projection to inputs and gate, a causal convolution, the scan over steps of rank `rank`, output.
+    """Mamba 1: one projection to inputs and gate, a causal convolution, the scan, the output projection.
 
-    `norm` makes norms over steps, b and c (Jamba, Falcon Mamba). `fused_first`: in training, fp32 copies of two vectors
-    are made for a fused kernel that is not installed.
+    hidden, inner: width of the model and of the mixer.
+    state: size of the state of each channel.
+    rank: rank of the step projection.
+    kernel: width of the convolution.
+    act: activation after the convolution.
+    conv_bias, bias: biases of the convolution and of the projections.
+    norms: makes norms over steps, b and c (Jamba, Falcon Mamba).
+    fused_first: in training, fp32 copies of two vectors are made for a fused kernel that is not installed.
     """
 
     scope = "state-space mixer"

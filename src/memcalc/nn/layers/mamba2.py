@@ -68,8 +68,10 @@ class Mamba2Shape:
 class Mamba2Mixer(Module):
     """Mamba 2: one projection to gate, inputs, b, c and steps; a causal convolution; the scan; a gated norm; output.
 
-    Without `norm` the gate only multiplies. `scaled` (Falcon H1): input and projection are multiplied, the latter by a
-    buffer that belongs to the mixer.
+    hidden, shape, act: width of the model, sizes of the mixer, activation after the convolution.
+    norm: the gated norm; None: the gate only multiplies.
+    conv_bias, bias, out_bias: biases of the convolution, the input projection and the output projection.
+    mup_multiplier: input and projection are multiplied, the latter by a buffer (Falcon H1).
     """
 
     scope = "state-space mixer"

@@ -55,9 +55,14 @@ class ExpertWeights(Module):
 
 
 class Experts(ExpertWeights):
-    """`count` experts of inner size `width`, of which each token meets `per_token`.
+    """The weights of `count` experts [count, out, in], run as grouped matmuls.
 
-    `gated`: the up projection is twice as wide. `transposed`: weights lie as [in, out].
+    width: inner size of an expert.
+    per_token: experts that each token is routed to.
+    gate: activation between the projections.
+    gated: the up projection makes gate and up, and is twice as wide.
+    bias: both projections have biases.
+    transposed: weights lie as [count, in, out].
     """
 
     assumption = Assumption(
@@ -81,9 +86,9 @@ class Experts(ExpertWeights):
         self.per_token = per_token
         self.gate = gate
         self.transposed = transposed
-        wide = 2 * width if gated else width
-        self.up_proj = Parameter(count, *(hidden, wide) if transposed else (wide, hidden), group="experts")
-        self.up_proj_bias = Parameter(count, wide, group="experts") if bias else None
+        gate_up = 2 * width if gated else width
+        self.up_proj = Parameter(count, *(hidden, gate_up) if transposed else (gate_up, hidden), group="experts")
+        self.up_proj_bias = Parameter(count, gate_up, group="experts") if bias else None
         self.down_proj = Parameter(count, *(width, hidden) if transposed else (hidden, width), group="experts")
         self.down_proj_bias = Parameter(count, hidden, group="experts") if bias else None
 
@@ -126,11 +131,12 @@ class Experts(ExpertWeights):
 
 
 class MixtureOfExperts(Module):
-    """A router and experts, and with `shared` an MLP that every token meets, gated by `shared_gate` if there is one.
+    """A router and experts.
 
-    `gate_first` says which of router and experts is registered first; with `returns_weights`, the experts' weights are
-    returned beside the output (gpt-oss). `jitters` is how often noise multiplies the input in training: as it is,
-    and once more as a list of tokens.
+    shared: an MLP that every token goes through; `shared_gate` multiplies what it gives.
+    gate_first: the router is registered before the experts.
+    returns_weights: return the routing weights too (gpt-oss).
+    jitters: how often noise multiplies the input in training (1: as it is; 2: once more as a list of tokens).
     """
 
     scope = "experts"
@@ -188,7 +194,7 @@ class ExpertsAndMLP(Module):
 
 
 class SharedAndRoutedExperts(Module):
-    """A router, experts, and behind them an MLP of shared experts that every token meets (DeepSeek).
+    """A router, experts, and after them an MLP of shared experts that every token meets (DeepSeek).
 
     `around` are projections to and from a narrower width in which the experts work (Nemotron 3).
     """

@@ -18,7 +18,12 @@ def activation(name: str) -> Activation:
 
 
 class GatedMLP(Module):
-    """SwiGLU and its kin: down(act(gate(x)) * up(x)); some have dropout behind, or a norm or dropout before `down`."""
+    """SwiGLU and the like: down(act(gate(x)) * up(x)).
+
+    bias: all three projections have biases.
+    dropout: probability of dropout after `down`.
+    inner_norm, inner_dropout: a norm and a dropout before `down`.
+    """
 
     scope = "MLP"
     fused = False
@@ -81,7 +86,13 @@ class FusedGatedMLP(Module):
 
 
 class PlainMLP(Module):
-    """down(act(up(x))), the two projections named as in the checkpoint, with dropout behind it where there is some."""
+    """down(act(up(x))).
+
+    names: attribute names of the two projections, as in the checkpoint.
+    bias: both projections have biases.
+    dropout: probability of dropout after the second.
+    linear: makes a projection of (in, out); None: Linear.
+    """
 
     scope = "MLP"
 

@@ -24,7 +24,7 @@ class MultimodalRotary(Module):
         self.interleaved = interleaved
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
-        """The pair for `position_ids`; `x` lends its dtype and shape."""
+        """The pair for `position_ids`; `x` gives its dtype and shape."""
         if len(position_ids.shape) == 2:
             position_ids = ops.expand(ops.unsqueeze(position_ids, 0), 3, *x.shape[:2])
         freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)

@@ -60,7 +60,7 @@ class AxialRotary(Module):
         self.halves, self.cast, self.flipped = halves, cast, flipped
 
     def forward(self, x: Tensor, places: Tensor) -> Rotation:
-        """The pair for `places`; `x` lends its dtype where it is cast."""
+        """The pair for `places`; `x` gives its dtype where it is cast."""
         freqs = ops.mul(ops.to(ops.unsqueeze(places, -1), FP32), self.inv_freq)
         cos = ops.mul_scalar(ops.cos(freqs))
         sin = ops.mul_scalar(ops.sin(freqs))
@@ -83,7 +83,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [n, heads, d] turned in fp32, and cast back."""
+    """Query and key [n, heads, d] rotated in fp32, and cast back."""
     wide_query, wide_key = ops.to(query, FP32), ops.to(key, FP32)
     cos, sin = ops.unsqueeze(cos, -2), ops.unsqueeze(sin, -2)
     query_out = _rotated(wide_query, cos, sin)
@@ -174,8 +174,8 @@ class PackedBlock(Module):
 class PatchMerger(Module):
     """Neighbouring patches side by side through an MLP: [n, h] to [n / side², out].
 
-    The norm is over each patch, or with `norm_merged` over all of them together. `names` are those of the norm and of
-    the two projections.
+    norm: over each patch, or with `norm_merged` over all patches of a square together.
+    names: attribute names of the norm and of the two projections.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.attention_backends import sdpa
+from memcalc.nn.layers.attention_backends import sdpa, split_heads
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
@@ -68,9 +68,6 @@ class RelativeAttention(Module):
         self.dropout = c.probability("dropout_rate")
         self.umt5 = umt5
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.dim), 1, 2)
-
     def forward(
         self, hidden: Tensor, mask: Tensor | None, states: Tensor | None, bias: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -78,14 +75,14 @@ class RelativeAttention(Module):
 
         Keys and values come from `states` [b, t, h] if given, else from the hidden states.
         """
-        query = self._heads(self.q(hidden))
+        query = split_heads(self.q(hidden), self.dim)
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None or states is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
-            key = self._heads(self.k(current))
-            value = self._heads(self.v(current))
+            key = split_heads(self.k(current), self.dim)
+            value = split_heads(self.v(current), self.dim)
             if cache is not None:
                 key, value = cache.update(self, key, value)
         if bias is None:

@@ -53,7 +53,7 @@ class RotaryEmbedding(Module):
         self.fp32 = fp32
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
-        """The pair for `position_ids`; `x` only lends its dtype."""
+        """The pair for `position_ids`; `x` only gives its dtype."""
         freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
         emb = freqs if self.once else spread(freqs) if self.pairs else ops.cat((freqs, freqs), -1)
         cos = ops.mul_scalar(ops.cos(emb))
@@ -73,7 +73,7 @@ class ComplexRotaryEmbedding(Module):
         self.original_inv_freq = Buffer(dim // 2)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor]:
-        """The table for `position_ids`; `x` lends nothing."""
+        """The table for `position_ids`; `x` is not used."""
         freqs = ops.mul(ops.to(ops.unsqueeze(position_ids, -1), FP32), self.inv_freq)
         table = ops.polar(freqs)
         return (ops.mul_scalar(table),)
@@ -134,7 +134,7 @@ def _rotated_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_complex(query: Tensor, key: Tensor, table: Tensor, dim: int = 1) -> tuple[Tensor, Tensor]:
-    """DeepSeek-V2's: neighbours in fp32 as complex numbers, turned, and cast back; `dim` is where the heads are."""
+    """DeepSeek-V2's: neighbours in fp32 as complex numbers, rotated, and cast back; `dim` is where the heads are."""
     query_pairs = ops.view_as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
     key_pairs = ops.view_as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
     table = ops.unsqueeze(table, dim)
@@ -172,7 +172,7 @@ def _wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotary_head_of_each(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Phi-3's: the first elements of each head, as many as cos has; the others are put behind them at once."""
+    """Phi-3's: the first elements of each head, as many as cos has; the others are put after them at once."""
     cos = ops.unsqueeze(cos, 1)
     sin = ops.unsqueeze(sin, 1)
     width = cos.shape[-1]
@@ -184,7 +184,7 @@ def rotary_head_of_each(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) ->
 
 
 def rotary_of_part(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """GLM 4.5's: the first elements of query and key; each result is bound anew with the others behind it."""
+    """GLM 4.5's: the first elements of query and key; each result is bound anew with the others after it."""
     cos = ops.unsqueeze(cos, 1)
     sin = ops.unsqueeze(sin, 1)
     width = cos.shape[-1]
@@ -198,7 +198,7 @@ def rotary_of_part(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tupl
 
 
 def rotary_then_rest(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Nemotron's: the first elements of query and key, then the others put behind both."""
+    """Nemotron's: the first elements of query and key, then the others put after both."""
     cos = ops.unsqueeze(cos, 1)
     sin = ops.unsqueeze(sin, 1)
     width = cos.shape[-1]

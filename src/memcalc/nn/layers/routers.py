@@ -45,8 +45,9 @@ class Router(Module):
 class TopKRouter(Router):
     """Softmax in fp32 over all experts, then the best `per_token` (Mixtral, Qwen).
 
-    `normalise`: their weights are made to sum to one, in place; `cast`: they go to the dtype of logits or hidden. With
-    `fp32` the router itself is in fp32 (Hunyuan).
+    normalise: the weights of a token are divided by their sum, in place.
+    cast: the weights are cast to the dtype of the logits, of the hidden states, or not.
+    fp32: the router's weight is in fp32 (Hunyuan).
     """
 
     def __init__(

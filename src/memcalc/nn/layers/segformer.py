@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.attention_backends import attend
+from memcalc.nn.layers.attention_backends import attend, split_heads
 from memcalc.nn.layers.batchnorm_conv import Convolution2d
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import activation
@@ -77,15 +77,12 @@ class ReducedAttention(Module):
         self.sequence_reduction = SequenceReduction(hidden, ratio) if ratio > 1 else None
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor, grid: Grid) -> tuple[Tensor, Tensor | None]:
         """[b, n, h] to [b, n, h], and the probabilities where they exist."""
-        query = self._heads(self.q_proj(hidden))
+        query = split_heads(self.q_proj(hidden), self.head_dim)
         fewer = hidden if self.sequence_reduction is None else self.sequence_reduction(hidden, grid)
-        key = self._heads(self.k_proj(fewer))
-        value = self._heads(self.v_proj(fewer))
+        key = split_heads(self.k_proj(fewer), self.head_dim)
+        value = split_heads(self.v_proj(fewer), self.head_dim)
         out, weights = attend(query, key, value, None, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         out = self.o_proj(out)

@@ -18,9 +18,12 @@ from memcalc.tables.dtypes import BOOL, FP32, INT32, INT64
 
 
 class Indexer(Module):
-    """Scores every token for every query with a few narrow heads, outside the graph, and gives the best `count`.
+    """Scores every token for every query with a few small heads, without gradients, and gives the indices of the best.
 
-    The product with the keys is written so that it copies them for every query: that is a layer's largest tensor.
+    q_rank: width of the query's latent.
+    heads, head_dim, rope_dim: sizes of the scoring heads.
+    count: tokens that each query attends to (`index_topk`).
+    The product with the keys copies them for every query: that is the largest tensor of a layer.
     """
 
     scope = "attention indexer"
@@ -90,14 +93,8 @@ class IndexedLatentAttention(LatentAttention):
         """Hidden states [b, s, h] to [b, s, h], the probabilities where they exist, and indices [b, s, count]."""
         batch, length, _ = hidden.shape
         resid = self.q_a_layernorm(self.q_a_proj(hidden))
-        query = ops.transpose(ops.view(self.q_b_proj(resid), batch, length, -1, sum(self.query_dims)), 1, 2)
-        query_pass, query_rot = ops.split(query, self.query_dims, -1)
-        compressed = self.kv_a_proj_with_mqa(hidden)
-        latent, key_rot = ops.split(compressed, self.kv_dims, -1)
-        latent = self.kv_a_layernorm(latent)
-        latent = ops.view(latent, batch, 1, length, -1)
-        key_rot = ops.view(key_rot, batch, 1, length, -1)
-        query_rot, key_rot = self.rotate(query_rot, key_rot, *rotation)
+        query = self.q_b_proj(resid)
+        query_pass, query_rot, latent, key_rot, _compressed = self._compressed(hidden, query, rotation)
         cache = run_context(query).cache
         if cache is not None:
             latent, key_rot = cache.update(self, latent, key_rot)

@@ -6,7 +6,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.attention_backends import attend
+from memcalc.nn.layers.attention_backends import attend, split_heads
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -41,7 +41,7 @@ class WindowBias(Module):
         self.relative_position_index = Buffer(self.area**2, dtype=INT64)
 
     def forward(self, _states: Tensor) -> Tensor:
-        """The bias; the states only lend their tape."""
+        """The bias; the states only give their tape."""
         bias = ops.index_select(self.relative_position_bias_table, self.relative_position_index)
         bias = ops.view(bias, self.area, self.area, -1)
         return ops.unsqueeze(ops.contiguous(ops.permute(bias, 2, 0, 1)), 0)
@@ -63,14 +63,11 @@ class WindowAttention(Module):
         self.relative_position_bias = WindowBias(heads, window)
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, windows: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Windows [b · windows, w², h] to the same, and the probabilities; the mask is [windows, w², w²]."""
-        query = self._heads(self.q_proj(windows))
-        key = self._heads(self.k_proj(windows))
-        value = self._heads(self.v_proj(windows))
+        query = split_heads(self.q_proj(windows), self.head_dim)
+        key = split_heads(self.k_proj(windows), self.head_dim)
+        value = split_heads(self.v_proj(windows), self.head_dim)
         bias = self.relative_position_bias(windows)
         combined = bias
         if mask is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from memcalc import ops
 from memcalc.autograd.graph import require_gradient
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.attention_backends import attend, attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend, attend_same_dtype, split_heads
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.rotary import Rotate, Rotation
 from memcalc.nn.module import Module, Parameter
@@ -17,10 +18,12 @@ from memcalc.nn.stack import Stack
 
 
 class PatchEmbedding(Module):
-    """A convolution that makes a vector of each patch of the image, in a row if `flat`.
+    """A convolution that makes a vector of each patch of an image.
 
-    It strides as far as it is wide unless `stride` says otherwise (rows, columns). With `bare`, Transformers' module is
-    the convolution alone, and others flatten what it gives.
+    patch: height and width of a patch in pixels.
+    flat: give a sequence [b, n, h] instead of a grid [b, h, rows, columns].
+    bare: Transformers' module is the convolution alone, and others flatten what it gives.
+    stride: (rows, columns) where patches overlap; None: the patch.
     """
 
     scope = "embedding"
@@ -65,11 +68,16 @@ def grid_of(c: Config, size: int | None = None) -> tuple[int, int]:
 
 
 class VisionAttention(Module):
-    """Attention with `names` for the query, key, value and output projections, without mask or cache.
+    """Attention without mask and cache.
 
-    With `together`, all three are projected before any is split into heads (CLIP), and with a `norm` query and key are
-    normalised before. With `own_dtype`, eager attention's softmax is in the dtype of the scores. `key_bias` and
-    `value_bias` are given where they differ from `bias`; `rotate` turns query and key where there is a rotation.
+    names: attribute names of the query, key, value and output projections.
+    bias: the query, key and value projections have biases, unless `key_bias` or `value_bias` say otherwise.
+    dropout: probability of dropout on the attention probabilities.
+    together: query, key and value are all projected before one is split into heads (CLIP).
+    own_dtype: the softmax of eager attention is in the dtype of the scores.
+    norm: makes the norms of query and key.
+    out_bias, out_dropout: bias of the output projection, dropout after it.
+    rotate: applies the rotary embedding.
     """
 
     scope = "attention"
@@ -106,9 +114,6 @@ class VisionAttention(Module):
         self.q_norm: Module | None = norm(hidden) if norm else None
         self.k_norm: Module | None = norm(hidden) if norm else None
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(
         self, hidden: Tensor, mask: Tensor | None = None, rotation: Rotation | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -119,13 +124,13 @@ class VisionAttention(Module):
             if self.q_norm is not None and self.k_norm is not None:
                 query = self.q_norm(query)
                 key = self.k_norm(key)
-            query = self._heads(query)
-            key = self._heads(key)
-            value = self._heads(value)
+            query = split_heads(query, self.head_dim)
+            key = split_heads(key, self.head_dim)
+            value = split_heads(value, self.head_dim)
         else:
-            query = self._heads(of_query(hidden))
-            key = self._heads(of_key(hidden))
-            value = self._heads(of_value(hidden))
+            query = split_heads(of_query(hidden), self.head_dim)
+            key = split_heads(of_key(hidden), self.head_dim)
+            value = split_heads(of_value(hidden), self.head_dim)
         if self.rotate is not None and rotation is not None:
             query, key = self.rotate(query, key, *rotation)
         if self.own_dtype:
@@ -146,10 +151,13 @@ def drop_path(x: Tensor, p: float) -> Tensor:
 
 
 class VisionBlock(Module):
-    """Norm, attention, add; norm, MLP, add. `parts` are its modules by name, in the order of the checkpoint.
+    """Norm, attention, add; norm, MLP, add.
 
-    `roles` names the first norm, attention, second norm and MLP; `scales` what multiplies the branches, if anything.
-    Of the two terms of a sum the first decides the layout: the branch, or the residual if `residual_first`.
+    parts: its modules by attribute name, in the order of the checkpoint.
+    roles: names of the first norm, the attention, the second norm and the MLP.
+    scales: names of what multiplies the two branches (layer scale).
+    dropout, path_dropout: probability of dropout on the branches, and of dropping a branch.
+    residual_first: the residual, not the branch, is the first term of a sum, which decides the layout.
     """
 
     scope = "residual stream"
@@ -213,7 +221,7 @@ Seen = tuple[Tensor, Tensor | None, tuple[Tensor, ...]]
 def kinds_of(depth: int, keep: Sequence[int] = ()) -> list[object]:
     """The kinds of a tower's blocks, of whose states (0: what goes into the first) those in `keep` are used.
 
-    A block whose output is kept is one of its kind, and those behind the last one are of another: backward never gets
+    A block whose output is kept is one of its kind, and those after the last one are of another: backward never gets
     there. Nothing is kept of a tower whose last states are used.
     """
     last = max(keep, default=depth)
@@ -223,9 +231,11 @@ def kinds_of(depth: int, keep: Sequence[int] = ()) -> list[object]:
 class VisionTower(Module):
     """Embeddings of patches, blocks, norm and pooling of a vision transformer.
 
-    `before` is a norm in front of the blocks, `after` one behind them, and `pool` what pools the normalised states.
-    With `norm_pooled` the norm is on the pooled first token alone, and the states stay as they are (CLIP). `keep` are
-    the indices of states between blocks that it gives as well. `rotary` makes of the pixels what turns query and key.
+    before, after: a norm before and after the blocks.
+    pool: pools the normalised states.
+    norm_pooled: the norm is on the pooled first token only, and the states stay as they are (CLIP).
+    keep: indices of the states between blocks that are returned too.
+    rotary: makes the rotary table of the pixels.
     """
 
     def __init__(
@@ -283,7 +293,10 @@ VISION = "vision"
 """Group of the weights of a vision tower inside a larger model."""
 
 
-def as_tower(tower: Module, group: str = VISION, scope: str = "vision tower") -> Module:
+_M = TypeVar("_M", bound=Module)
+
+
+def as_tower(tower: _M, group: str = VISION, scope: str = "vision tower") -> _M:
     """A tower inside a larger model: its weights and its memory are shown under one name."""
     for _, parameter in tower.tensors():
         parameter.group = group

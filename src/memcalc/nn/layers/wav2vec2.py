@@ -126,7 +126,7 @@ class SpeechMLP(Module):
 
 
 class LanguageAdapter(Module):
-    """Two narrow layers behind a norm, which MMS has one of for each language."""
+    """Two narrow layers after a norm, which MMS has one of for each language."""
 
     scope = "MLP"
 

@@ -13,7 +13,7 @@ from memcalc.nn.module import Module
 
 
 class Adapter(Module):
-    """Two linear layers of low rank, beside a weight that several layers share."""
+    """Two linear layers of low rank, added to a weight that several layers share."""
 
     def __init__(self, inputs: int, rank: int, outputs: int, group: str) -> None:
         self.down = Linear(inputs, rank, group=group)
@@ -26,9 +26,11 @@ class Adapter(Module):
 
 
 class SharedAttention(GroupedQueryAttention):
-    """Attention over hidden states and embeddings side by side, with adapters for each layer of `uses` that shares it.
+    """Attention over hidden states and embeddings side by side, shared by several layers (Zamba 2).
 
-    `use` is the layer that this one stands in; without adapters `uses` is empty.
+    rank, uses: rank of the adapters, and the layers that have one; `uses` is empty without adapters.
+    use: the layer that this one stands in.
+    rotary: queries and keys are rotated.
     """
 
     def __init__(
@@ -43,12 +45,12 @@ class SharedAttention(GroupedQueryAttention):
         rotary: bool,
         dropout: float,
     ) -> None:
-        wide, head_dim = 2 * hidden, 2 * hidden // heads
-        super().__init__(wide, heads, kv_heads, head_dim, rotate=apply_rotary if rotary else None, dropout=dropout)
+        both, head_dim = 2 * hidden, 2 * hidden // heads
+        super().__init__(both, heads, kv_heads, head_dim, rotate=apply_rotary if rotary else None, dropout=dropout)
         self.o_proj = Linear(heads * head_dim, hidden, group="attention")
         self.adapted = uses.index(use) if uses else None
         for name in ("q", "k", "v") if uses else ():
-            setattr(self, f"linear_{name}_adapter_list", [Adapter(wide, rank, wide, "attention") for _ in uses])
+            setattr(self, f"linear_{name}_adapter_list", [Adapter(both, rank, both, "attention") for _ in uses])
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         query, key, value = self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden)

@@ -26,17 +26,17 @@ def stored_weights(
     """
     loaded = [t for t in checkpoint.tensors if built is None or part_of(t.weight, layers) in built]
     packed: Counter[str] = Counter()
-    wide = 0
+    unpacked = 0
     for tensor in loaded:
         if tensor.role is Role.PARAMETER and checkpoint.format != "gguf":
-            wide += tensor.parameters
+            unpacked += tensor.parameters
         elif tensor.role is not Role.BUFFER or checkpoint.format == "gguf":
             packed[_label(tensor)] += tensor.nbytes
     kind = GGUF if checkpoint.format == "gguf" else str(checkpoint.quantization or ", ".join(checkpoint.packings))
     dtype = SHORT.get(checkpoint.stored_dtype or "")
     if not packed and not exact:
         return StoredWeights(dtype=dtype)
-    return StoredWeights(kind if packed else "", dict(packed.most_common()), wide, dtype, exact)
+    return StoredWeights(kind if packed else "", dict(packed.most_common()), unpacked, dtype, exact)
 
 
 def _label(tensor: StoredTensor) -> str:

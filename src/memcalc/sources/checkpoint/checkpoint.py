@@ -74,8 +74,8 @@ class Checkpoint:
     @property
     def stored_dtype(self) -> str | None:
         """The dtype that most wide parameters have; None when there are none."""
-        wide = _by_dtype((t.dtype, t.parameters) for t in self.tensors if t.role is Role.PARAMETER)
-        return next(iter(wide), None)
+        dtypes = _by_dtype((t.dtype, t.parameters) for t in self.tensors if t.role is Role.PARAMETER)
+        return next(iter(dtypes), None)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -96,11 +96,6 @@ class Checkpoint:
             return self.stored_bytes
         size = dtype_bits(dtype)
         return sum(t.parameters * size // 8 if t.role is Role.PARAMETER else t.nbytes for t in self.tensors)
-
-    def dequantized_bytes(self, dtype: str) -> int:
-        """Bytes if the run unpacks every weight to `dtype` (MXFP4 without its kernels, or `dequantize=True`)."""
-        size = dtype_bits(dtype)
-        return sum(t.nbytes if t.role is Role.BUFFER else t.parameters * size // 8 for t in self.tensors)
 
 
 # torch's names of the dtypes that a model may be loaded in, as safetensors spells them.
@@ -164,20 +159,20 @@ def assemble(
         )
     metadata: dict[str, str] = {}
     owners: dict[str, str] = {}
-    tensors, said, twice = [], list(notes), 0
+    tensors, collected, twice = [], list(notes), 0
     for file, header in headers:
         metadata.update(header.metadata)
-        said.extend(header.notes)
+        collected.extend(header.notes)
         for tensor in header.tensors:
             if owners.setdefault(tensor.name, file) == file:
                 tensors.append(tensor)
             else:
                 twice += 1
     if twice:
-        said.append(f"{twice:,} tensors lie in more than one file; each is counted once")
+        collected.append(f"{twice:,} tensors lie in more than one file; each is counted once")
     stored = tuple(understand(tensors, quantization, metadata, owners))
     packings = tuple(dict.fromkeys(tensor.packing for tensor in stored if tensor.packing))
-    said.extend(_doubts(quantization, packings))
+    collected.extend(_doubts(quantization, packings))
     return Checkpoint(
         stored,
         tuple(file for file, _ in headers),
@@ -188,7 +183,7 @@ def assemble(
         declared,
         sum(header.nbytes for _, header in headers),
         tuple(ignored),
-        tuple(said),
+        tuple(collected),
     )
 
 

@@ -158,9 +158,9 @@ def gguf_checkpoint(
 ) -> Checkpoint:
     """One checkpoint out of a GGUF file, or out of all parts of a split one."""
     tensors = []
-    said = list(notes)
+    collected = list(notes)
     for file, header in headers:
-        said.extend(header.notes)
+        collected.extend(header.notes)
         for tensor in header.tensors:
             role = Role.BUFFER if tensor.name in _TABLES else Role.QUANTIZED if tensor.quantized else Role.PARAMETER
             count = 0 if role is Role.BUFFER else prod(tensor.shape)
@@ -179,7 +179,7 @@ def gguf_checkpoint(
         MappingProxyType(text),
         header_bytes=sum(header.nbytes for _, header in headers),
         ignored=tuple(ignored),
-        notes=tuple(said),
+        notes=tuple(collected),
     )
 
 

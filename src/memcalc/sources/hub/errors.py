@@ -44,7 +44,7 @@ def refusal(
         token: whether a token was sent.
         file: whether a file was asked for, of a repository that is known to be there.
     """
-    code, said = headers.get("x-error-code", ""), shown(headers.get("x-error-message", ""))
+    code, message = headers.get("x-error-code", ""), shown(headers.get("x-error-message", ""))
     name = shown(repo_id)
     if code == "GatedRepo":
         return NoAccess(_gated(name, page, token))
@@ -52,21 +52,21 @@ def refusal(
         return NoRevision(f"{name} has no such revision")
     if code == "EntryNotFound" or (file and status == 404):
         return NoEntry(f"{name} lists a file that the Hub does not have; try again later.")
-    if "invalid credentials" in said.lower():
+    if "invalid credentials" in message.lower():
         return NoAccess(
             "the Hub refuses the token; log in again with `huggingface-cli login`, or give a valid --token."
         )
-    if "disabled" in said.lower():
-        return NoAccess(f"access to {name} is disabled on the Hub ({said}).")
+    if "disabled" in message.lower():
+        return NoAccess(f"access to {name} is disabled on the Hub ({message}).")
     if status in (401, 404) and not file:
         return Missing(f"the Hub has no model {name} that this account may see")
     if status in (401, 403):
-        reason = f" ({said})" if said else ""
+        reason = f" ({message})" if message else ""
         return NoAccess(f"the Hub forbids access to {name}{reason}; check the rights of the token.")
     if status == 429 or status >= 500:
         return _busy(status, headers)
     return HubError(
-        f"the Hub answered {status} for {name}{': ' + said if said else ''}; check the name and HF_ENDPOINT."
+        f"the Hub answered {status} for {name}{': ' + message if message else ''}; check the name and HF_ENDPOINT."
     )
 
 

@@ -39,13 +39,13 @@ def ask_listing(client: HubClient, repo_id: str, revision: str) -> Listing:
     info = answer_of(client, client.whole(url, LISTING_CAP).data)
     if not isinstance(info, dict):
         raise _not_data(client)
-    commit, rows, said = info.get("sha"), info.get("siblings"), info.get("id")
+    commit, rows, repository = info.get("sha"), info.get("siblings"), info.get("id")
     if not isinstance(commit, str) or not is_commit(commit) or (is_commit(revision) and commit != revision):
         raise HubError(
             f"{client.host} did not say which commit {shown(repo_id)} is at (it says {shown(commit)}); "
             "check HF_ENDPOINT."
         )
-    name = said if isinstance(said, str) and is_repo_id(said) else repo_id
+    name = repository if isinstance(repository, str) and is_repo_id(repository) else repo_id
     files = _checked(client, rows, "rfilename") if isinstance(rows, list) else ()
     if not files or all(file.nbytes is None for file in files):
         files = _tree(client, name, commit)

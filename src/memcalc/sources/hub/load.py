@@ -29,7 +29,7 @@ from memcalc.sources.repository import read_model
 Progress = Callable[[str], None]
 
 
-def load_hub(
+def load_hub(  # noqa: PLR0913 (one an option of the reader)
     name: str,
     *,
     revision: str | None = None,

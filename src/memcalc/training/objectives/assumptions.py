@@ -30,11 +30,11 @@ def notes(setup: TrainingSetup, completion: int, length: int) -> Iterator[Assump
         "objective_trainer", f"{name} as the {trainer} runs it with its default loss{logged}: {what} of {length} tokens"
     )
     if name in WITH_COMPLETIONS:
-        said = "" if setup.max_completion_length is not None else " (--max-completion-length)"
-        yield Assumption("completion_length", f"{completion} tokens of each sequence are its completion{said}")
+        option = "" if setup.max_completion_length is not None else " (--max-completion-length)"
+        yield Assumption("completion_length", f"{completion} tokens of each sequence are its completion{option}")
     if name in WITH_REFERENCE:
-        said = "" if setup.reference_model is not None else " (--reference-model)"
-        yield Assumption("reference_model", f"reference model: {_BESIDE[setup.reference_used]}{said}")
+        option = "" if setup.reference_model is not None else " (--reference-model)"
+        yield Assumption("reference_model", f"reference model: {_BESIDE[setup.reference_used]}{option}")
     if setup.uses_fused_head:
         yield (
             Assumption(

@@ -32,7 +32,7 @@ def ppo(rollout: Rollout) -> Tensor:
         of_values = _of_values(rollout, own, before, returns, masks[1])
         of_policy = _of_policy(rollout, chosen, old, advantages, masks[0])
         loss = ops.add(of_policy, ops.mul_scalar(of_values))
-    rollout.held += [(tensor, 1) for tensor in (whole, values, chosen, own, of_values, of_policy, loss)]
+    rollout.kept_until_step += [(tensor, 1) for tensor in (whole, values, chosen, own, of_values, of_policy, loss)]
     return loss
 
 
@@ -42,7 +42,7 @@ def _of_values(rollout: Rollout, own: Tensor, before: Tensor, returns: Tensor, m
     one = ops.pow(ops.sub(own, returns))
     two = ops.pow(ops.sub(clipped, returns))
     largest = ops.maximum(one, two)
-    rollout.held += [(tensor, 1) for tensor in (clipped, one, two, largest)]
+    rollout.kept_until_step += [(tensor, 1) for tensor in (clipped, one, two, largest)]
     return ops.mul_scalar(_masked_mean(largest, ops.compare(mask)))
 
 
@@ -53,7 +53,7 @@ def _of_policy(rollout: Rollout, chosen: Tensor, old: Tensor, advantages: Tensor
     one = ops.mul(ops.neg(advantages), ratio)
     two = ops.mul(ops.neg(advantages), ops.clamp(ratio))
     largest = ops.maximum(one, two)
-    rollout.held += [(tensor, 1) for tensor in (difference, ratio, one, two, largest)]
+    rollout.kept_until_step += [(tensor, 1) for tensor in (difference, ratio, one, two, largest)]
     return _masked_mean(largest, ops.compare(mask))
 
 

@@ -14,7 +14,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import FP32, INT64, DType
 from memcalc.training.objectives.frozen_models import FrozenModel
 
-LOSS = "LM head and loss"
+LOSS = "head and loss"
 """The part of the box for logits and what is computed of them."""
 
 
@@ -33,7 +33,7 @@ class Rollout:
     length: int
     value: SequenceClassifier | None = None
     """The value model that PPO trains together with the policy."""
-    held: list[tuple[Tensor, int]] = field(default_factory=list)
+    kept_until_step: list[tuple[Tensor, int]] = field(default_factory=list)
     """Tensors that the trainer holds until the optimizer has stepped, each with its copies."""
 
     @property
@@ -86,7 +86,7 @@ class Rollout:
             run.hidden_states = _of_values
             states = self.value.model(ids, padded)
             values = self.value.score(states)
-            run.hidden_states = self.held
+            run.hidden_states = self.kept_until_step
             return self.policy(Batch(ids, None, padded)), values
         finally:
             run.hidden_states = None

@@ -35,7 +35,7 @@ def _scoring(spec: ModelSpec) -> ModelSpec:
 
 
 def trained(network: Network, spec: ModelSpec, setup: TrainingSetup) -> Module:
-    """All that is trained around `network`: PPO has a value model beside the policy."""
+    """All that is trained with `network`: PPO has a policy and a value model."""
     if setup.objective != "ppo":
         return network
     value = _scoring(spec)
@@ -53,25 +53,23 @@ def run_objective(
     policy = trained.policy if isinstance(trained, frozen_models.PolicyAndValue) else trained
     assert isinstance(policy, Network)
     frozen_models.check_head(policy, setup)
-    beside = _beside(tape, spec, setup, teacher)
+    frozen = _frozen_model(tape, spec, setup, teacher)
     tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
-    rollout = Rollout(tape, policy, beside, setup, autocast_of(setup), length, value)
+    rollout = Rollout(tape, policy, frozen, setup, autocast_of(setup), length, value)
     objectives = FUSED if setup.trainer_used == "trl" else OBJECTIVES
     loss = objectives[setup.objective](rollout)
-    weights = {} if beside is None or not beside.nbytes else {beside.name: beside.nbytes}
+    weights = {} if frozen is None or not frozen.nbytes else {frozen.name: frozen.nbytes}
     if value is not None:
         weights["reward model"] = frozen_models.size(value)
     used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": rollout.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
-    held_until_step_bytes = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.held}
-    aims = ObjectiveExtras(
-        weights, sum(held_until_step_bytes.values()), used, tuple(notes(setup, rollout.completion, length))
-    )
-    return loss, tuple(x for x, _ in rollout.held), aims
+    kept = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.kept_until_step}
+    aims = ObjectiveExtras(weights, sum(kept.values()), used, tuple(notes(setup, rollout.completion, length)))
+    return loss, tuple(x for x, _ in rollout.kept_until_step), aims
 
 
-def _beside(
+def _frozen_model(
     tape: Tape, spec: ModelSpec, setup: TrainingSetup, teacher: ModelSpec | None
 ) -> frozen_models.FrozenModel | None:
     """The reference model or the teacher."""

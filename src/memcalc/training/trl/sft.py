@@ -15,7 +15,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import INT64, DType
 from memcalc.training.objectives.frozen_models import check_head
 
-LOSS = "LM head and loss"
+LOSS = "head and loss"
 
 
 def sft(tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | None, length: int) -> Tensor:

@@ -20,7 +20,7 @@ from memcalc.nn.run_context import run_context
 
 
 class SpectrogramEmbeddings(Module):
-    """Overlapping patches behind a class token and a distillation token, and a trained position for each."""
+    """Overlapping patches after a class token and a distillation token, and a trained position for each."""
 
     scope = "embedding"
 

@@ -89,9 +89,9 @@ class FeatureProjection(Module):
 
 
 class SpeechEncoder(Module):
-    """Positions by convolution, LayerNorm before the layers or, in the `stable` form, behind them.
+    """Positions by convolution, LayerNorm before the layers or, in the `stable` form, after them.
 
-    What a layer gives beside its states goes to the next one (WavLM's bias).
+    What a layer returns besides its states goes to the next one (WavLM's bias).
     """
 
     def __init__(self, c: Config, hidden: int, layers: Stack | None = None) -> None:
@@ -128,7 +128,7 @@ class SpeechEncoder(Module):
             if every is not None:
                 every.append(hidden)
         stay(every)
-        hidden.tape.allocate(0)  # a sample behind the last layer: what this model still holds does not die with it
+        hidden.tape.allocate(0)  # a sample after the last layer: what this model still holds does not die with it
         return self.layer_norm(hidden) if self.stable else hidden
 
 
@@ -192,19 +192,14 @@ SPEECH_DEFAULTS = sizes(
     conv_dim=[512] * 7,
     conv_stride=[5, 2, 2, 2, 2, 2, 2],
     conv_kernel=[10, 3, 3, 3, 3, 2, 2],
-    conv_bias=False,
     num_conv_pos_embeddings=128,
     num_conv_pos_embedding_groups=16,
-    do_stable_layer_norm=False,
     apply_spec_augment=True,
     mask_time_prob=0.05,
     mask_time_length=10,
     mask_feature_prob=0.0,
     classifier_proj_size=256,
     feat_proj_layer_norm=True,
-    conv_pos_batch_norm=False,
-    add_adapter=False,
-    use_weighted_layer_sum=False,
 )
 SPEECH_EVIDENCE = "classification measured, the masks of SpecAugment and the CTC loss read from source"
 

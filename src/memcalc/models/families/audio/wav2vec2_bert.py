@@ -10,7 +10,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.speech_models import speech
 from memcalc.models.families.audio.wav2vec2 import SPEECH_DEFAULTS, SPEECH_EVIDENCE, FeatureProjection
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.attention_backends import attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend_same_dtype, split_heads
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import LayerNorm
@@ -37,14 +37,11 @@ class DistanceAttention(Module):
         self.distance_embedding = Embedding(sum(reach) + 1, self.head_dim, group="attention")
         self.dropout = c.probability("attention_dropout")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
-        query = self._heads(self.linear_q(hidden))
-        key = self._heads(self.linear_k(hidden))
-        value = self._heads(self.linear_v(hidden))
+        query = split_heads(self.linear_q(hidden), self.head_dim)
+        key = split_heads(self.linear_k(hidden), self.head_dim)
+        value = split_heads(self.linear_v(hidden), self.head_dim)
         bias = self._bias(query)
         mask = bias if run_context(query).attention == "eager" else ops.contiguous(bias)
         out, weights = attend_same_dtype(query, key, value, mask, self.dropout, cast_back=False)
@@ -65,7 +62,7 @@ class DistanceAttention(Module):
 
 
 class ConvolutionModule(Module):
-    """Two convolutions over channels with a gate behind the first, and one over time, which sees the past, between."""
+    """Two convolutions over channels with a gate after the first, and one over time, which sees the past, between."""
 
     scope = "convolutions"
 
@@ -150,7 +147,7 @@ class ConformerEncoder(Module):
             if every is not None:
                 every.append(hidden)
         stay(every)
-        hidden.tape.allocate(0)  # a sample behind the last layer: what this model still holds does not die with it
+        hidden.tape.allocate(0)  # a sample after the last layer: what this model still holds does not die with it
         return hidden
 
 
@@ -210,7 +207,6 @@ FAMILIES = table(
             "right_max_position_embeddings": 8,
             "conv_depthwise_kernel_size": 31,
             "conformer_conv_dropout": 0.1,
-            "use_intermediate_ffn_before_adapter": False,
         },
         blocks="encoder",
         attention="eager, sdpa",

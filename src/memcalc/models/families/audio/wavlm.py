@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
@@ -18,10 +20,20 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 
 
+def _bias(layer: Any) -> Tensor:
+    """The bias of a linear layer, or of an adapter around one."""
+    bias: Tensor = layer.bias
+    return bias
+
+
 class GatedBiasAttention(Module):
     """PyTorch's own multi-head attention with a bias that each layer weighs by gates of its input."""
 
     scope = "attention"
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    out_proj: Linear
 
     def __init__(self, c: Config, hidden: int, *, first: bool) -> None:
         self.heads = c.divides("num_attention_heads", "hidden_size")
@@ -45,18 +57,18 @@ class GatedBiasAttention(Module):
         projected = ops.sum(ops.view(projected, *projected.shape[:-1], 2, 4))
         gate_a, gate_b = ops.chunk(ops.sigmoid(projected), 2, -1)
         gate = ops.add_scalar(ops.mul(gate_a, ops.add_scalar(ops.mul(gate_b, self.gru_rel_pos_const))))
-        weighed = ops.mul(ops.view(gate, batch * self.heads, -1, 1), bias)
-        weighed = ops.view(weighed, -1, length, length)
-        out, weights = self._attend(hidden, weighed)
+        gated_bias = ops.mul(ops.view(gate, batch * self.heads, -1, 1), bias)
+        gated_bias = ops.view(gated_bias, -1, length, length)
+        out, weights = self._attend(hidden, gated_bias)
         return out, weights, bias
 
-    def _attend(self, hidden: Tensor, weighed: Tensor) -> tuple[Tensor, Tensor]:
-        turned = ops.transpose(hidden, 0, 1)
-        biases = ops.cat([layer.bias for layer in (self.q_proj, self.k_proj, self.v_proj)], 0)
-        out, weights = self._multi_head(turned, weighed, biases)
+    def _attend(self, hidden: Tensor, gated_bias: Tensor) -> tuple[Tensor, Tensor]:
+        sequence_first = ops.transpose(hidden, 0, 1)
+        biases = ops.cat([_bias(layer) for layer in (self.q_proj, self.k_proj, self.v_proj)], 0)
+        out, weights = self._multi_head(sequence_first, gated_bias, biases)
         return ops.transpose(out, 0, 1), ops.unsqueeze(weights, 1)
 
-    def _multi_head(self, x: Tensor, weighed: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
+    def _multi_head(self, x: Tensor, gated_bias: Tensor, biases: Tensor) -> tuple[Tensor, Tensor]:
         length, batch, hidden = x.shape
         parts = ops.chunk(biases, 3, 0)
         layers = (self.q_proj, self.k_proj, self.v_proj)
@@ -65,7 +77,7 @@ class GatedBiasAttention(Module):
         key = self._split(key)
         value = self._split(value)
         scaled = ops.mul_scalar(query)
-        scores = ops.baddbmm(weighed, scaled, ops.transpose(key, -2, -1))
+        scores = ops.baddbmm(gated_bias, scaled, ops.transpose(key, -2, -1))
         del scaled, key
         scores = ops.softmax(scores)
         scores = ops.dropout(scores, self.dropout)

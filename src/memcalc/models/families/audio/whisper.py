@@ -70,7 +70,7 @@ class WhisperEncoder(Module):
         self.dropout = c.probability("dropout")
 
     def forward(self, ids: Tensor, _padding: bool) -> Tensor:
-        """Mel features [b, mels, 2 s] to hidden states [b, s, h]; the ids only lend their batch size."""
+        """Mel features [b, mels, 2 s] to hidden states [b, s, h]; the ids only give their batch size."""
         tape, dtype = ids.tape, self.conv1.weight.dtype
         features = tape.external_tensor((ids.shape[0], self.mels, 2 * self.length), dtype, OVERHEAD, "mel features")
         inputs_embeds = ops.gelu(self.conv1(features))
@@ -143,7 +143,7 @@ class WhisperForConditionalGeneration(Network):
         hidden = self.model.decoder(decoder_ids, states, cache)
         if cache is not None:
             cache.past += decoder_ids.shape[1]
-        with hidden.tape.scoped("LM head and loss"):
+        with hidden.tape.scoped("head and loss"):
             logits = self.proj_out(hidden)
             loss = None if labels is None else token_loss(logits, labels)
         return Outputs(loss, (logits, states))

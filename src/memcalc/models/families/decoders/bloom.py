@@ -170,7 +170,6 @@ FAMILIES = table(
             "hidden_size": 64,
             "num_hidden_layers": 2,
             "num_attention_heads": 8,
-            "apply_residual_connection_post_layernorm": False,
             "hidden_dropout": 0.0,
             "attention_dropout": 0.0,
             "tie_word_embeddings": True,

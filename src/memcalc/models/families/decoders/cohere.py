@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc import ops
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, windows_by_layer_type
+from memcalc.models.common.decoder import biases, dense_decoder, windows_by_layer_type
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import ParallelBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -17,11 +17,10 @@ from memcalc.nn.model import Network
 
 
 def _command(c: Config, architecture: str | None, attention: dict[str, Any], **rest: Any) -> Network:
-    bias = c.flag("attention_bias")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_pairs_fp32, **attention},
+        attention={**biases(c), "rotate": rotary_pairs_fp32, **attention},
         norm=EagerLayerNorm,
         block=ParallelBlock,
         rotary=RotaryEmbedding(c.head_dim(), pairs=True),

@@ -239,8 +239,6 @@ _DEFAULTS = sizes(
     (65024, 4544, 0, 32, 71, 0, 2048),
     hidden_dropout=0.0,
     attention_dropout=0.0,
-    alibi=False,
-    new_decoder_architecture=False,
     multi_query=True,
     parallel_attn=True,
     bias=False,

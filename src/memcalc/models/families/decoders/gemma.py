@@ -7,7 +7,14 @@ from typing import Any
 
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import SOFT_CAP, dense_decoder, gated_mlp, sorted_windows, windows_by_layer_type
+from memcalc.models.common.decoder import (
+    SOFT_CAP,
+    biases,
+    dense_decoder,
+    gated_mlp,
+    sorted_windows,
+    windows_by_layer_type,
+)
 from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.decoder_blocks import PRE_AND_POST_NORM, DecoderBlock, NormNames
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -17,14 +24,13 @@ from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding
 from memcalc.nn.model import Network
 
 
-def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any], **rest: Any) -> Network:
+def _gemma(c: Config, architecture: str | None, act: str, attention: dict[str, Any], **rest: Any) -> Network:
     if c.flag("use_bidirectional_attention"):
         raise ConfigError(f"{c.where} has 'use_bidirectional_attention', which memcalc does not describe; remove it.")
-    bias = c.flag("attention_bias")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, **attention},
+        attention={**biases(c), **attention},
         mlp=gated_mlp(c, act),
         norm=GemmaRMSNorm,
         embedding=ScaledEmbedding,
@@ -35,12 +41,12 @@ def _kin(c: Config, architecture: str | None, act: str, attention: dict[str, Any
 
 def gemma(c: Config, architecture: str | None) -> Network:
     """Gemma 1: Llama's blocks."""
-    return _kin(c, architecture, "hidden_act", {})
+    return _gemma(c, architecture, "hidden_act", {})
 
 
 def gemma2(c: Config, architecture: str | None, names: NormNames = PRE_AND_POST_NORM) -> Network:
     """Gemma 2: every other layer has the sliding window; soft caps on the logits and on eager attention's scores."""
-    return _kin(
+    return _gemma(
         c,
         architecture,
         "hidden_activation",
@@ -60,7 +66,7 @@ def gemma3_text(c: Config, architecture: str | None) -> Network:
     """Gemma 3: norms on query and key; layers with the sliding window have a rotary embedding of their own."""
     windows = windows_by_layer_type(c, c.integer("sliding_window_pattern"))
     head_dim = c.head_dim()
-    return _kin(
+    return _gemma(
         c,
         architecture,
         "hidden_activation",
@@ -72,6 +78,16 @@ def gemma3_text(c: Config, architecture: str | None) -> Network:
     )
 
 
+_GEMMA2 = sizes(
+    (256000, 2304, 9216, 26, 8, 4, 8192),
+    head_dim=256,
+    hidden_activation="gelu_pytorch_tanh",
+    sliding_window=4096,
+    final_logit_softcapping=30.0,
+    attn_logit_softcapping=50.0,
+    pad_token_id=0,
+    tie_word_embeddings=True,
+)
 FAMILIES = table(
     Family(
         "gemma",
@@ -84,37 +100,8 @@ FAMILIES = table(
             tie_word_embeddings=True,
         ),
     ),
-    Family(
-        "gemma2",
-        gemma2,
-        sizes(
-            (256000, 2304, 9216, 26, 8, 4, 8192),
-            head_dim=256,
-            hidden_activation="gelu_pytorch_tanh",
-            sliding_window=4096,
-            final_logit_softcapping=30.0,
-            attn_logit_softcapping=50.0,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        ),
-        attention="eager, flash",
-    ),
-    Family(
-        "vaultgemma",
-        vaultgemma,
-        sizes(
-            (256000, 2304, 9216, 26, 8, 4, 8192),
-            head_dim=256,
-            hidden_activation="gelu_pytorch_tanh",
-            sliding_window=4096,
-            final_logit_softcapping=30.0,
-            attn_logit_softcapping=50.0,
-            pad_token_id=0,
-            tie_word_embeddings=True,
-        ),
-        attention="eager, flash",
-        verified="measured rows",
-    ),
+    Family("gemma2", gemma2, _GEMMA2, attention="eager, flash"),
+    Family("vaultgemma", vaultgemma, _GEMMA2, attention="eager, flash", verified="measured rows"),
     Family(
         "gemma3_text",
         gemma3_text,

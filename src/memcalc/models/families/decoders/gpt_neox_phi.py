@@ -75,7 +75,7 @@ class FusedHeads(Module):
 
 
 class NeoXBlock(Module):
-    """Attention and MLP side by side or one after the other, each behind a LayerNorm of its own."""
+    """Attention and MLP side by side or one after the other, each after a LayerNorm of its own."""
 
     scope = "residual stream"
 

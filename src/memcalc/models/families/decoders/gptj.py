@@ -32,7 +32,7 @@ class SinusoidTable(Module):
         self.fp32 = fp32
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
-        """The pair for `position_ids`; `x` only lends its dtype."""
+        """The pair for `position_ids`; `x` only gives its dtype."""
         check_length(position_ids, self.embed_positions.shape[0])
         pair = ops.index_select(self.embed_positions, position_ids)
         if not self.fp32:

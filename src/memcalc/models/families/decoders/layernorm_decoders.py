@@ -7,7 +7,7 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, same_window
+from memcalc.models.common.decoder import biases, dense_decoder, same_window
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, ParallelBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -30,7 +30,7 @@ def starcoder2(c: Config, architecture: str | None) -> Network:
         c,
         architecture,
         windows=same_window(c),
-        attention={"bias": bias, "out_bias": bias, "out_dropout": dropout},
+        attention={**biases(c, "use_bias"), "out_dropout": dropout},
         mlp=lambda: _plain(c, bias=bias, dropout=dropout, names=("c_fc", "c_proj")),
         norm=LayerNorm,
         dropout=c.probability("embedding_dropout", 0.0),
@@ -72,11 +72,10 @@ def stablelm(c: Config, architecture: str | None) -> Network:
 
 def nemotron(c: Config, architecture: str | None) -> Network:
     """Nemotron 3 and 4, Minitron: LayerNorm whose weight is added to one, squared ReLU without gate."""
-    bias = c.flag("attention_bias")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_then_rest},
+        attention={**biases(c), "rotate": rotary_then_rest},
         mlp=lambda: _plain(c, bias=c.flag("mlp_bias")),
         norm=ShiftedLayerNorm,
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),

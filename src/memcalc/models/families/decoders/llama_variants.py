@@ -64,7 +64,7 @@ def pattern_length(c: Config) -> int:
 
 
 def exaone4(c: Config, architecture: str | None) -> Network:
-    """EXAONE 4: norms behind the sublayers and on query and key; with a window, only its layers are rotated."""
+    """EXAONE 4: norms after the sublayers and on query and key; with a window, only its layers are rotated."""
     slides = c.has("sliding_window")
     windows = windows_by_layer_type(c, pattern_length(c) if slides else 1)
     return dense_decoder(
@@ -175,7 +175,6 @@ FAMILIES = table(
             (155136, 4096, 27648, 64, 80, 8, 524288),
             head_dim=128,
             attention_bias=True,
-            attention_out_bias=False,
             attention_dropout=0.1,
             residual_dropout=0.1,
             pad_token_id=1,

@@ -1,4 +1,4 @@
-"""OLMo 1 to 3: rotary embedding in fp32; norms without weights in the first, behind the sublayers since the second."""
+"""OLMo 1 to 3: rotary embedding in fp32; norms without weights in the first, after the sublayers since the second."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, sorted_windows, windows_by_layer_type
+from memcalc.models.common.decoder import biases, dense_decoder, sorted_windows, windows_by_layer_type
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -19,24 +19,22 @@ _NORM = partial(RMSNorm, scale_in="mixed")
 
 def olmo(c: Config, architecture: str | None) -> Network:
     """OLMo 1: LayerNorm without weight and bias; queries, keys and values may be clipped."""
-    bias = c.flag("attention_bias")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_cast_back, "clip_qkv": c.has("clip_qkv")},
+        attention={**biases(c), "rotate": rotary_cast_back, "clip_qkv": c.has("clip_qkv")},
         norm=lambda _width: PlainLayerNorm(),
         rotary=RotaryEmbedding(c.head_dim(), fp32=True),
     )
 
 
 def _post_normed(c: Config, architecture: str | None, **rest: Any) -> Network:
-    """Norms behind attention and MLP, and over all heads of query and key."""
-    bias = c.flag("attention_bias")
+    """Norms after attention and MLP, and over all heads of query and key."""
     norm = QKNorm(lambda heads, dim: _NORM(heads * dim), "projection")
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_cast_back, "qk_norm": norm},
+        attention={**biases(c), "rotate": rotary_cast_back, "qk_norm": norm},
         norm=_NORM,
         block=partial(DecoderBlock, names=POST_NORM),
         **rest,

@@ -1,4 +1,4 @@
-"""OPT: learned positions, LayerNorm before or behind each sublayer, a ReLU MLP over flattened rows."""
+"""OPT: learned positions, LayerNorm before or after each sublayer, a ReLU MLP over flattened rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common import heads
 from memcalc.models.family import Family, sizes, table
-from memcalc.nn.layers.attention_backends import attend
+from memcalc.nn.layers.attention_backends import attend, split_heads
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import causal_mask, padding_input
 from memcalc.nn.layers.mlp import activation
@@ -33,17 +33,14 @@ class OPTAttention(Module):
         self.out_proj = Linear(hidden, hidden, bias=bias, group="attention")
         self.dropout = c.probability("attention_dropout")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
         query = ops.mul_scalar(self.q_proj(hidden))
-        query = self._heads(query)
+        query = split_heads(query, self.head_dim)
         key = self.k_proj(hidden)
         value = self.v_proj(hidden)
-        key = self._heads(key)
-        value = self._heads(value)
+        key = split_heads(key, self.head_dim)
+        value = split_heads(value, self.head_dim)
         if (cache := run_context(query).cache) is not None:
             key, value = cache.update(self, key, value)
         out, weights = attend(query, key, value, mask, 1, self.dropout)
@@ -52,7 +49,7 @@ class OPTAttention(Module):
 
 
 class OPTBlock(Module):
-    """Attention and MLP, each with a residual, and with a LayerNorm before it (or behind it: OPT 350m)."""
+    """Attention and MLP, each with a residual, and with a LayerNorm before it (or after it: OPT 350m)."""
 
     scope = "residual stream"
 

@@ -9,6 +9,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common import heads
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.kv_cache import Cache
+from memcalc.nn.layers.attention_backends import split_heads
 from memcalc.nn.layers.bart import BartAttention, BlockStyle, DecoderBlock
 from memcalc.nn.layers.linear import Embedding, PositionTable
 from memcalc.nn.layers.masks import OWN_ONES_NOTE, causal_mask, padding_input
@@ -33,12 +34,12 @@ class FlatAttention(BartAttention):
         query = ops.mul_scalar(self.q_proj(hidden))
         key = self.k_proj(hidden)
         value = self.v_proj(hidden)
-        key = self._heads(key)
-        value = self._heads(value)
+        key = split_heads(key, self.head_dim)
+        value = split_heads(value, self.head_dim)
         if cache is not None:
             key, value = cache.update(self, key, value)
         count, seen = batch * (width // self.head_dim), key.shape[2]
-        query = self._heads(query)
+        query = split_heads(query, self.head_dim)
         query = ops.reshape(query, count, -1, self.head_dim)
         key = ops.reshape(key, count, -1, self.head_dim)
         value = ops.reshape(value, count, -1, self.head_dim)

@@ -33,7 +33,7 @@ class BartForConditionalGeneration(Network):
         labels = None if batch.labels is None else batch.target()
         decoder_ids, cache = self.model.decoder_ids(batch, labels)
         hidden, states = self.model.forward(batch, decoder_ids, cache)
-        with hidden.tape.scoped("LM head and loss"):
+        with hidden.tape.scoped("head and loss"):
             logits = self.lm_head(hidden)
             if self.final_logits_bias is not None:
                 logits = ops.add(logits, self.final_logits_bias)

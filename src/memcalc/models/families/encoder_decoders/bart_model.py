@@ -1,4 +1,4 @@
-"""Encoder and decoder of BART and its kin, by style."""
+"""Encoder and decoder of BART and its relatives, by style."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from memcalc.tables.dtypes import FP32
 
 @dataclass(frozen=True)
 class Style:
-    """In what the family's models differ.
+    """In what the families of BART differ.
 
-    `norm_embeddings`: LayerNorms stand before the sublayers, and one more at the end of each stack. `embedding_norm`: a
-    LayerNorm over the embeddings, in a decoder (`token_norm`) over those of the tokens alone, which are not scaled
-    then. `positions`: what kind they are. `logits_bias`: a buffer is added to the logits. `wraps`: the last label
-    becomes the decoder's first token. The decoder's mask of ones (`keeps_ones`) and positions (`keeps_positions`)
-    outlive what is made of them where their names are not taken for it. `clamp`: see BlockStyle.
+    norm_first: LayerNorms stand before the sublayers, and one more at the end of each stack.
+    embedding_norm: a LayerNorm over the embeddings.
+    positions: the kind of position embedding.
+    token_norm: in a decoder, that LayerNorm is over the token embeddings only, which are not scaled.
+    logits_bias: a buffer is added to the logits.
+    wraps: the last label becomes the decoder's first token.
+    keeps_ones, keeps_positions: the decoder's mask of ones and positions outlive what is made of them.
+    clamp: as of BlockStyle.
     """
 
     norm_first: bool

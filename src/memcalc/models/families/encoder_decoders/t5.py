@@ -1,4 +1,4 @@
-"""T5 and its kin: encoder and decoder with relative position biases, RMS norms before each sublayer, no biases."""
+"""T5 and its relatives: encoder and decoder, relative position biases, RMS norms before each sublayer, no biases."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class T5ForConditionalGeneration(Network):
         decoded = self.decoder(decoder_ids, batch.padding, states, cache)
         if cache is not None:
             cache.past += decoder_ids.shape[1]
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             out = ops.mul_scalar(decoded) if self.scaled else decoded
             logits = self.lm_head(out)
             loss = None if labels is None else token_loss(logits, labels)

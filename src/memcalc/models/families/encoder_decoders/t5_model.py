@@ -1,4 +1,4 @@
-"""Blocks of T5 and its kin: attention with position biases, plain and gated feed-forward."""
+"""Blocks of T5 and its relatives: attention with position biases, plain and gated feed-forward."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
 from memcalc.models.family import Family, sizes, table
 from memcalc.nn.kv_cache import Cache
-from memcalc.nn.layers.attention_backends import attend
+from memcalc.nn.layers.attention_backends import attend, split_heads
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -48,20 +48,17 @@ class CrossAttention(Module):
         self.v_proj = Linear(states, kv_heads * self.head_dim, bias=bias, group="attention")
         self.o_proj = Linear(heads * self.head_dim, hidden, bias=bias, group="attention")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(
         self, hidden: Tensor, mask: Tensor | None, states: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Tensor | None]:
         """[b, t, h] and the encoder's states [b, s, h] to [b, t, h], and the probabilities where they exist."""
-        query = self._heads(self.q_proj(hidden))
-        held = None if cache is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        query = split_heads(self.q_proj(hidden), self.head_dim)
+        cached = None if cache is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
-            key = self._heads(self.k_proj(states))
-            value = self._heads(self.v_proj(states))
+            key = split_heads(self.k_proj(states), self.head_dim)
+            value = split_heads(self.v_proj(states), self.head_dim)
             if cache is not None:
                 key, value = cache.update(self, key, value)
         out, weights = attend(
@@ -176,7 +173,7 @@ class GemmaSide(Module):
         hidden = ops.dropout(hidden, self.dropout)
         rotation = self.rotary_emb(hidden, position_ids)
         for layer in self.layers:
-            mask = masks[layer.module.self_attn.window]
+            mask = masks[vars(layer.module)["self_attn"].window]
             if states is None:
                 hidden = layer(hidden, rotation, mask, position_ids)
             else:
@@ -210,7 +207,7 @@ class T5GemmaForConditionalGeneration(Network):
         hidden = self.decoder(decoder_ids, batch.padding, states, cache)
         if cache is not None:
             cache.past += decoder_ids.shape[1]
-        with tape.scoped("LM head and loss"):
+        with tape.scoped("head and loss"):
             logits = self.lm_head(hidden)
             for function in SOFT_CAP if self.attn_logit_softcapping else ():
                 logits = function(logits)

@@ -1,4 +1,4 @@
-"""BERT and its nearest kin: learned positions, LayerNorm after each sublayer, dropout, a layer for every position."""
+"""BERT and its relatives: learned positions, LayerNorm after each sublayer, dropout, a layer for every position."""
 
 from __future__ import annotations
 
@@ -178,7 +178,6 @@ _BASE = llama_sizes(
     attention_probs_dropout_prob=0.1,
     type_vocab_size=2,
     tie_word_embeddings=True,
-    is_decoder=False,
 )
 
 FAMILIES = table(

@@ -132,8 +132,10 @@ class DebertaEncoder(Module):
     def __init__(self, c: Config, hidden: int) -> None:
         at = self.at = Positions(c)
         convolves = c.integer("conv_kernel_size", 0, minimum=0) > 0
-        # Work between two layers counts to the one that follows, so that one of its own kind is behind the convolution.
-        kinds = ["behind" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))]
+        # Work between two layers counts with the second: the layer after the convolution has a kind of its own.
+        kinds = [
+            "convolution" if convolves and layer == 1 else "layer" for layer in range(c.integer("num_hidden_layers"))
+        ]
         self.layer = Stack(kinds, lambda _: DebertaLayer(c, hidden, at))
         self.rel_embeddings = Embedding(2 * at.span, hidden, group="attention") if at.relative else None
         self.LayerNorm = LayerNorm(hidden) if at.normed else None
@@ -156,7 +158,7 @@ class DebertaEncoder(Module):
                 out = self.conv(hidden, out, input_mask)
             states = [*states, out]
             following = out
-        hidden.tape.allocate(0)  # a sample behind the last layer: its input does not die with it
+        hidden.tape.allocate(0)  # a sample after the last layer: its input does not die with it
         return states
 
 
@@ -181,7 +183,7 @@ class DebertaModel(Module):
 class DebertaHead(Module):
     """The newer vocabulary head: the embedding's own table as a matrix, and a bias."""
 
-    scope = "LM head and loss"
+    scope = "head and loss"
 
     def __init__(self, c: Config, hidden: int, table: Embedding) -> None:
         self.dense = Linear(hidden, hidden, bias=True, group="LM head")
@@ -239,7 +241,6 @@ FAMILIES = table(
             hidden_dropout_prob=0.1,
             attention_probs_dropout_prob=0.1,
             type_vocab_size=0,
-            relative_attention=False,
             max_relative_positions=-1,
             position_biased_input=True,
             pooler_dropout=0.0,

@@ -9,7 +9,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
 from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.activations import gelu_of_erf
-from memcalc.nn.layers.attention_backends import attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend_same_dtype, split_heads
 from memcalc.nn.layers.bert import DenseAdd, Pooler, count_tokens
 from memcalc.nn.layers.linear import Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import padding_input
@@ -92,14 +92,11 @@ class EsmSelfAttention(Module):
         self.value = Linear(hidden, hidden, bias=True, group="attention")
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor, mask: Tensor | None, rotation: Rotation | None) -> tuple[Tensor, Tensor | None]:
         """[b, s, h] to [b, s, h], and the probabilities where they exist."""
-        query = self._heads(self.query(hidden))
-        key = self._heads(self.key(hidden))
-        value = self._heads(self.value(hidden))
+        query = split_heads(self.query(hidden), self.head_dim)
+        key = split_heads(self.key(hidden), self.head_dim)
+        value = split_heads(self.value(hidden), self.head_dim)
         query = ops.mul_scalar(query)
         if rotation is not None:
             query, key = rotary_in_fp32(query, key, *rotation)
@@ -162,7 +159,7 @@ class EsmLayer(Module):
 
 
 class EsmEncoder(Module):
-    """The stack of layers and a LayerNorm behind it."""
+    """The stack of layers and a LayerNorm after it."""
 
     def __init__(self, layer: Stack, hidden: int, rotary: Module | None) -> None:
         self.rotary_embeddings = rotary
@@ -187,7 +184,7 @@ class ContactHead(Module):
 class EsmLMHead(Module):
     """LayerNorm(gelu(dense(x))), the projection to the vocabulary, and a bias that is added to it."""
 
-    scope = "LM head and loss"
+    scope = "head and loss"
 
     def __init__(self, hidden: int, embedding: Embedding, *, tied: bool) -> None:
         vocab = embedding.weight.shape[0]
@@ -241,8 +238,6 @@ FAMILIES = table(
             hidden_dropout_prob=0.1,
             attention_probs_dropout_prob=0.1,
             position_embedding_type="absolute",
-            emb_layer_norm_before=False,
-            token_dropout=False,
             tie_word_embeddings=True,
         ),
         blocks="encoder",

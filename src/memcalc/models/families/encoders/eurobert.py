@@ -128,13 +128,7 @@ FAMILIES = table(
     Family(
         "eurobert",
         eurobert,
-        llama_sizes(
-            (128256, 768, 3072, 12, 12, 0, 0),
-            attention_bias=False,
-            attention_dropout=0.0,
-            mlp_bias=False,
-            classifier_pooling="late",
-        ),
+        llama_sizes((128256, 768, 3072, 12, 12, 0, 0), attention_dropout=0.0, classifier_pooling="late"),
         blocks="encoder",
         verified="measured rows",
     )

@@ -8,6 +8,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.encoder import EncoderModel, roberta_like_encoder
 from memcalc.models.family import Family, llama_sizes, table
+from memcalc.nn.layers.attention_backends import split_heads
 from memcalc.nn.layers.bert import DenseActivation, DenseAddNorm, EncoderEmbeddings, Pooler
 from memcalc.nn.layers.encoder_heads import VocabularyHead
 from memcalc.nn.layers.linear import Embedding, Linear
@@ -36,14 +37,11 @@ class MPNetAttention(Module):
         self.o = Linear(hidden, hidden, bias=True, group="attention")
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor, mask: Tensor | None, bias: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]; `bias` is [b, heads, s, s]."""
-        query = self._heads(self.q(hidden))
-        key = self._heads(self.k(hidden))
-        value = self._heads(self.v(hidden))
+        query = split_heads(self.q(hidden), self.head_dim)
+        key = split_heads(self.k(hidden), self.head_dim)
+        value = split_heads(self.v(hidden), self.head_dim)
         scores = ops.matmul(query, ops.transpose(key, -1, -2))
         scores = ops.mul_scalar(scores)
         scores = ops.add_(scores, bias)

@@ -72,7 +72,7 @@ class PreNormLayer(Module):
 
 
 class PreNormEncoder(Module):
-    """The stack of layers, and a LayerNorm behind it."""
+    """The stack of layers, and a LayerNorm after it."""
 
     def __init__(self, c: Config, hidden: int, *, within: bool) -> None:
         depth = c.integer("num_hidden_layers")
@@ -121,7 +121,6 @@ _DEFAULTS = llama_sizes(
     attention_probs_dropout_prob=0.1,
     type_vocab_size=2,
     tie_word_embeddings=True,
-    is_decoder=False,
 )
 _XL = sizes((250880, 2560, 10240, 36, 32, 0, 514), type_vocab_size=1)
 

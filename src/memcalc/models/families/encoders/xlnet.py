@@ -169,7 +169,7 @@ class XLNetLMHeadModel(Network):
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits: every token predicts its own label."""
         hidden, received = self.transformer(batch.ids, batch.padding)
-        with hidden.tape.scoped("LM head and loss"):
+        with hidden.tape.scoped("head and loss"):
             logits = self.lm_loss(hidden)
             loss = None if batch.labels is None else token_loss(logits, batch.labels)
         return Outputs(loss, (logits, received))

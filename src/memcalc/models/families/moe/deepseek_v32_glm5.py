@@ -19,7 +19,7 @@ from memcalc.nn.module import Module
 
 
 class IndexedBlock(Module):
-    """Norm, attention, add; norm, MLP, add. What the indexer chose is handed on beside the hidden states."""
+    """Norm, attention, add; norm, MLP, add. What the indexer chose is passed on with the hidden states."""
 
     scope = "residual stream"
 

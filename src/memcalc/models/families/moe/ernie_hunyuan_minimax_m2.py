@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import POST_NORM, DecoderBlock
 from memcalc.nn.layers.grouped_query_attention import QKNorm
@@ -26,7 +26,7 @@ def _experts(c: Config, width: str, count: str, per_token: str = "num_experts_pe
 
 
 def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
-    """ERNIE 4.5 with experts: the dense one's attention; shared experts beside the routed ones."""
+    """ERNIE 4.5 with experts: the dense one's attention; shared and routed experts."""
     bias, hidden, depth = c.flag("use_bias"), c.integer("hidden_size"), c.integer("num_hidden_layers")
     first, every = c.integer("moe_layer_start_index", minimum=0), c.integer("moe_layer_interval")
     given = c.get("moe_layer_end_index")
@@ -37,22 +37,22 @@ def ernie4_5_moe(c: Config, architecture: str | None) -> Network:
         experts = _experts(c, "moe_intermediate_size", "moe_num_experts", "moe_k")
         router = BiasCorrectedRouter(hidden, experts.count, experts.per_token, softmax=True)
         width = c.integer("moe_intermediate_size") * shared
-        beside = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
-        return MixtureOfExperts(router, experts, beside)
+        shared_experts = GatedMLP(hidden, width, c.text("hidden_act"), bias=bias) if shared else None
+        return MixtureOfExperts(router, experts, shared_experts)
 
     mlp = gated_mlp(c, bias=bias)
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_pairs_upcast, "dropout": 0.0},
+        attention={**biases(c, "use_bias"), "rotate": rotary_pairs_upcast, "dropout": 0.0},
         mlp=[mixture if first <= i <= last and (i + 1) % every == 0 else mlp for i in range(depth)],
         rotary=RotaryEmbedding(c.head_dim(), fp32=True),
     )
 
 
 def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
-    """Hunyuan with experts: norms on query and key behind the rotation, a router in fp32, one shared MLP."""
-    hidden, bias = c.integer("hidden_size"), c.flag("attention_bias")
+    """Hunyuan with experts: norms on query and key after the rotation, a router in fp32, one shared MLP."""
+    hidden = c.integer("hidden_size")
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_experts", "moe_topk")
@@ -60,7 +60,7 @@ def hunyuan_v1_moe(c: Config, architecture: str | None) -> Network:
         return MixtureOfExperts(TopKRouter(hidden, experts.count, experts.per_token, fp32=True), experts, shared)
 
     norm = QKNorm(lambda _heads, dim: RMSNorm(dim), "after_rotary", ("query_layernorm", "key_layernorm"))
-    return dense_decoder(c, architecture, mlp=mixture, attention={"bias": bias, "out_bias": bias, "qk_norm": norm})
+    return dense_decoder(c, architecture, mlp=mixture, attention={**biases(c), "qk_norm": norm})
 
 
 def minimax_m2(c: Config, architecture: str | None) -> Network:
@@ -82,7 +82,7 @@ def minimax_m2(c: Config, architecture: str | None) -> Network:
 
 def flex_olmo(c: Config, architecture: str | None) -> Network:
     """FlexOLMo: OLMo 2 with OLMoE's experts."""
-    bias, norm = c.flag("attention_bias"), partial(RMSNorm, scale_in="mixed")
+    norm = partial(RMSNorm, scale_in="mixed")
 
     def mixture() -> Module:
         experts = _experts(c, "intermediate_size", "num_experts")
@@ -91,8 +91,7 @@ def flex_olmo(c: Config, architecture: str | None) -> Network:
         return MixtureOfExperts(router, experts)
 
     attention = {
-        "bias": bias,
-        "out_bias": bias,
+        **biases(c),
         "rotate": rotary_cast_back,
         "qk_norm": QKNorm(lambda heads, dim: norm(heads * dim), "projection"),
     }
@@ -113,7 +112,6 @@ FAMILIES = table(
         ernie4_5_moe,
         llama_sizes(
             (103424, 2560, 12288, 28, 20, 4, 0),
-            use_bias=False,
             moe_intermediate_size=1536,
             moe_k=6,
             moe_num_experts=64,
@@ -132,12 +130,7 @@ FAMILIES = table(
         "hunyuan_v1_moe",
         hunyuan_v1_moe,
         llama_sizes(
-            (290943, 4096, 11008, 32, 32, 0, 0),
-            attention_bias=False,
-            attention_dropout=0.0,
-            num_experts=1,
-            moe_topk=1,
-            pad_token_id=0,
+            (290943, 4096, 11008, 32, 32, 0, 0), attention_dropout=0.0, num_experts=1, moe_topk=1, pad_token_id=0
         ),
         {"num_experts_per_tok": "moe_topk", "num_local_experts": "num_experts"},
         kinds="decoder, experts",
@@ -163,11 +156,9 @@ FAMILIES = table(
         flex_olmo,
         llama_sizes(
             (100352, 4096, 11008, 32, 32, 0, 0),
-            attention_bias=False,
             attention_dropout=0.0,
             num_experts_per_tok=5,
             num_experts=7,
-            norm_topk_prob=False,
             pad_token_id=100277,
             router_aux_loss_coef=0.01,
         ),

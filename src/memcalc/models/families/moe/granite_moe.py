@@ -6,7 +6,7 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder
+from memcalc.models.common.decoder import biases, dense_decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mamba2 import mixer_of
@@ -27,12 +27,11 @@ def _mixture(c: Config) -> MixtureOfExperts:
 
 def granitemoe(c: Config, architecture: str | None) -> Network:
     """Granite 3 with experts: embeddings, residual branches and logits multiplied by numbers."""
-    bias = c.flag("attention_bias")
     return dense_decoder(
         c,
         architecture,
         mlp=partial(_mixture, c),
-        attention={"bias": bias, "out_bias": bias},
+        attention=biases(c),
         block=partial(DecoderBlock, residual_multiplier=True, order="self_attn norms mlp"),
         logit_transforms=[ops.mul_scalar],
         embedding_multiplier=True,
@@ -45,7 +44,7 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
     types = c.layer_types(["linear_attention"] * depth)
     recurrent = [kind in ("linear_attention", "mamba") for kind in types]
     rotated = c.get("position_embedding_type") == "rope"
-    bias, width = c.flag("attention_bias"), c.integer("shared_intermediate_size")
+    width = c.integer("shared_intermediate_size")
 
     def feed_forward() -> Module:
         shared = FusedGatedMLP(hidden, width, c.text("hidden_act"), ("input_linear", "output_linear"))
@@ -58,7 +57,7 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
         rope_layers=[rotated] * depth,
         make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=feed_forward,
-        attention={"bias": bias, "out_bias": bias},
+        attention=biases(c),
         rotary=None if rotated else False,
         block=partial(DecoderBlock, residual_multiplier=True, order="norms mlp self_attn"),
         logit_transforms=[ops.mul_scalar],
@@ -69,7 +68,6 @@ def granitemoehybrid(c: Config, architecture: str | None) -> Network:
 
 _GRANITE: dict[str, object] = llama_sizes(
     (32000, 4096, 11008, 32, 32, 0, 0),
-    attention_bias=False,
     attention_dropout=0.0,
     num_local_experts=8,
     num_experts_per_tok=2,
@@ -90,7 +88,6 @@ FAMILIES = table(
             "mamba_d_conv": 4,
             "mamba_chunk_size": 256,
             "mamba_conv_bias": True,
-            "mamba_proj_bias": False,
             "mamba_expand": 2,
         },
         {"layers_block_type": "layer_types"},

@@ -44,7 +44,7 @@ def _l2_norm(x: Tensor) -> Tensor:
 
 
 def rotated(query: Tensor, key: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [b, s, h, d] as complex numbers, turned by `table` [rows, s, d / 2]."""
+    """Query and key [b, s, h, d] as complex numbers, rotated by `table` [rows, s, d / 2]."""
     query_pairs = ops.view_as_complex(ops.reshape(ops.to(query, FP32), *query.shape[:-1], -1, 2))
     key_pairs = ops.view_as_complex(ops.reshape(ops.to(key, FP32), *key.shape[:-1], -1, 2))
     query_out = _flat(ops.view_as_real(ops.mul_complex(query_pairs, ops.unsqueeze(table, 2))))
@@ -57,10 +57,10 @@ def _flat(pairs: Tensor) -> Tensor:
 
 
 class Llama4Attention(Module):
-    """Grouped-query attention with complex rotary embedding and norms on query and key, or with neither.
+    """Grouped-query attention with complex rotary embedding. Eager softmax is in the scores' dtype.
 
-    Layers without positions may be `tuned`: queries times a factor that grows with the context. Eager softmax is in
-    the scores' dtype.
+    rotated, normed: queries and keys are rotated, and normalised.
+    tuned: queries are multiplied by a factor that grows with the context (layers without positions).
     """
 
     scope = "attention"
@@ -273,7 +273,6 @@ FAMILIES = table(
             no_rope_layer_interval=4,
             attention_chunk_size=8192,
             attn_temperature_tuning=True,
-            attention_bias=False,
             attention_dropout=0.0,
         ),
         kinds="decoder, experts",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, gated_mlp, same_window, windows_by_layer_type
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp, same_window, windows_by_layer_type
 from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
@@ -63,15 +63,14 @@ def qwen3_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
 def qwen3_moe(c: Config, architecture: str | None) -> Network:
     """Qwen 3 with experts: a norm over each head's query and key."""
     window = c.optional("sliding_window") if c.flag("use_sliding_window") else None
-    bias = c.flag("attention_bias")
     windows = [window] * c.integer("num_hidden_layers")
-    attention = {"bias": bias, "out_bias": bias, "qk_norm": True}
+    attention = {**biases(c), "qk_norm": True}
     mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
     return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
 
 
 def qwen_shared_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
-    """What makes Qwen's mixture with a shared expert behind a sigmoid gate."""
+    """What makes Qwen's mixture with a shared expert after a sigmoid gate."""
     hidden = c.integer("hidden_size")
 
     def mixture() -> Module:
@@ -106,10 +105,8 @@ def olmoe(c: Config, architecture: str | None) -> Network:
         )
         return MixtureOfExperts(gate, experts)
 
-    bias = c.flag("attention_bias")
     attention = {
-        "bias": bias,
-        "out_bias": bias,
+        **biases(c),
         "clip_qkv": c.has("clip_qkv"),
         "qk_norm": QKNorm(lambda heads, dim: RMSNorm(heads * dim), "projection"),
     }
@@ -127,7 +124,6 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
             TopKThenSoftmaxRouter(hidden, count, per_token, bias=True), experts, returns_weights=True
         )
 
-    bias = c.flag("attention_bias")
     windows, window = windows_by_layer_type(c, 2), c.optional("sliding_window")
     return dense_decoder(
         c,
@@ -136,7 +132,7 @@ def gpt_oss(c: Config, architecture: str | None) -> Network:
         masks=[None, window],
         mlp=mixture,
         norm=partial(RMSNorm, scale_in="mixed"),
-        attention={"bias": bias, "out_bias": bias, "sinks": True, "rotate": rotary_of_halves},
+        attention={**biases(c), "sinks": True, "rotate": rotary_of_halves},
         rotary=RotaryEmbedding(c.head_dim(), once=True),
     )
 
@@ -177,8 +173,6 @@ FAMILIES = table(
             router_aux_loss_coef=0.01,
             num_experts=64,
             num_experts_per_tok=8,
-            norm_topk_prob=False,
-            attention_bias=False,
             attention_dropout=0.0,
             pad_token_id=1,
         ),
@@ -197,7 +191,6 @@ FAMILIES = table(
             num_experts_per_tok=4,
             num_experts=60,
             sliding_window=4096,
-            norm_topk_prob=False,
             qkv_bias=True,
             max_window_layers=28,
             attention_dropout=0.0,
@@ -214,9 +207,7 @@ FAMILIES = table(
             moe_intermediate_size=768,
             num_experts_per_tok=8,
             num_experts=128,
-            norm_topk_prob=False,
             sliding_window=4096,
-            attention_bias=False,
         ),
         {"num_local_experts": "num_experts"},
         kinds="decoder, experts",

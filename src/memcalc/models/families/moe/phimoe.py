@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import dense_decoder, same_window
+from memcalc.models.common.decoder import biases, dense_decoder, same_window
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import activation
@@ -47,7 +47,7 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
     tape = scores.tape
     weights: list[Tensor] = []
     indices: list[Tensor] = []
-    held: list[Tensor] = []
+    alive: list[Tensor] = []
     source = scores
     for turn in range(2):
         threshold, best, divisor = _far(source, scores)
@@ -65,8 +65,8 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
             factor = ops.to(ops.empty_like(either, FP32), gates.dtype)
             del either
             weight = ops.routed_multiplier(scores, multiplier, chosen, gates)
-            held += [highest, factor]
-        held += [gates, multiplier, threshold, divisor]
+            alive += [highest, factor]
+        alive += [gates, multiplier, threshold, divisor]
         weights.append(weight)
         indices.append(chosen)
         if not turn:
@@ -77,7 +77,7 @@ def _drawn(scores: Tensor) -> tuple[Tensor, Tensor]:
 def phimoe(c: Config, architecture: str | None) -> Network:
     """Phi-3.5-MoE and Phi-mini-MoE."""
     hidden, count, width = c.integer("hidden_size"), c.integer("num_local_experts"), c.integer("intermediate_size")
-    act, bias = activation(c.text("hidden_act")), c.flag("attention_bias")
+    act = activation(c.text("hidden_act"))
     windows = same_window(c)
     noisy = c.number("input_jitter_noise", 0.0) > 0  # the block multiplies its input by noise, and the router again
 
@@ -91,7 +91,7 @@ def phimoe(c: Config, architecture: str | None) -> Network:
         windows=windows,
         mlp=mixture,
         norm=LayerNorm,
-        attention={"bias": bias, "out_bias": bias},
+        attention=biases(c),
         rotary=RotaryEmbedding(c.head_dim()),
         head_bias=c.flag("lm_head_bias"),
     )
@@ -102,12 +102,7 @@ FAMILIES = table(
         "phimoe",
         phimoe,
         llama_sizes(
-            (32064, 4096, 6400, 32, 32, 8, 0),
-            attention_dropout=0.0,
-            num_local_experts=16,
-            attention_bias=False,
-            lm_head_bias=False,
-            router_aux_loss_coef=0.001,
+            (32064, 4096, 6400, 32, 32, 8, 0), attention_dropout=0.0, num_local_experts=16, router_aux_loss_coef=0.001
         ),
         kinds="decoder, experts",
     )

@@ -76,7 +76,7 @@ def lfm2(c: Config, architecture: str | None) -> Network:
 
 
 def lfm2_moe(c: Config, architecture: str | None) -> Network:
-    """LFM2 with experts behind a few dense layers."""
+    """LFM2 with experts after a few dense layers."""
     hidden, depth = c.integer("hidden_size"), c.integer("num_hidden_layers")
     dense = c.integer("num_dense_layers", minimum=0)
     count, per_token = c.integer("num_experts"), c.within("num_experts_per_tok", "num_experts")
@@ -102,7 +102,6 @@ FAMILIES = table(
         sizes(
             (65536, 2560, 12288, 32, 32, 8, 0),
             conv_L_cache=3,
-            conv_bias=False,
             block_auto_adjust_ff_dim=True,
             block_ffn_dim_multiplier=1.0,
             block_multiple_of=256,
@@ -125,7 +124,6 @@ FAMILIES = table(
             use_expert_bias=True,
             norm_topk_prob=True,
             conv_L_cache=3,
-            conv_bias=False,
             pad_token_id=0,
             tie_word_embeddings=True,
         ),

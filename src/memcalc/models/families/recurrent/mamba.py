@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM, DecoderModel
-from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
 from memcalc.models.common.heads import decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, MixerBlock
@@ -34,10 +34,10 @@ def in_fp32(logits: Tensor) -> Tensor:
 def mamba2(c: Config, architecture: str | None) -> Network:
     """Mamba 2 and Codestral Mamba, without the `mamba_ssm` kernels."""
     hidden, bias = c.integer("hidden_size"), c.flag("use_bias")
-    inner, held = c.integer("expand") * hidden, c.integer("num_heads") * c.integer("head_dim")
-    if inner != held:
+    inner, all_heads = c.integer("expand") * hidden, c.integer("num_heads") * c.integer("head_dim")
+    if inner != all_heads:
         raise ConfigError(
-            f"{c.where} has 'expand' times 'hidden_size' {inner}, but 'num_heads' times 'head_dim' {held}; they "
+            f"{c.where} has 'expand' times 'hidden_size' {inner}, but 'num_heads' times 'head_dim' {all_heads}; they "
             "must be equal, correct one."
         )
     shape = Mamba2Shape(
@@ -118,14 +118,13 @@ def bamba(c: Config, architecture: str | None) -> Network:
     """Bamba: Mamba 2 mixers and a few layers of attention, of which half of each head is rotated."""
     attends = set(c.integers("attn_layer_indices"))
     recurrent = [layer not in attends for layer in range(c.integer("num_hidden_layers"))]
-    bias = c.flag("attention_bias")
     network = dense_decoder(
         c,
         architecture,
         windows=[RECURRENT if kind else None for kind in recurrent],
         make_attention=lambda layer: mixer_of(c) if recurrent[layer] else None,
         mlp=gated_mlp(c, bias=c.flag("mlp_bias")),
-        attention={"bias": bias, "out_bias": bias, "rotate": rotary_of_part},
+        attention={**biases(c), "rotate": rotary_of_part},
         rotary=RotaryEmbedding(c.rotary_dim(c.head_dim(), 0.5)),
         block=partial(DecoderBlock, order="mlp norms self_attn", returns_weights=True),
     )
@@ -141,7 +140,6 @@ _MAMBA: dict[str, object] = {
     "num_hidden_layers": 32,
     "expand": 2,
     "conv_kernel": 4,
-    "use_bias": False,
     "use_conv_bias": True,
     "hidden_act": "silu",
     "time_step_rank": "auto",
@@ -161,10 +159,7 @@ FAMILIES = table(
             mamba_d_conv=4,
             mamba_chunk_size=256,
             mamba_conv_bias=True,
-            mamba_proj_bias=False,
             mamba_expand=2,
-            attention_bias=False,
-            mlp_bias=False,
         ),
         kinds="Mamba 2, attention",
     ),
@@ -184,7 +179,6 @@ FAMILIES = table(
             "n_groups": 8,
             "chunk_size": 256,
             "conv_kernel": 4,
-            "use_bias": False,
             "use_conv_bias": True,
             "residual_in_fp32": True,
             "hidden_act": "silu",

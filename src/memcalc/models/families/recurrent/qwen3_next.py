@@ -30,7 +30,7 @@ class RotaryOfGrids(Module):
         self.original_inv_freq = Buffer(dim // 2)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
-        """The pair [b, s, dim] for positions [1, s], or [3, b, s] where images are; `x` [b, s, h] lends its dtype."""
+        """The pair [b, s, dim] for positions [1, s], or [3, b, s] where images are; `x` [b, s, h] gives its dtype."""
         grids = position_ids
         if len(grids.shape) == 2:
             grids = ops.expand(ops.unsqueeze(position_ids, 0), 3, x.shape[0], -1)
@@ -101,7 +101,6 @@ _DELTA: dict[str, object] = {
     "num_attention_heads": 16,
     "hidden_act": "silu",
     "head_dim": 256,
-    "attention_bias": False,
     "attention_dropout": 0.0,
     "linear_conv_kernel_dim": 4,
     "linear_key_head_dim": 128,

@@ -26,11 +26,11 @@ from memcalc.tables.dtypes import BF16
 
 
 class LocalAttention(GroupedQueryAttention):
-    """Grouped-query attention with a sliding window, which makes its own rotary table of `turned` elements a head."""
+    """Grouped-query attention with a sliding window, with its own rotary table of `rotary_dim` elements a head."""
 
-    def __init__(self, turned: int, hidden: int, *heads: int, **options: Any) -> None:
+    def __init__(self, rotary_dim: int, hidden: int, *heads: int, **options: Any) -> None:
         super().__init__(hidden, *heads, **options)
-        self.rotary_emb = RotaryEmbedding(turned)
+        self.rotary_emb = RotaryEmbedding(rotary_dim)
         self.rotate = self._turn  # type: ignore[assignment]  # of positions
 
     def _turn(self, query: Tensor, key: Tensor, position_ids: Tensor) -> tuple[Tensor, ...]:
@@ -175,7 +175,6 @@ FAMILIES = table(
             hidden_activation="gelu_pytorch_tanh",
             block_types=["recurrent", "recurrent", "attention"],
             attention_dropout=0.0,
-            attention_bias=False,
             pad_token_id=0,
             tie_word_embeddings=True,
         ),

@@ -116,7 +116,7 @@ class TimeMix(Module):
 
 
 class ChannelMix(Module):
-    """RWKV's MLP: a squared ReLU behind a gate, on tokens mixed with those before them."""
+    """RWKV's MLP: a squared ReLU after a gate, on tokens mixed with those before them."""
 
     scope = "MLP"
 

@@ -17,7 +17,7 @@ from memcalc.tables.dtypes import INT64
 
 
 class BeitEmbeddings(Module):
-    """Patches behind a class token, and a trained position for each where the config asks for them."""
+    """Patches after a class token, and a trained position for each where the config asks for them."""
 
     scope = "embedding"
 
@@ -55,7 +55,7 @@ class RelativePositionBias(Module):
         self.index = (index,)  # shared by all: no weight of this module
 
     def forward(self, states: Tensor) -> Tensor:
-        """The bias; the states only lend their tape."""
+        """The bias; the states only give their tape."""
         table, (index,) = self.relative_position_bias_table, self.index
         between = table.shape[0] - 3
         places = ops.narrow(table, 0, between)
@@ -178,10 +178,7 @@ FAMILIES = table(
             hidden_act="gelu",
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
-            use_mask_token=False,
             use_absolute_position_embeddings=False,
-            use_relative_position_bias=False,
-            use_shared_relative_position_bias=False,
             layer_scale_init_value=0.1,
             drop_path_rate=0.1,
             use_mean_pooling=True,

@@ -29,7 +29,7 @@ from memcalc.tables.dtypes import FP32, INT64
 class ClipModel(Network):
     """Both towers: texts and images of a batch, matched by their cosines.
 
-    `projected` is the width of projections behind the towers (CLIP); `sigmoid` says that each pair is judged by itself
+    `projected` is the width of projections after the towers (CLIP); `sigmoid` says that each pair is judged by itself
     (SigLIP) instead of against all others.
     """
 

@@ -32,7 +32,7 @@ class ChannelsFirstLayerNorm(Module):
 
 
 class GlobalResponseNorm(Module):
-    """Channels [b, rows, columns, c] weighed by how large each is over the image, beside the others (ConvNeXt V2)."""
+    """Channels [b, rows, columns, c] weighed by their size over the image, relative to the others (ConvNeXt V2)."""
 
     scope = "norms"
 

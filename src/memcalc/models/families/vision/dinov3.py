@@ -1,4 +1,4 @@
-"""DINOv3: a vision transformer whose patches are turned by their place in the image, and have no positions else."""
+"""DINOv3: a vision transformer whose patches are rotated by their position in the image, and have no positions else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from memcalc.tables.dtypes import FP32
 
 
 class PrefixedPatches(Module):
-    """Patches behind a class token and register tokens."""
+    """Patches after a class token and register tokens."""
 
     scope = "embedding"
 
@@ -77,7 +77,7 @@ class PatchRotaryEmbedding(Module):
 
 
 def rotate_patches(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [b, heads, n, d] with all but the tokens in front of the patches turned."""
+    """Query and key [b, heads, n, d] with all but the tokens in front of the patches rotated."""
     sizes = (query.shape[2] - cos.shape[0], cos.shape[0])
     query_front, query_patches = ops.split(query, sizes, 2)
     key_front, key_patches = ops.split(key, sizes, 2)
@@ -149,7 +149,6 @@ FAMILIES = table(
             proj_bias=True,
             mlp_bias=True,
             drop_path_rate=0.0,
-            use_gated_mlp=False,
             num_register_tokens=0,
             pos_embed_rescale=2.0,
         ),

@@ -179,8 +179,6 @@ FAMILIES = table(
             "depths": [3, 4, 6, 3],
             "layer_type": "bottleneck",
             "hidden_act": "relu",
-            "downsample_in_first_stage": False,
-            "downsample_in_bottleneck": False,
         },
         blocks="encoder",
         attention="eager",

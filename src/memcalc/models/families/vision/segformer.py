@@ -122,8 +122,8 @@ class Segmenter(Network):
             if batch.labels is None:
                 return Outputs(None, (logits,))
             labels = tape.external_tensor((pixels.shape[0], *pixels.shape[2:]), INT64, OVERHEAD, "labels")
-            wide = ops.interpolate(logits, (pixels.shape[2], pixels.shape[3]))
-            loss = ops.cross_entropy(wide, labels)
+            resized = ops.interpolate(logits, (pixels.shape[2], pixels.shape[3]))
+            loss = ops.cross_entropy(resized, labels)
         return Outputs(loss, (logits,))
 
 

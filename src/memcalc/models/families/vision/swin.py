@@ -60,7 +60,7 @@ class PatchMerging(Module):
 
 
 class SwinStage(Module):
-    """Blocks over one grid of patches, and the merging behind them."""
+    """Blocks over one grid of patches, and the merging after them."""
 
     def __init__(self, c: Config, stage: int, grid: Grid, depths: list[int]) -> None:
         hidden, before, depth = c.integer("embed_dim") * 2**stage, sum(depths[:stage]), depths[stage]
@@ -154,7 +154,6 @@ FAMILIES = table(
             "attention_probs_dropout_prob": 0.0,
             "drop_path_rate": 0.1,
             "hidden_act": "gelu",
-            "use_absolute_embeddings": False,
         },
         blocks="encoder",
         attention="eager, sdpa",

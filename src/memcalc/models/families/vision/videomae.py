@@ -10,7 +10,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageClassifier
 from memcalc.models.family import Family, table, vit_sizes
-from memcalc.nn.layers.attention_backends import attend_same_dtype
+from memcalc.nn.layers.attention_backends import attend_same_dtype, split_heads
 from memcalc.nn.layers.bert import DenseActivation, DenseAdd
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
@@ -73,18 +73,15 @@ class VideoMaeAttention(Module):
         self.output = VideoMaeOutput(hidden, c.probability("hidden_dropout_prob"))
         self.dropout = c.probability("attention_probs_dropout_prob")
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return ops.transpose(ops.view(x, *x.shape[:-1], -1, self.head_dim), 1, 2)
-
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, n, h] to [b, n, h]."""
         attended, _weights = self._attended(hidden)
         return self.output(attended, hidden)  # type: ignore[no-any-return]
 
     def _attended(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
-        key = self._heads(self.key(hidden))
-        value = self._heads(self.value(hidden))
-        query = self._heads(self.query(hidden))
+        key = split_heads(self.key(hidden), self.head_dim)
+        value = split_heads(self.value(hidden), self.head_dim)
+        query = split_heads(self.query(hidden), self.head_dim)
         out, weights = attend_same_dtype(query, key, value, None, self.dropout, cast_back=False)
         return ops.reshape(ops.contiguous(out), *hidden.shape[:-1], -1), weights
 

@@ -26,7 +26,7 @@ from memcalc.nn.stack import Stack
 
 
 class TokenEmbeddings(Module):
-    """Patches behind a class token (and DeiT's distillation token), and a trained position for each.
+    """Patches after a class token (and DeiT's distillation token), and a trained position for each.
 
     Register tokens have no position: they come between the class token and the patches when the others have theirs.
     """
@@ -104,7 +104,7 @@ def _first(states: Tensor) -> Tensor:
 
 
 def _first_and_mean(states: Tensor, registers: int = 0) -> Tensor:
-    """The class token, and behind it the mean of the patches [b, 2·h]."""
+    """The class token, and after it the mean of the patches [b, 2·h]."""
     first = ops.select(states, 1)
     patches = ops.narrow(states, 1, states.shape[1] - 1 - registers)
     return ops.cat([first, ops.mean(patches, 1, keepdim=False)], 1)
@@ -200,7 +200,6 @@ _DINOV2 = VIT_DEFAULTS | {
     "patch_size": 14,
     "mlp_ratio": 4,
     "drop_path_rate": 0.0,
-    "use_swiglu_ffn": False,
     "use_mask_token": True,
     "num_register_tokens": 0,
 }

@@ -37,7 +37,7 @@ def _columns(rows: Tensor, width: int) -> Tensor:
 
 
 class MaskedPatches(Module):
-    """The patches of an image that are seen, behind a class token."""
+    """The patches of an image that are seen, after a class token."""
 
     scope = "embedding"
 
@@ -179,7 +179,6 @@ FAMILIES = table(
             "decoder_num_hidden_layers": 8,
             "decoder_intermediate_size": 2048,
             "mask_ratio": 0.75,
-            "norm_pix_loss": False,
         },
         blocks="encoder",
     )

@@ -8,7 +8,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
-from memcalc.models.common.decoder import dense_decoder
+from memcalc.models.common.decoder import biases, dense_decoder
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
 from memcalc.models.families.vision_language.idefics3 import PatchesWithPositions
 from memcalc.models.family import Family, llama_sizes, table, vit_sizes
@@ -51,13 +51,12 @@ class AriaMixture(Module):
 
 def aria_text(c: Config, architecture: str | None) -> Network:
     """Aria's decoder."""
-    bias = c.flag("attention_bias")
-    attention = {"bias": bias, "out_bias": bias}
+    attention = biases(c)
     return dense_decoder(c, architecture, attention=attention, mlp=lambda: AriaMixture(c))
 
 
 class AriaTower(Module):
-    """Embeddings and blocks; the norm behind them is run, but what the projector reads is in front of it."""
+    """Embeddings and blocks; the norm after them is run, but what the projector reads is in front of it."""
 
     def __init__(self, v: Config) -> None:
         rows, columns = grid_of(v)
@@ -76,7 +75,7 @@ class AriaTower(Module):
 
 
 class AriaCrossAttention(Module):
-    """Queries attend to patches: projections in front of a MultiheadAttention, and one behind it."""
+    """Queries attend to patches: projections in front of a MultiheadAttention, and one after it."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         self.q_proj = Linear(hidden, hidden)
@@ -179,9 +178,9 @@ def aria(c: Config, architecture: str | None) -> Network:
     text = language_model(c, "aria_text", tied=c.flag("tie_word_embeddings"))
     if c.get("vision_feature_layer") != -1:
         raise ConfigError(f"{c.where} has a 'vision_feature_layer' other than -1, which memcalc does not describe.")
-    eye = AriaVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text, own_cache=True)
+    vision_encoder = AriaVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, own_cache=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(
@@ -194,9 +193,7 @@ FAMILIES = table(
         aria_text,
         llama_sizes(
             (32000, 4096, 4096, 32, 32, 0, 2048),
-            attention_bias=False,
             attention_dropout=0.0,
-            mlp_bias=False,
             moe_num_experts=8,
             moe_topk=2,
             moe_num_shared_experts=2,

@@ -25,7 +25,7 @@ from memcalc.tables.dtypes import INT64
 
 
 class ImageEmbeddings(Module):
-    """Patches behind a class token, and a trained position for each."""
+    """Patches after a class token, and a trained position for each."""
 
     is_input_embedding = True
 
@@ -77,7 +77,7 @@ def _heads(c: Config, hidden: int) -> tuple[int, int]:
 
 
 class TextAttention(Module):
-    """Eager attention with add and LayerNorm behind it; keys and values of `states` wide if it looks at an image."""
+    """Eager attention with add and LayerNorm after it; keys and values of `states` wide if it looks at an image."""
 
     scope = "attention"
 
@@ -105,9 +105,9 @@ class TextAttention(Module):
     ) -> tuple[Tensor, Tensor]:
         query = self._heads(self.query(hidden))
         current = hidden if states is None else states
-        held = None if cache is None or states is None else cache.cross_attention_key_values(self)
-        if held is not None:
-            key, value = held
+        cached = None if cache is None or states is None else cache.cross_attention_key_values(self)
+        if cached is not None:
+            key, value = cached
         else:
             key = self._heads(self.key(current))
             value = self._heads(self.value(current))
@@ -126,7 +126,7 @@ class TextAttention(Module):
 
 
 class TextBlock(Module):
-    """Attention to the text, attention to the image, MLP: each with add and LayerNorm behind it."""
+    """Attention to the text, attention to the image, MLP: each with add and LayerNorm after it."""
 
     scope = "residual stream"
 
@@ -145,8 +145,8 @@ class TextBlock(Module):
 
     def _feed(self, attended: Tensor) -> Tensor:
         with attended.tape.scoped("MLP"):
-            wide = self.intermediate(attended)
-            return self.output(wide, attended)  # type: ignore[no-any-return]
+            intermediate = self.intermediate(attended)
+            return self.output(intermediate, attended)  # type: ignore[no-any-return]
 
 
 class TextDecoder(Module):
@@ -191,7 +191,7 @@ class TextDecoder(Module):
     ) -> tuple[Tensor | None, Tensor]:
         """Ids [b, s] and the image's states [b, n, h] to the loss of the next tokens, and logits [b, s, V]."""
         hidden = self._read(ids, padding, states, cache)
-        with ids.tape.scoped("LM head and loss"):
+        with ids.tape.scoped("head and loss"):
             logits = self.decoder(self.transform_norm(self.transform(hidden)))
             if labels is None:
                 return None, logits
@@ -239,6 +239,7 @@ class BlipForConditionalGeneration(Network):
 
     def _encode_images(self, batch: Batch, pooled: list[Tensor]) -> Tensor:
         states, _, _ = self.vision_model(picture(batch, self.config))
+        assert self.vision_model.post_layernorm is not None
         pooled.append(self.vision_model.post_layernorm(ops.select(states, 1)))
         return states  # type: ignore[no-any-return]
 

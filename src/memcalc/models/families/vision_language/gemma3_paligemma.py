@@ -91,11 +91,6 @@ class PaliGemmaVisionEncoder(VisionEncoder):
         self.vision_tower = tower_of(v)
         self.multi_modal_projector = LinearProjector(v.integer("hidden_size"), width)
 
-    def tokens(self, size: ImageSize) -> int:
-        """As many as there are patches."""
-        check_size(self.config, size)
-        return self.count
-
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
         states, _pooled, _kept = self.vision_tower(pixels)
@@ -105,18 +100,18 @@ class PaliGemmaVisionEncoder(VisionEncoder):
 def gemma3(c: Config, architecture: str | None) -> Network:
     """Gemma 3 with SigLIP."""
     text = language_model(c, "gemma3_text", tied=c.flag("tie_word_embeddings"))
-    eye = Gemma3VisionEncoder(c, vision_config(c, "siglip_vision_model"), text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text, bidirectional_image_attention=True, own_cache=True)
+    vision_encoder = Gemma3VisionEncoder(c, vision_config(c, "siglip_vision_model"), text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, bidirectional_image_attention=True, own_cache=True)
 
 
 def paligemma(c: Config, architecture: str | None) -> Network:
     """PaliGemma 1 (Gemma) and 2 (Gemma 2)."""
     v = vision_config(c, "siglip_vision_model", _PALI_TOWER)
     text = language_model(c, "gemma", tied=c.flag("tie_word_embeddings"), transforms_logits=True)
-    eye = PaliGemmaVisionEncoder(v, v.integer("projection_dim", c.integer("projection_dim")))
-    as_tower(eye)
-    return VisionLanguage(eye, text, bidirectional_image_attention=True, own_cache=True)
+    vision_encoder = PaliGemmaVisionEncoder(v, v.integer("projection_dim", c.integer("projection_dim")))
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, bidirectional_image_attention=True, own_cache=True)
 
 
 _PALI_TOWER: dict[str, object] = vit_sizes((1152, 4096, 27, 16, 224, 14, 0), vision_use_head=False)

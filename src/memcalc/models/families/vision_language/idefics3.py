@@ -63,7 +63,7 @@ class TiledTower(Module):
 
 
 class Idefics3VisionEncoder(VisionEncoder):
-    """An image larger than the tower's is read in tiles, and whole beside them."""
+    """An image larger than the tower's is read in tiles, and whole as well."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         self.config = v
@@ -110,11 +110,11 @@ class Idefics3VisionEncoder(VisionEncoder):
         pixels = ops.index_select(pixels, tape.empty((count,), INT64))
         mask = ops.view(mask, -1, *mask.shape[2:])
         mask = ops.index_select(mask, tape.empty((count,), INT64))
-        told = tape.empty((count, *self.patches), BOOL)
+        patch_mask = tape.empty((count, *self.patches), BOOL)
         states = self.vision_model(pixels)
         features = self.connector(pixel_shuffle_flat(states, self.factor))
         found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
-        del real, how_many, told
+        del real, how_many, patch_mask
         return ImageFeatures(found, (states,))
 
 
@@ -136,9 +136,9 @@ def idefics3(c: Config, architecture: str | None) -> Network:
             f"correct it, or 'image_size'."
         )
     text = language_model(c, "llama", tied=c.flag("tie_word_embeddings"))
-    eye = Idefics3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text)
+    vision_encoder = Idefics3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text)
 
 
 _TOWER: dict[str, object] = vit_sizes(

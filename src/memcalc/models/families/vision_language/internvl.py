@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
     ImageFeatures,
     VisionEncoder,
     VisionLanguage,
-    check_size,
     feature_layers,
     language_model,
 )
@@ -130,13 +128,8 @@ class InternVLVisionEncoder(VisionEncoder):
             keep=keep,
         )
         self.cuts = c.text("vision_feature_select_strategy") == "default"
-        wide = hidden * self.square**2
-        self.multi_modal_projector = NormedProjector(wide, width, c.text("projector_hidden_act"))
-
-    def tokens(self, size: ImageSize) -> int:
-        """As many as squares of patches."""
-        check_size(self.config, size)
-        return self.count
+        merged = hidden * self.square**2
+        self.multi_modal_projector = NormedProjector(merged, width, c.text("projector_hidden_act"))
 
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features [images, tokens, width]."""
@@ -172,9 +165,9 @@ def internvl(c: Config, architecture: str | None) -> Network:
     """InternVL 2.5 to 3.5, as converted to Transformers."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "qwen2", tied=c.flag("tie_word_embeddings"))
-    eye = InternVLVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text, own_cache=True)
+    vision_encoder = InternVLVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, own_cache=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(
@@ -186,7 +179,6 @@ _TOWER: dict[str, object] = vit_sizes(
     norm_type="layer_norm",
     image_size=[448, 448],
     patch_size=[14, 14],
-    use_mask_token=False,
     use_absolute_position_embeddings=True,
     use_mean_pooling=True,
 )

@@ -102,13 +102,13 @@ class KimiTower(Module):
 
     def __init__(self, v: Config, square: int) -> None:
         hidden, heads = v.integer("hidden_size"), v.integer("num_attention_heads")
-        wide, act = v.integer("intermediate_size"), v.text("hidden_act")
+        inner, act = v.integer("intermediate_size"), v.text("hidden_act")
         self.square = square
         self.patch_embed = PatchesWithPositions(v, hidden)
         self.rotary_emb = AxialRotary(hidden // heads, flipped=True)
 
         def block(_: int) -> Module:
-            mlp = PlainMLP(hidden, wide, act, names=("fc1", "fc2"), bias=True)
+            mlp = PlainMLP(hidden, inner, act, names=("fc1", "fc2"), bias=True)
             return PackedBlock(LayerNorm(hidden), LayerNorm(hidden), SplitPackedAttention(hidden, heads), mlp)
 
         self.layers = Stack(["layer"] * v.integer("num_hidden_layers"), block, name="vision block")
@@ -139,14 +139,14 @@ class KimiProjector(Module):
     """A norm over each patch, and an MLP over squares of them."""
 
     def __init__(self, hidden: int, square: int, width: int) -> None:
-        self.wide = hidden * square
+        self.inner = hidden * square
         self.pre_norm = LayerNorm(hidden)
-        self.in_proj = Linear(self.wide, self.wide, bias=True)
-        self.out_proj = Linear(self.wide, width, bias=True)
+        self.in_proj = Linear(self.inner, self.inner, bias=True)
+        self.out_proj = Linear(self.inner, width, bias=True)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """[tokens, square, h] to [tokens, 1, width]."""
-        hidden = ops.view(self.pre_norm(pooled), pooled.shape[0], -1, self.wide)
+        hidden = ops.view(self.pre_norm(pooled), pooled.shape[0], -1, self.inner)
         hidden = self.in_proj(hidden)
         hidden = ops.gelu(hidden)
         return self.out_proj(hidden)  # type: ignore[no-any-return]
@@ -159,16 +159,16 @@ class Kimi(VisionLanguage):
         """Embeddings [b, s, h], and what stays until the decoder is through."""
         mask = ids.tape.empty(ids.shape, BOOL)
         cleaned = ops.clone(ids)
-        return self.text.model.embed_tokens(cleaned), (mask, cleaned)
+        return vars(self.text.model)["embed_tokens"](cleaned), (mask, cleaned)
 
 
 def kimi_k25(c: Config, architecture: str | None) -> Network:
     """Kimi K2.5."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "deepseek_v3", tied=c.flag("tie_word_embeddings"))
-    eye = KimiVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return Kimi(eye, text, own_cache=True, videos=True)
+    vision_encoder = KimiVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return Kimi(vision_encoder, text, own_cache=True, videos=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(

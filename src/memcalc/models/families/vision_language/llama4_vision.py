@@ -44,7 +44,7 @@ class UnfoldedPatches(Module):
 
 
 class RotaryAttention(Module):
-    """Attention whose queries and keys are turned by a table of complex numbers."""
+    """Attention whose queries and keys are rotated by a table of complex numbers."""
 
     scope = "attention"
 
@@ -78,7 +78,7 @@ class RotaryBlock(VisionBlock):
 
 
 class ShuffledAdapter(Module):
-    """Squares of patches side by side, through two matrices with GELU behind each."""
+    """Squares of patches side by side, through two matrices with GELU after each."""
 
     def __init__(self, v: Config) -> None:
         ratio = v.factor("pixel_shuffle_ratio")
@@ -96,7 +96,7 @@ class ShuffledAdapter(Module):
 
 
 class AdapterMLP(Module):
-    """GELU behind each of two matrices."""
+    """GELU after each of two matrices."""
 
     def __init__(self, inputs: int, middle: int, out: int, dropout: float) -> None:
         self.fc1 = Linear(inputs, middle)
@@ -112,13 +112,13 @@ class AdapterMLP(Module):
 
 
 class Llama4Tower(Module):
-    """Patches and behind them a class token, blocks, and the adapter."""
+    """Patches and after them a class token, blocks, and the adapter."""
 
     def __init__(self, v: Config) -> None:
         hidden, heads, _ = v.heads()
         hidden = v.integer("hidden_size")
         rows, columns = grid_of(v)
-        dropout, wide = v.probability("attention_dropout"), v.integer("intermediate_size")
+        dropout, inner = v.probability("attention_dropout"), v.integer("intermediate_size")
         self.class_embedding = Parameter(hidden, group="embedding")
         self.positional_embedding_vlm = Parameter(rows * columns + 1, hidden, group="embedding")
         self.patch_embedding = UnfoldedPatches(v, hidden)
@@ -129,7 +129,7 @@ class Llama4Tower(Module):
         def block(_: int) -> Module:
             parts = {
                 "self_attn": RotaryAttention(hidden, heads, dropout),
-                "mlp": PlainMLP(hidden, wide, "gelu", names=("fc1", "fc2"), bias=True),
+                "mlp": PlainMLP(hidden, inner, "gelu", names=("fc1", "fc2"), bias=True),
                 "input_layernorm": LayerNorm(hidden),
                 "post_attention_layernorm": LayerNorm(hidden),
             }
@@ -163,7 +163,7 @@ class Llama4Tower(Module):
 
 
 class Llama4VisionEncoder(VisionEncoder):
-    """A picture larger than a tile is read in tiles, and whole beside them."""
+    """A picture larger than a tile is read in tiles, and whole as well."""
 
     def __init__(self, v: Config, width: int) -> None:
         self.config = v
@@ -224,9 +224,9 @@ def llama4(c: Config, architecture: str | None) -> Network:
     """Llama 4 Scout and Maverick."""
     v = c.nested("vision_config", _TOWER)
     text = language_model(c, "llama4_text", tied=c.flag("tie_word_embeddings"))
-    eye = Llama4VisionEncoder(v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text, holds_inputs_embeds=True)
+    vision_encoder = Llama4VisionEncoder(v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, holds_inputs_embeds=True)
 
 
 _TOWER: dict[str, object] = vit_sizes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import (
@@ -12,7 +11,6 @@ from memcalc.models.common.vision_language import (
     ImageFeatures,
     VisionEncoder,
     VisionLanguage,
-    check_size,
     config_side,
     feature_layers,
     is_tied,
@@ -39,11 +37,6 @@ class LlavaVisionEncoder(VisionEncoder):
         self.count = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
         self.multi_modal_projector = projector(c, v, width, len(keep))
 
-    def tokens(self, size: ImageSize) -> int:
-        """As many as there are patches."""
-        check_size(self.config, size)
-        return self.count
-
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
         states, _pooled, kept = self.vision_tower(pixels)
@@ -56,7 +49,7 @@ class LlavaVisionEncoder(VisionEncoder):
 
 
 class LlavaPixtralVisionEncoder(DynamicResolutionEncoder):
-    """LLaVA's with Pixtral's tower: one sequence of patches for all images, split into images behind the projector."""
+    """LLaVA's with Pixtral's tower: one sequence of patches for all images, split into images after the projector."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
         super().__init__(v, v.integer("patch_size"), config_side(v))
@@ -91,11 +84,11 @@ def llava(c: Config, architecture: str | None) -> Network:
     """LLaVA 1.5."""
     v = vision_config(c, "clip_vision_model", _LLAVA_TOWER if not c.section("vision_config") else None)
     text = language_model(c, "llama", tied=is_tied(c))
-    eye = (LlavaPixtralVisionEncoder if v.text("model_type") == "pixtral" else LlavaVisionEncoder)(
+    vision_encoder = (LlavaPixtralVisionEncoder if v.text("model_type") == "pixtral" else LlavaVisionEncoder)(
         c, v, text.model.lm_head.weight.shape[1]
     )
-    as_tower(eye)
-    return VisionLanguage(eye, text, own_cache=True)
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, own_cache=True)
 
 
 _LLAVA_TOWER: dict[str, object] = vit_sizes((1024, 4096, 24, 16, 336, 14, 0))

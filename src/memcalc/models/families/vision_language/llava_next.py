@@ -138,9 +138,9 @@ def llava_next(c: Config, architecture: str | None) -> Network:
     """LLaVA 1.6 (NeXT)."""
     v = vision_config(c, "clip_vision_model", _NEXT_TOWER if not c.section("vision_config") else None)
     text = language_model(c, "llama", tied=c.flag("tie_word_embeddings"))
-    eye = LlavaNextVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text)
+    vision_encoder = LlavaNextVisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text)
 
 
 def llava_onevision(c: Config, architecture: str | None) -> Network:
@@ -153,9 +153,9 @@ def llava_onevision(c: Config, architecture: str | None) -> Network:
             f"{c.where} gives 'vision_aspect_ratio' as {quoted(c.text('vision_aspect_ratio'))}; memcalc knows "
             f"'anyres_max_9' and other numbers."
         )
-    eye = LlavaNextVisionEncoder(c, v, text.model.lm_head.weight.shape[1], int(most))
-    as_tower(eye)
-    return VisionLanguage(eye, text, videos=True)
+    vision_encoder = LlavaNextVisionEncoder(c, v, text.model.lm_head.weight.shape[1], int(most))
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text, videos=True)
 
 
 _NEXT_TOWER: dict[str, object] = sizes((32000, 1024, 4096, 24, 16, 0, 0), patch_size=14, image_size=336)

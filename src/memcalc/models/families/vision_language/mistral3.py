@@ -23,7 +23,7 @@ from memcalc.nn.module import Module
 
 
 class SquareMerger(Module):
-    """Squares of patches laid side by side (unfold), image by image, and brought back to the tower's width."""
+    """Squares of patches laid side by side (unfold), image by image, and projected to the tower's width."""
 
     def __init__(self, width: int, side: int) -> None:
         self.side = side
@@ -91,9 +91,9 @@ def mistral3(c: Config, architecture: str | None) -> Network:
     """Mistral 3."""
     v = vision_config(c, "pixtral", _TOWER if not c.section("vision_config") else None)
     text = language_model(c, "mistral", tied=_tied(c))
-    eye = Mistral3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
-    as_tower(eye)
-    return VisionLanguage(eye, text)
+    vision_encoder = Mistral3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
+    as_tower(vision_encoder)
+    return VisionLanguage(vision_encoder, text)
 
 
 def _tied(c: Config) -> bool:
@@ -104,8 +104,8 @@ def _tied(c: Config) -> bool:
     """
     text = c.section("text_config")
     for section in (c.values, text):
-        if isinstance(said := section.get("tie_word_embeddings"), bool):
-            return said
+        if isinstance(stated := section.get("tie_word_embeddings"), bool):
+            return stated
     old = str(c.get("transformers_version") or "").startswith("4.") or c.has("torch_dtype")
     return c.flag("tie_word_embeddings") and not (old and text.get("model_type") == "mistral")
 
@@ -119,7 +119,6 @@ FAMILIES = table(
         {
             "projector_hidden_act": "gelu",
             "vision_feature_layer": -1,
-            "multimodal_projector_bias": False,
             "spatial_merge_size": 2,
             "tie_word_embeddings": True,
         },

@@ -58,7 +58,7 @@ class CrossAttention(Module):
         query = self.q_proj(hidden)
         query = self._heads(query, batch)
         query = self.q_norm(query)
-        held = None if cache is None else cache.cross_attention_key_values(self)
+        cached = None if cache is None else cache.cross_attention_key_values(self)
         if states is not None:
             key = self.k_proj(states)
             value = self.v_proj(states)
@@ -68,18 +68,18 @@ class CrossAttention(Module):
             if cache is not None:
                 key, value = cache.update(self, key, value)
         else:
-            assert held is not None
-            key, value = held
+            assert cached is not None
+            key, value = cached
         out, weights = attend(query, key, value, mask, self.repeats, self.dropout)
         out = ops.contiguous(ops.reshape(out, *hidden.shape[:-1], -1))
         return self.o_proj(out), weights
 
 
 class SelfAttentionBlock(DecoderBlock):
-    """Llama's block. It is told of images as the others are, and holds what it is told where it is checkpointed."""
+    """Llama's block. It takes the image states as the others do, and keeps them alive where it is checkpointed."""
 
     def forward(
-        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor, **_told: Any
+        self, hidden: Tensor, rotation: Rotation, mask: Tensor | None, position_ids: Tensor, **_unused: Any
     ) -> Any:
         """[b, s, h] to the same."""
         return super().forward(hidden, rotation, mask, position_ids)
@@ -104,7 +104,7 @@ class CrossAttentionBlock(Module):
         states: Tensor | None,
         states_mask: Tensor | None,
         full_text_row_mask: Tensor | None,
-        **_told: Any,
+        **_unused: Any,
     ) -> Tensor:
         """[b, s, h] to the same."""
         residual = hidden

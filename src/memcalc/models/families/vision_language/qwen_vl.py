@@ -10,7 +10,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.decoder import dense_decoder, gated_mlp
+from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
 from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
 from memcalc.models.families.decoders.llama import qwen_windows
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen3_mixture, qwen_mlps
@@ -35,23 +35,23 @@ from memcalc.tables.dtypes import INT64
 class QwenVL(VisionLanguage):
     """Images have positions in height and width, which the whole model makes for the decoder."""
 
-    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+    def extra_decoder_inputs(self, ids: Tensor, image_features: ImageFeatures, mask: Tensor) -> dict[str, Any]:
         """Positions [3, b, s]."""
         return {"position_ids": ids.tape.empty((3, *ids.shape), INT64)}
 
 
 class Qwen3VL(QwenVL):
-    """Features from the middle of the tower are added to the states behind the decoder's first blocks."""
+    """Features from the middle of the tower are added to the states after the decoder's first blocks."""
 
-    def extra_decoder_inputs(self, ids: Tensor, sight: ImageFeatures, mask: Tensor) -> dict[str, Any]:
-        """Positions [3, b, s], and what is done behind blocks."""
+    def extra_decoder_inputs(self, ids: Tensor, image_features: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s], and what is done after blocks."""
         where = ops.select(mask, -1)
-        middle = [ops.cat(pieces, 0) for pieces in sight.returned[1]]
+        middle = [ops.cat(pieces, 0) for pieces in image_features.returned[1]]
 
         def between(position: int, hidden: Tensor) -> Tensor:
             return _added(hidden, where, middle[position]) if position < len(middle) else hidden
 
-        return {**super().extra_decoder_inputs(ids, sight, mask), "between": between}
+        return {**super().extra_decoder_inputs(ids, image_features, mask), "between": between}
 
 
 def _added(hidden: Tensor, where: Tensor, features: Tensor) -> Tensor:
@@ -85,15 +85,15 @@ def _qwen3_moe(c: Config, architecture: str | None) -> Network:
 def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module]) -> Network:
     """Qwen 3's decoder, the MLP the same in all blocks or one for each.
 
-    Blocks behind which features are added have kinds of their own, and so has the next, to which the adding counts.
+    Blocks after which features are added have kinds of their own, and so has the next, to which the adding counts.
     """
-    bias, depth = c.flag("attention_bias"), c.integer("num_hidden_layers")
+    depth = c.integer("num_hidden_layers")
     first = c.integer("deepstack_layers", 0, minimum=0)
     every = mlps if len(mlps) == depth else mlps * depth
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": bias, "out_bias": bias, "qk_norm": True},
+        attention={**biases(c), "qk_norm": True},
         mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
         rotary=MultimodalRotary(c.head_dim(), interleaved=True),
         position_ids="kept",
@@ -104,8 +104,8 @@ def qwen2_vl(c: Config, architecture: str | None) -> Network:
     """Qwen2-VL."""
     v = c.nested("vision_config", _TOWER_2)
     width, act = v.integer("embed_dim"), v.text("hidden_act")
-    wide = int(width * v.factor("mlp_ratio"))
-    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=("fc1", "fc2"), bias=True))
+    inner = int(width * v.factor("mlp_ratio"))
+    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, inner, act, names=("fc1", "fc2"), bias=True))
     merger = PatchMerger(
         LayerNorm(width), width, v.integer("spatial_merge_size"), v.integer("hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
@@ -116,18 +116,18 @@ def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     """Qwen2.5-VL."""
     v = c.nested("vision_config", _TOWER_2_5)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
-    wide = v.integer("intermediate_size")
-    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, wide, act, bias=True))
+    inner = v.integer("intermediate_size")
+    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, inner, act, bias=True))
     merger = PatchMerger(
         RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
     return _seeing(c, Qwen25VLVisionEncoder(v, parts, merger, v.integers("fullatt_block_indexes")))
 
 
-def _seeing(c: Config, eye: Qwen2VLVisionEncoder) -> Network:
-    as_tower(eye)
+def _seeing(c: Config, vision_encoder: Qwen2VLVisionEncoder) -> Network:
+    as_tower(vision_encoder)
     text = language_model(c, _TEXT_2, tied=is_tied(c), flat=True)
-    return QwenVL(eye, text, own_cache=True, videos=True)
+    return QwenVL(vision_encoder, text, own_cache=True, videos=True)
 
 
 def qwen3_vl(c: Config, architecture: str | None) -> Network:
@@ -161,17 +161,17 @@ def _eye(c: Config, depths: Sequence[int]) -> Qwen3VLVisionEncoder:
     """The tower, and the features of its blocks at `depths`."""
     v = c.nested("vision_config", _TOWER_3)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
-    wide, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
+    inner, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
     names = ("linear_fc1", "linear_fc2")
-    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, wide, act, names=names, bias=True), bias=True)
+    parts = VisionEncoderParts(width, LayerNorm, lambda: PlainMLP(width, inner, act, names=names, bias=True), bias=True)
 
     def merger(norm_merged: bool) -> PatchMerger:
         norm = LayerNorm(width * side**2 if norm_merged else width)
         return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
 
-    eye = Qwen3VLVisionEncoder(v, parts, merger, depths)
-    as_tower(eye)
-    return eye
+    vision_encoder = Qwen3VLVisionEncoder(v, parts, merger, depths)
+    as_tower(vision_encoder)
+    return vision_encoder
 
 
 _TOWER_2: dict[str, object] = {

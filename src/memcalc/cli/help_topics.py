@@ -1,0 +1,67 @@
+"""What `memcalc help TOPIC` prints: half a screen each. Commands in it are run by the tests."""
+
+TOPICS = {
+    "precision": """\
+Which dtype weights, compute and optimizer states have.
+
+  mixed-bf16     fp32 weights under autocast (16-bit copies are made as layers run): 16 bytes a parameter with AdamW
+  bf16, fp16     everything in 16 bits: 8 bytes a parameter with AdamW
+  fp32           everything in 32 bits: 16 bytes a parameter with AdamW
+
+bf16=True of Hugging Face's Trainer is autocast over whatever was loaded: a 16-bit checkpoint under it is
+--precision bf16 --autocast bf16, the usual LoRA job; an fp32 one is mixed-bf16. Gradients have the dtype of weights.
+
+  memcalc estimate --params 1B --seq-len 2048 --precision bf16 --autocast bf16 --lora-rank 16
+""",
+    "checkpointing": """\
+What is kept for backward, and what is computed again.
+
+  --activation-checkpointing full        each block keeps its input only, and runs again in backward: about a third
+                                         more compute, and the memory of one block's inside
+  --checkpoint-every-n-blocks 2          every second block does
+  --activation-checkpointing selective   scores and probabilities of attention alone are computed again
+  --checkpoint-reentrant                 PyTorch's old way, which some trainers use by default
+  --activation-offloading                what is kept lies in host memory
+
+The logits are no part of a block: with a large vocabulary they are the peak, and a fused loss is what helps.
+
+  memcalc estimate --params 1B --seq-len 2048 --activation-checkpointing full --loss-implementation liger
+""",
+    "lora": """\
+Adapters on a frozen model: no gradients and states of the model itself; its activations stay.
+
+  --lora-rank 16                rank; --lora-targets all-linear or module names, PEFT's default of the family else
+  --lora-dtype bf16             adapters in 16 bits; PEFT makes them fp32
+  --quantization nf4-double     QLoRA: the base in 4 bits; each layer's weight is unpacked as it is used
+  --no-prepare-kbit-training    norms, embeddings and head stay in 16 bits, as TRL, LLaMA-Factory and axolotl have it
+  --modules-to-save embed_tokens,lm_head    trained whole beside the adapters, as after adding tokens
+
+  memcalc estimate --params 1B --seq-len 2048 --precision bf16 --lora-rank 16 --lora-targets all-linear
+  memcalc estimate --params 1B --seq-len 2048 --precision bf16 --lora-rank 16 --quantization nf4-double
+""",
+    "serving": """\
+Weights, caches and what an engine reserves.
+
+  --engine vllm|sglang|tgi|llama.cpp|transformers   how caches are kept, and what share of the GPU is taken
+  --seq-len N --batch N       tokens of a sequence, sequences at a time
+  --kv-dtype fp8              dtype of the KV cache
+  --quantization fp8          weights packed when loading; stored formats are read from the checkpoint
+  --tensor-parallel-size N    GPUs that share every layer; the report is for one of them
+  --gpu NAME                  says how many sequences and how long a context fit
+
+  memcalc estimate --params 1B --mode inference --engine vllm --seq-len 8192 --gpu 24GB
+""",
+    "run-files": """\
+The files and launch lines of training and serving frameworks, as they are.
+
+  memcalc from-config FILE            a YAML, JSON or TOML, a script with the launch line, or - for standard input
+  memcalc from-config FILE FILE       one run: training file, Accelerate or DeepSpeed file, adapter_config.json
+  memcalc from-config FILE -- LINE    with its launch line, or with options that override the file's (lora_rank=8)
+  --show-setup                        what became of each key; needs no model
+  --as-options                        the memcalc command that it stands for
+  --model PATH|ID|COUNT               the model, where the file's own is not to be had
+
+Nothing of a file is run or fetched, and no path in it is followed.
+""",
+}
+"""Text by topic."""
