@@ -111,7 +111,7 @@ def _quantization_note(
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
     unquantized = estimate(
-        spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher
+        spec, setup.model_copy(update={"quantization": "none", "quantize_moe_experts": "none"}), teacher=teacher
     ).peak.allocated_bytes
     if unquantized < allocated:
         yield (
