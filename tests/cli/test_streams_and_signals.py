@@ -11,6 +11,9 @@ import pytest
 from support.weights import write_json
 
 ESTIMATE = ("estimate", "--params", "4B")
+HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""A program that a shell started in the background ignores Ctrl-C; these are to hear it."""
+
 PROGRAM = "import sys; from memcalc.cli import main; sys.argv[0] = 'memcalc'; main()"
 
 
@@ -58,7 +61,7 @@ def test_every_output_in_every_encoding(encoding: str, tmp_path: Path) -> None:
 def test_ctrl_c_in_a_finalizer_ends_the_program() -> None:
     """Python cannot raise there: the interrupt must not be lost, and nobody sees a traceback."""
     before = (
-        "import signal\nfrom memcalc.autograd.tensor import Storage\nfreed, count = Storage.__del__, [0]\n"
+        f"{HEARS}from memcalc.autograd.tensor import Storage\nfreed, count = Storage.__del__, [0]\n"
         "def interrupted(storage):\n"
         "    freed(storage)\n"
         "    count[0] += 1\n"
@@ -72,7 +75,7 @@ def test_ctrl_c_in_a_finalizer_ends_the_program() -> None:
 def test_ctrl_c_at_any_moment(tmp_path: Path) -> None:
     """Of a program that has begun: it ends with 130 and is silent, or it was done already."""
     for delay in (0.1, 0.15, 0.2, 0.3, 0.4):
-        code = "import sys; from memcalc.cli import main; print('begun', file=sys.stderr, flush=True); main()"
+        code = f"{HEARS}import sys; from memcalc.cli import main; print('begun', file=sys.stderr, flush=True); main()"
         command = [sys.executable, "-c", code, *ESTIMATE, "--seq-len", "4096"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stderr is not None
