@@ -69,14 +69,14 @@ def _one(kind: Kind, random: Random, folder: Path, found: Found) -> None:
     began, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found.inputs += 1
     try:
-        with _limited(4 * SECONDS):
+        with _limited(2 * SECONDS):
             said = kind(random, folder)
         found.answered += not said
         found.refused += bool(said)
         if said and not (said.isprintable() and said.endswith((".", "?")) and len(said) < LONGEST_MESSAGE):
             found.faults.append(f"a message that is no sentence: {said!r}{_shown(folder)}")
     except OverBudget:
-        found.faults.append(f"over {4 * SECONDS} seconds{_shown(folder)}")
+        found.faults.append(f"over {2 * SECONDS} seconds{_shown(folder)}")
     except Exception as problem:  # whatever it is, it should not have been
         place = traceback.extract_tb(problem.__traceback__)[-1]
         found.faults.append(f"{type(problem).__name__}: {problem} ({place.name}, line {place.lineno}){_shown(folder)}")
@@ -93,14 +93,15 @@ def _limited(seconds: float) -> Iterator[None]:
     def over(*_: object) -> None:
         raise OverBudget
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.01)  # again and again: in a finalizer it would be ignored
+    # Of processor time, as other programs may have the processor; again and again, as a finalizer would ignore it.
+    before = signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 0.01)
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         sys.unraisablehook = hook
 
 

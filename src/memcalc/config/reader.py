@@ -15,6 +15,9 @@ LARGEST = 10**9
 DEEPEST = 10**5
 """No model has more layers. They are listed one by one, so that a mistake here would fill the memory."""
 
+DEEPEST_STAGE = 10**3
+"""No stage of an image network has more blocks, which are traced one by one."""
+
 _CHANGING_ATTENTION: Mapping[str, tuple[tuple[str, ...], str]] = {
     "sliding_window": (("use_sliding_window", "layer_types"), "has no sliding window"),
     "num_kv_shared_layers": ((), "has no layers that share their keys and values"),
@@ -95,6 +98,7 @@ class Config:
                 f"{self.where} gives {key!r} as {quoted(value)}, but it must be a whole number; correct it."
             )
         largest = DEEPEST if key.endswith(("layer", "layers", "depth")) else LARGEST
+        largest = DEEPEST_STAGE if key == "depths" else largest
         if not minimum <= value <= largest:
             raise ConfigError(
                 f"{self.where} gives {key!r} as {quoted(value)}, but it must lie in {minimum}..{largest}; correct it."

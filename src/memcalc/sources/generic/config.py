@@ -106,9 +106,13 @@ def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[d
     return config, tuple(_said(model, given, config, ignored))
 
 
+_ONE_FOR_ALL = ("hidden_size", "num_hidden_layers", "vocab_size", "max_position_embeddings")
+"""Sizes that cannot differ by layer."""
+
+
 def _sizes(key: str, value: Any) -> Any:
     """A size, or a list with one for each layer, of which some may be 0. Raises ConfigError where it is none."""
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or key in _ONE_FOR_ALL:
         return Config({key: value}).integer(key, minimum=1 if key in _NEEDED else 0)
     return Config({key: value}).integers(key)
 
