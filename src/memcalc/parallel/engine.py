@@ -48,6 +48,8 @@ class Engine:
     reduced or freed goes on the tape. What stands from one step to the next it gives by row of the box.
     """
 
+    STANDING = "gradients of trained weights"
+    """What gradients are called that stood before the micro-batch."""
     learns = False
     """Whether a step differs from the one before it because of what that one showed."""
 
@@ -91,7 +93,7 @@ class Engine:
     def gradients(self, phase: str, scratch: int = 0) -> Iterator[Part]:
         """Gradients that stand during a phase outside the tape; `scratch` is what the optimizer's step takes."""
         if phase in ("clip", "step") or self.job.accumulates:
-            yield "gradients of trained weights", sum(parameter_bytes.gradients(self.parameters))
+            yield self.STANDING, sum(parameter_bytes.gradients(self.parameters))
 
     def buffers(self, phase: str) -> Iterator[Part]:
         """Communication buffers that stand during a phase outside the tape."""

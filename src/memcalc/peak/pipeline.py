@@ -113,7 +113,7 @@ class PipelineRank(Engine):
     def gradients(self, phase: str, scratch: int = 0) -> Iterator[Part]:
         """Gradients stand from the first backward of a stage on."""
         if phase in self.worst:
-            yield "gradients of trained weights", self.worst[phase].gradients
+            yield self.engines[0].STANDING, self.worst[phase].gradients
         else:
             yield from self._all(engine.gradients(phase, scratch) for engine in self.engines)
 
