@@ -74,10 +74,10 @@ def estimate(
     check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     steps, layout = _run(spec, setup, teacher)
-    rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
+    rank = _most_loaded(steps)
     step = steps[rank]
     sweep, found, highest = swept(step.tape)
-    phases = {phase: _static_parts(step, phase) for phase in step.phases}
+    phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
         totals[phase] += found[phase][0]
@@ -137,6 +137,18 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
+    """The traced step that `estimate` reports: that of the rank that holds most."""
+    steps, _ = _run(spec, setup, teacher)
+    return steps[_most_loaded(steps)]
+
+
+def _most_loaded(steps: Mapping[int, Step]) -> int:
+    if len(steps) == 1:
+        return min(steps)
+    return max(steps, key=lambda rank: max(phase_totals(steps[rank]).values()))
 
 
 def _quantization_note(
@@ -233,7 +245,7 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
         found, _ = Sweep(run.tape).peaks()
         peak = max(
-            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _static_parts(run, phase).values()))
+            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, standing_parts(run, phase).values()))
             for phase in run.phases
         )
         return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
@@ -247,7 +259,7 @@ def sum_parts(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
 
 
-def _static_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
+def standing_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
     """What stands in each row during `phase` besides the tape."""
     return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
 
