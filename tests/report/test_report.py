@@ -89,7 +89,7 @@ JOBS: list[tuple[TrainingSetup | InferenceSetup, str | None]] = [
     (TrainingSetup(objective="grpo", num_generations=2), None),
     (InferenceSetup(engine="vllm", kv_dtype="fp8"), "24GB"),
     (InferenceSetup(quantization="nf4", tensor_parallel_size=2), None),
-    (TrainingSetup(gpus=4, parallel="zero3", cpu_offload=True), "H100"),
+    (TrainingSetup(gpus=4, parallel="zero3", cpu_offload="optimizer"), "H100"),
     (TrainingSetup(gpus=4, pipeline_parallel_size=2, parallel="fsdp2", lora_rank=8), None),
 ]
 
