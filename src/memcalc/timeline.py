@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memcalc.autograd.tape import ROWS
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.estimation import estimate, most_loaded_step, standing_parts, sum_parts
 from memcalc.models.spec import ModelSpec
@@ -26,7 +27,7 @@ def timeline(
     setup: TrainingSetup | InferenceSetup,
     gpu: Gpu | str | None = None,
     *,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
     samples: int = SAMPLES,
 ) -> Timeline:
