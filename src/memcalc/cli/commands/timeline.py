@@ -8,7 +8,6 @@ import typer
 from memcalc.cli.any_model import answer_for
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
-from memcalc.errors import UsageError
 
 
 @with_job
@@ -46,10 +45,8 @@ def command(
     """Draw the memory of one step over time: the six rows of the box stacked, the peak, phases and blocks.
 
     The axis counts allocations, not seconds. With --json the series is printed: of each piece of the step the fullest
-    moment, and the largest of them is the peak that an estimate reports.
+    moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
-    if request.chosen["markdown"]:
-        raise UsageError("timeline answers with a picture or with --json; leave out --markdown.")
     how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
     where = {
         "revision": revision,
