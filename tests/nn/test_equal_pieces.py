@@ -63,10 +63,10 @@ def every_length(lengths: Lengths) -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("config", [WINDOWS, IMAGES], ids=["windows", "images"])
 def test_few_pieces_answer_for_all(config: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, setup = ModelSpec.from_config(config), SETUPS[name].model_copy(update=PICTURES)
-    quick = estimate(spec, setup).to_dict()
+    quick = estimate(spec, setup).model_dump()
     _trace.cache_clear()
     monkeypatch.setattr(equal_pieces, "_few", every_length)
-    assert estimate(spec, setup).to_dict() == quick
+    assert estimate(spec, setup).model_dump() == quick
     _trace.cache_clear()
 
 

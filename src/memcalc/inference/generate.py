@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.common.assumption import Assumption
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.inference.served_model import ServedModel, served_model
@@ -77,7 +78,10 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         preallocated_cache=standing,
         weights=model.weights.parts,
         extra_weights=spec.extra_weights,
-        resolved_options=model.resolved_options,
+        resolved_options={
+            **model.resolved_options,
+            "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
+        },
         notes=tuple(notes),
     )
 
@@ -100,18 +104,33 @@ def _decode(
         _reorder(tape)
 
 
-def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
+def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
     """What the engine takes for granted."""
     lines = list(engine.notes)
     if engine.attention is not None and "attention" in setup.model_fields_set:
-        lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
+        lines.append(
+            Assumption(
+                "attention_of_engine",
+                f"--attention {setup.attention} is not used: {engine.name} has kernels of its own",
+            )
+        )
     if engine.attention is not None and setup.padding_mask:
-        lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
+        lines.append(
+            Assumption(
+                "padding_of_engine", f"--padding-mask is not used: {engine.name} packs sequences without padding"
+            )
+        )
     share = setup.gpu_memory_utilization or engine.utilization
     if share is not None:
-        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)")
+        lines.append(
+            Assumption(
+                "gpu_memory_utilization",
+                f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)",
+            )
+        )
     if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
-        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)")
+        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)"
+        lines.append(Assumption("prefill_chunk_size", text))
     return lines
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
@@ -40,7 +41,7 @@ class ServedModel:
     weights: LoadedWeights
     kv_dtype: str
     form: CacheFormat | None
-    notes: tuple[str, ...]
+    notes: tuple[Assumption, ...]
 
     @property
     def dtype(self) -> DType:
@@ -72,7 +73,7 @@ def served_model(spec: ModelSpec, setup: InferenceSetup) -> ServedModel:
     )
 
 
-def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[str]]:
+def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[Assumption]]:
     """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
     if size == 1:
         return whole, []
@@ -86,13 +87,20 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
     return network, notes
 
 
-def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[str]]:
+def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[Assumption]]:
     """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
     stated = kv_cache_scheme(find_quantization(spec.config))
     if stated is None or setup.kv_dtype != AUTO:
         return setup.kv_dtype, []
     if engine.follows_scheme and stated.dtype in engine.formats:
-        return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
+        return stated.dtype, [
+            Assumption(
+                "kv_cache_scheme", f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"
+            )
+        ]
     return AUTO, [
-        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
+        Assumption(
+            "kv_cache_scheme_not_followed",
+            f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow",
+        )
     ]
