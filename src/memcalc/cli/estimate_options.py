@@ -65,7 +65,7 @@ class Job:
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
         """Estimate and print the report."""
-        from memcalc import estimate
+        from memcalc.estimation import estimate
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:

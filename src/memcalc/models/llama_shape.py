@@ -8,6 +8,7 @@ blocks is the one that comes nearest to the count. The exact count of the shape 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
@@ -38,6 +39,19 @@ WIDEST = 10**8
 """No size of a shape is larger: what follows from it has to stay within what a config may say."""
 SMALLEST = 10_000_000
 """Below this count the vocabulary alone is larger than the model; such a shape has to be given."""
+
+
+class Shape(TypedDict, total=False):
+    """Numbers of a shape, as `canonical_spec` takes them."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_embeddings: bool
 
 
 def canonical_spec(
