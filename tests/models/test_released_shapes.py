@@ -2,13 +2,13 @@
 
 import pytest
 
-from memcalc import canonical_spec
+from memcalc import ModelSpec, canonical_spec
 from memcalc.errors import UsageError
 from memcalc.models.build import build
 from memcalc.models.released_shapes import SHAPES, TODAY
 
 
-def _count(spec) -> int:
+def _count(spec: ModelSpec) -> int:
     return sum(parameter.count * parameter.copies for _, parameter in build(spec).parameters())
 
 
@@ -34,7 +34,7 @@ def test_a_count_near_to_a_released_model_is_that_model(count: int, like: str | 
     shape = next(shape for shapes in SHAPES.values() for shape in shapes if shape.name == name)
     assert spec.name == f"{name}-like"
     assert _count(spec) == shape.parameters
-    assert f"{shape.parameters:,} parameters" in line
+    assert f"{shape.parameters:,} parameters" in line.text
 
 
 @pytest.mark.parametrize("count", [65 * 10**6, 10**9, 5 * 10**9, 33 * 10**9, 180 * 10**9, 10**12])
@@ -42,8 +42,8 @@ def test_other_counts_change_the_depth(count: int) -> None:
     spec, (line,) = canonical_spec(count)
     found = _count(spec)
     assert abs(found / count - 1) < 0.05
-    assert f"{found:,} parameters" in line
-    assert "(it has" in line
+    assert f"{found:,} parameters" in line.text
+    assert "(it has" in line.text
 
 
 def test_todays_models_group_their_heads() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import DEEPEST
 from memcalc.errors import UsageError, close_matches
@@ -149,7 +150,7 @@ _NEAR = 0.03
 """A count this near to a released model's is that model: names are rounded."""
 
 
-def spec_like(parameters: int, like: str | None) -> tuple[ModelSpec, list[str]]:
+def spec_like(parameters: int, like: str | None) -> tuple[ModelSpec, list[Assumption]]:
     """A model of about `parameters` parameters, as wide as the released one that is nearest in size.
 
     Its number of blocks is the one that comes nearest to the count. The second value is what this takes for granted.
@@ -183,9 +184,10 @@ def spec_like(parameters: int, like: str | None) -> tuple[ModelSpec, list[str]]:
     blocks = (
         f"{depth} blocks" if depth == shape.num_hidden_layers else f"{depth} blocks (it has {shape.num_hidden_layers})"
     )
-    return spec, [
+    said = (
         f"shape: that of {shape.name} (--like): hidden size {shape.hidden_size}, {blocks}, "
         f"{shape.num_attention_heads} heads ({shape.num_key_value_heads} key-value) of {shape.head_dim}, MLP "
         f"{shape.intermediate_size}, vocabulary {shape.vocab_size}"
         f"{', tied' if shape.tied else ''}: {exact:,} parameters"
-    ]
+    )
+    return spec, [Assumption("model_shape", said)]
