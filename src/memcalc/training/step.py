@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.denoiser import Denoiser
@@ -86,15 +87,17 @@ def trace(
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
+    given = frozenset(same.model_fields_set)  # setups are equal by their values alone, whoever gave them
+    step = _trace(spec.key, same, given, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
-def _trace(
+def _trace(  # noqa: PLR0913 (all that decides what a step is)
     key: SpecKey,
     setup: TrainingSetup,
+    given: frozenset[str],
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
@@ -113,7 +116,9 @@ def _trace(
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup)
     if layout.expert > 1:
-        engines.divide_experts(network, layout)
+        from memcalc.parallel.expert_parallel import divide_experts
+
+        divide_experts(network, layout)
     run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
     step = run_once()
     if step.engine is not None and step.engine.learns:
@@ -128,7 +133,7 @@ def _trace(
 def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     spec: ModelSpec,
     network: Network,
-    notes: Sequence[str],
+    notes: Sequence[Assumption],
     setup: TrainingSetup,
     layout: ParallelSetup,
     like_tracker: bool,
@@ -220,7 +225,7 @@ def _loss(
     return model_loss(tape, network, setup, autocast, length)
 
 
-def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
     """Notes on activations that are recomputed. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:
@@ -230,6 +235,7 @@ def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
                 "as memcalc knows them; use full."
             )
         if run.attention != "eager":
-            yield (
-                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+            yield Assumption(
+                "selective_checkpointing_without_scores",
+                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing",
             )
