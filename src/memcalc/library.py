@@ -88,14 +88,23 @@ class ModelSpec(models.ModelSpec):
         return cls._of(found, found.name, generic)
 
     @classmethod
-    def from_parameters(cls, count: int | str, **shape: Unpack[Shape]) -> Self:
-        """A Llama-like model of about `count` parameters (4_000_000_000 or "4B"); its shape is stated.
+    def from_parameters(cls, count: int | str, *, like: str | None = None, **shape: Unpack[Shape]) -> Self:
+        """A model of about `count` parameters; its shape is stated.
 
-        `shape` are numbers to use in place of the usual ones: hidden_size, num_layers, num_heads, num_kv_heads,
-        head_dim, intermediate_size, vocab_size, tie_embeddings. Raises UsageError.
+        Args:
+            count: how many, such as 4_000_000_000 or "4B".
+            like: the model whose shape it has, as `--like` takes it; None: as models of that size are today.
+            shape: numbers to use in place of the usual ones: hidden_size, num_layers, num_heads, num_kv_heads,
+                head_dim, intermediate_size, vocab_size, tie_embeddings.
+
+        Raises:
+            UsageError: there is no such shape.
         """
         check_type("count", count, (int, str), "a number of parameters, or text such as 4B")
-        made, assumptions = canonical_spec(parse_parameters(count) if isinstance(count, str) else count, **shape)
+        check_type("like", like, (str, type(None)), "the name of a model")
+        made, assumptions = canonical_spec(
+            parse_parameters(count) if isinstance(count, str) else count, like=like, **shape
+        )
         return cls._like(made, tuple(assumptions))
 
     @classmethod
