@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
+from typing import TYPE_CHECKING
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -21,7 +22,7 @@ from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.peak.ranks import phase_totals, traced_ranks
-from memcalc.peak.sweep import Moment, Sweep, swept
+from memcalc.peak.sweep import Moment, swept
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
 from memcalc.report.schema import (
@@ -39,10 +40,12 @@ from memcalc.report.schema import (
     TrainingPhases,
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import Gpu, find_gpu
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -62,7 +65,7 @@ def estimate(
         spec: the model.
         setup: what is run.
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: lines that the caller already has to say.
+        assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
 
     Raises:
@@ -71,9 +74,10 @@ def estimate(
     check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
-    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
-    check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
-    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    check_type("assumptions", assumptions, (list, tuple), "a list of assumptions")
+    for assumption in assumptions:
+        check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
+    gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher)
     rank = _most_loaded(steps)
     step = steps[rank]
@@ -105,6 +109,7 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | process_memory.resolved(),
         assumptions=(
+            *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
@@ -125,11 +130,40 @@ def estimate(
             process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), process_memory.process),
+        gpu=None
+        if gpu is None
+        else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _found(gpu: Gpu | str) -> Gpu:
+    """The GPU that is meant. Raises UsageError."""
+    from memcalc.tables.gpus import Gpu, find_gpu
+
+    check_type("gpu", gpu, (Gpu, str), "a GPU's name or size, or what find_gpu gives")
+    return find_gpu(gpu) if isinstance(gpu, str) else gpu
+
+
+def process_bytes(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> int:
+    """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
+    steps, layout = _run(spec, setup, teacher)
+    step = steps[_most_loaded(steps)]
+    peak = max(phase_totals(step).values())
+    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+
+
+def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take."""
+    if isinstance(setup, TrainingSetup):
+        return gpu.usable_bytes
+    from memcalc.inference.serving import usable
+
+    return usable(setup, gpu)
 
 
 def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
@@ -223,15 +257,6 @@ def _traced(
     return {0: generate(spec, setup)}, SINGLE
 
 
-def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
-    """Bytes of the GPU that the job may take."""
-    if isinstance(setup, TrainingSetup):
-        return gpu.usable_bytes
-    from memcalc.inference.serving import usable
-
-    return usable(setup, gpu)
-
-
 def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
@@ -239,11 +264,7 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     from memcalc.inference.serving import serving
 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
-        found, _ = Sweep(run.tape).peaks()
-        peak = max(
-            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, standing_parts(run, phase).values()))
-            for phase in run.phases
-        )
+        peak = max(phase_totals(run).values())
         return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
 
     found, occupied = serving(spec, setup, gpu, step, process_of)

@@ -13,11 +13,12 @@ from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import GPUS, Gpu, find_gpu
 
 if TYPE_CHECKING:
+    from memcalc.decide.what_fits import Advice
     from memcalc.models.spec import ModelSpec
     from memcalc.report.timeline import Timeline
+    from memcalc.tables.gpus import Gpu
 
 _BOTH = "width"
 """The option that is the picture's width for a denoiser, and the box's for all other models."""
@@ -31,14 +32,14 @@ class Job:
     """A checked setup, the GPU that was asked about, and how to show the answer."""
 
     setup: TrainingSetup | InferenceSetup
-    gpu: Gpu | None
+    gpu: "Gpu | None"
     check: bool
     shown: Shown
     teacher: str | None = None
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
         """Estimate and print the report."""
-        from memcalc import estimate
+        from memcalc.estimation import estimate
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:
@@ -62,8 +63,14 @@ class Job:
             if picture is None
             else picture.report
         )
-        below = "" if report.gpu is None or report.gpu.fits or self.shown.json else self._advice(spec, teacher)
-        self.show(report, below, picture)
+        advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
+        if advice is None or self.gpu is None:
+            self.show(report, picture=picture)
+            return
+        from memcalc.render.advice import render
+
+        report = report.model_copy(update={"remedies": advice.reported()})
+        self.show(report, render(advice, self.gpu, self.shown.unit), picture)
 
     def _picture(
         self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
@@ -90,14 +97,13 @@ class Job:
         self.shown.answer(timeline_texts(found, self.shown), [Setup(found.report, picture)], picture)
         self._check(found.report)
 
-    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> str:
+    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
         if not isinstance(self.setup, TrainingSetup) or self.gpu is None:
-            return ""
+            return None
         from memcalc.decide.what_fits import advise
-        from memcalc.render import advice
 
-        return advice.render(advise(spec, self.setup, self.gpu, teacher=teacher), self.gpu, self.shown.unit)
+        return advise(spec, self.setup, self.gpu, teacher=teacher)
 
     def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
         """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
@@ -179,10 +185,17 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
 def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any) -> Job:
     if check and gpu is None:
         raise UsageError("--check needs to know the GPU: add --gpu, such as --gpu H100-80GB or --gpu 24GB.")
-    return Job(build_setup(mode, given), None if gpu is None else find_gpu(gpu), check, read_shown(**shown), teacher)
+    found = None
+    if gpu is not None:
+        from memcalc.tables.gpus import find_gpu
+
+        found = find_gpu(gpu)
+    return Job(build_setup(mode, given), found, check, read_shown(**shown), teacher)
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
+    from memcalc.tables.gpus import GPUS
+
     return [gpu.name for gpu in GPUS if gpu.name.startswith(incomplete)]
 
 

@@ -77,8 +77,8 @@ def _methods(text: str | None) -> list[str | None]:
 
 def _column(request: Request, model: str, method: str | None, *, pictured: bool) -> Setup:
     """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
-    from memcalc import estimate
     from memcalc.decide.methods import METHODS
+    from memcalc.estimation import estimate
     from memcalc.timeline import has_timeline, timeline
 
     spec, assumptions = read_model(model)

@@ -61,7 +61,7 @@ def _rows(spec: Any, assumptions: Any, request: Request, axes: Sequence[Axis]) -
 
 def _row(spec: Any, assumptions: Any, request: Request, values: Mapping[str, str]) -> dict[str, Any]:
     """One setup: the values of its options, and its answer or what is wrong with it."""
-    from memcalc import estimate
+    from memcalc.estimation import estimate
 
     job = Request(request.mode, {**request.given, **values}, request.chosen).read()
     row: dict[str, Any] = {name: declared()[name].read(value) for name, value in values.items()}
