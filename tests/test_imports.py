@@ -28,7 +28,7 @@ ROOMS = (
     ("report",),
     ("estimation", "diffusion"),
     ("run_configs", "sources"),
-    ("decide",),
+    ("decide", "provenance"),
     ("render",),
     ("cli",),
     ("__init__", "__main__"),

@@ -18,7 +18,9 @@ from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.quantized_layers import quantize, tell_apart
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
+from memcalc.nn.stack import trace_every_block
 from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
@@ -29,16 +31,18 @@ from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
+def generate(spec: ModelSpec, setup: InferenceSetup, recorder: Recorder | None = None) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
-    logits are those of the last token, unless all are asked for.
+    logits are those of the last token, unless all are asked for. For a `recorder` every block is traced.
     """
     row = family(spec.model_type)
     engine = ENGINES[setup.engine]
     whole = build(spec)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
+    if recorder is not None:
+        trace_every_block(network)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
     weights = load_weights(spec, setup, engine, network, whole)
@@ -52,7 +56,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
-    tape = Tape(phase="prefill")
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -61,6 +65,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
     )
+    if recorder is not None:
+        recorder.watch(network)
     sequences = setup.batch * setup.num_beams
     notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:

@@ -16,6 +16,7 @@ from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import trace_every_block
@@ -64,7 +65,7 @@ The optimizer is one that takes the options of all others.
 """
 
 
-def trace(
+def trace(  # noqa: PLR0913 (what a run is traced with)
     spec: ModelSpec,
     setup: TrainingSetup,
     *,
@@ -72,12 +73,14 @@ def trace(
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
     device: CudaDevice | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does (None: the setup's own).
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
-    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
+    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run. A `recorder` is
+    told where each allocation comes from; every block is traced for it, and the run is its own.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
@@ -86,19 +89,21 @@ def trace(
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
+    run = _trace if recorder is None else partial(_trace.__wrapped__, recorder=recorder)
+    step = run(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
-def _trace(
+def _trace(  # noqa: PLR0913 (the key of the cache)
     key: SpecKey,
     setup: TrainingSetup,
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
     device: CudaDevice | None,
+    recorder: Recorder | None = None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
@@ -107,14 +112,16 @@ def _trace(
         spec = run.trained_spec(spec, setup)
     network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
-    if device is not None:
+    if device is not None or recorder is not None:
         trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup)
     if layout.expert > 1:
         engines.divide_experts(network, layout)
-    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
+    run_once = partial(
+        _run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device, recorder=recorder
+    )
     step = run_once()
     if step.engine is not None and step.engine.learns:
         step = run_once(before=step.engine)
@@ -135,18 +142,20 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     teacher: SpecKey | None,
     device: CudaDevice | None,
     before: Engine | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
-    tape = Tape(sum_out_of_place=like_tracker)
+    tape = Tape(sum_out_of_place=like_tracker) if recorder is None else recorder.new_tape("forward", like_tracker)
     tape.device = device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",
         selective=setup.activation_checkpointing == "selective",
         reentrant=setup.checkpoint_reentrant,
+        every_block=recorder is not None,
     )
     tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs
@@ -157,6 +166,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
     tensors = engine.job.tensors
+    if recorder is not None:
+        recorder.watch(trained)
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
