@@ -12,6 +12,8 @@ What is named here is loaded when it is first used, so that importing the packag
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memcalc.common.version import VERSION
+
 if TYPE_CHECKING:
     from memcalc.errors import MemcalcError
     from memcalc.estimation import estimate
@@ -33,7 +35,7 @@ __all__ = [
     "find_gpu",
 ]
 
-__version__ = "0.2.0"
+__version__ = VERSION
 
 _HOME = {
     "Gpu": "tables.gpus",

@@ -12,6 +12,7 @@ from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.build import build
 from memcalc.models.registry import family
@@ -56,7 +57,7 @@ def estimate(
     setup: TrainingSetup | InferenceSetup,
     gpu: Gpu | str | None = None,
     *,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
 ) -> Report:
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
@@ -128,15 +129,7 @@ def estimate(
             process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None
-        if gpu is None
-        else GpuFit(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            usable_bytes=gpu.usable_bytes,
-            fits=process_memory.process <= _usable(setup, gpu),
-            free_bytes=_usable(setup, gpu) - process_memory.process,
-        ),
+        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
@@ -145,47 +138,50 @@ def estimate(
 
 def _quantization_note(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """A line where quantizing the base of adapters takes more than it saves."""
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
     unquantized = estimate(
-        spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher
+        spec, setup.model_copy(update={"quantization": "none", "quantize_moe_experts": "none"}), teacher=teacher
     ).peak.allocated_bytes
     if unquantized < allocated:
-        yield (
+        yield Assumption(
+            "quantization_raises_peak",
             f"quantizing raises the peak here: without --quantization {unquantized:,} bytes would be allocated"
-            f"{', and --no-prepare-kbit-training leaves out copies in fp32' if setup.prepare_kbit_training else ''}"
+            f"{', and --no-prepare-kbit-training leaves out fp32 copies' if setup.prepare_kbit_training else ''}",
         )
 
 
 def _attended(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """How a model attends whose code is its repository's own, and what the other way would take."""
     if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
         return
     used = step.resolved()["attention"]
     eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
     if used != "eager" and eager.setup["attention"] == "eager":
-        yield (
-            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend as "
-            f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be allocated "
-            "(--attention)"
+        yield Assumption(
+            "attention_of_own_code",
+            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend "
+            f"as Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be "
+            "allocated (--attention)",
         )
 
 
 def _without_kernels(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
     if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
         return
     with suppress(UsageError):  # weights that the kernels cannot take
         fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
-        yield (
+        yield Assumption(
+            "state_space_kernels_alternative",
             f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
-            "(--state-space-kernels mamba-ssm)"
+            "(--state-space-kernels mamba-ssm)",
         )
 
 
@@ -245,7 +241,7 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
         return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
-    return Serving(largest_batch=found.batch, longest_context=found.context, occupied_bytes=occupied)
+    return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:

@@ -100,7 +100,7 @@ def test_units() -> None:
 
 def test_json_is_one_object_and_nothing_else() -> None:
     done = process([*ESTIMATE, "--json"])
-    assert json.loads(done.stdout)["schema_version"] == 1
+    assert json.loads(done.stdout)["schema_version"] == 2
     assert done.stderr == b""
     assert done.stdout.isascii()
 

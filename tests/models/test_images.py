@@ -126,10 +126,10 @@ def test_images_cost_memory_and_none_cost_none() -> None:
 
 def test_what_was_not_said_is_said() -> None:
     setup = TrainingSetup(image_size=100)
-    lines = list(assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
+    lines = [line.text for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup))]
     assert "an image of 112 x 112 pixels in each sequence: 16 tokens (--images-per-sequence, --image-size)" in lines
     setup = TrainingSetup(images_per_sequence=2, image_size=112)
-    assert not any("pixels" in line for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
+    assert not any("pixels" in line.text for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
 
 
 def test_a_tower_with_places_for_patches_reads_one_size() -> None:

@@ -29,7 +29,7 @@ def asked(random: Random, path: Path) -> str:
             return ""
         chosen = describe(model, "fuzz", _setup(random), generic=random.random() < 0.1)
         gpu = find_gpu("A100-80GB") if random.random() < 0.5 and chosen.spec.model_type not in LONG_SEARCHES else None
-        _check(estimate(chosen.spec, chosen.setup, gpu, assumptions=chosen.assumptions).to_dict())
+        _check(estimate(chosen.spec, chosen.setup, gpu, assumptions=chosen.assumptions).model_dump())
     except MemcalcError as problem:
         return str(problem)
     finally:

@@ -9,6 +9,7 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
@@ -59,7 +60,7 @@ class Job:
     shown: Shown
     teacher: str | None = None
 
-    def answer(self, spec: "ModelSpec", assumptions: Iterable[str] = ()) -> None:
+    def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
         """Estimate and print the report."""
         from memcalc import estimate
         from memcalc.models.registry import denoisers

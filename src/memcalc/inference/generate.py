@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.common.assumption import Assumption
 from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
@@ -100,7 +101,12 @@ def generate(spec: ModelSpec, setup: InferenceSetup, recorder: Recorder | None =
         preallocated_cache=standing,
         weights=weights.parts,
         extra_weights=spec.extra_weights,
-        resolved_options={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
+        resolved_options={
+            "dtype": weights.dtype,
+            "quantization": weights.quantization,
+            "kv_dtype": kv_dtype,
+            "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
+        },
         notes=tuple(notes),
     )
 
@@ -123,7 +129,7 @@ def _decode(
         _reorder(tape)
 
 
-def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[str]]:
+def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[Assumption]]:
     """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
     if size == 1:
         return whole, []
@@ -137,30 +143,52 @@ def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[
     return network, notes
 
 
-def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[str]]:
+def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[Assumption]]:
     """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
     stated = kv_cache_scheme(find_quantization(spec.config))
     if stated is None or setup.kv_dtype != AUTO:
         return setup.kv_dtype, []
     if engine.follows_scheme and stated.dtype in engine.formats:
-        return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
+        return stated.dtype, [
+            Assumption(
+                "kv_cache_scheme", f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"
+            )
+        ]
     return AUTO, [
-        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
+        Assumption(
+            "kv_cache_scheme_not_followed",
+            f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow",
+        )
     ]
 
 
-def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
+def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
     """What the engine takes for granted."""
     lines = list(engine.notes)
     if engine.attention is not None and "attention" in setup.model_fields_set:
-        lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
+        lines.append(
+            Assumption(
+                "attention_of_engine",
+                f"--attention {setup.attention} is not used: {engine.name} has kernels of its own",
+            )
+        )
     if engine.attention is not None and setup.padding_mask:
-        lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
+        lines.append(
+            Assumption(
+                "padding_of_engine", f"--padding-mask is not used: {engine.name} packs sequences without padding"
+            )
+        )
     share = setup.gpu_memory_utilization or engine.utilization
     if share is not None:
-        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)")
+        lines.append(
+            Assumption(
+                "gpu_memory_utilization",
+                f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)",
+            )
+        )
     if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
-        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)")
+        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)"
+        lines.append(Assumption("prefill_chunk_size", text))
     return lines
 
 

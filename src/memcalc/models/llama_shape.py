@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import DEEPEST
 from memcalc.errors import UsageError, option_name
 from memcalc.models.spec import ModelSpec
@@ -50,7 +51,7 @@ def canonical_spec(
     intermediate_size: int | None = None,
     vocab_size: int | None = None,
     tie_embeddings: bool | None = None,
-) -> tuple[ModelSpec, list[str]]:
+) -> tuple[ModelSpec, list[Assumption]]:
     """The spec of a Llama-like model of about `parameters` parameters, and the assumptions that it rests on.
 
     Every number of the shape can be given instead. Raises UsageError where neither a count nor enough of a shape is
@@ -115,8 +116,11 @@ def canonical_spec(
             "--params, or give less of the shape."
         )
     lines = [
-        f"shape: Llama-like, hidden size {hidden}, {depth} blocks, {heads} heads ({kv_heads} key-value) of {dim}, "
-        f"MLP {width}, vocabulary {vocab}{', tied' if tied else ''}: {exact:,} parameters"
+        Assumption(
+            "model_shape",
+            f"shape: Llama-like, hidden size {hidden}, {depth} blocks, {heads} heads ({kv_heads} key-value) of {dim}, "
+            f"MLP {width}, vocabulary {vocab}{', tied' if tied else ''}: {exact:,} parameters",
+        )
     ]
     return ModelSpec.from_config(config, "Llama-like"), lines
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.nn.layers.mamba1 import MambaMixer
 from memcalc.nn.layers.mamba2 import Mamba2Mixer
 from memcalc.nn.module import Module
 
-NOTE = "state-space layers run in mamba-ssm's kernels, as its source has them (--state-space-kernels)"
+NOTE = Assumption(
+    "state_space_kernels",
+    "state-space layers run in mamba-ssm's kernels, as its source has them (--state-space-kernels)",
+)
 
 
 def has_mixers(network: Module) -> bool:
@@ -15,7 +19,7 @@ def has_mixers(network: Module) -> bool:
     return any(isinstance(module, (MambaMixer, Mamba2Mixer)) for _, module in network.modules())
 
 
-def use_mamba_ssm(network: Module) -> str:
+def use_mamba_ssm(network: Module) -> Assumption:
     """Let mamba-ssm's kernels run every mixer of Mamba 1 and 2; returns what to say of it.
 
     Raises UsageError where there is none.
@@ -27,5 +31,5 @@ def use_mamba_ssm(network: Module) -> str:
         )
     for mixer in mixers:
         mixer.fused_kernels = True
-        mixer.assumption = ""
+        mixer.assumption = None
     return NOTE

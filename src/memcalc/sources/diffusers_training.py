@@ -1,5 +1,6 @@
 """Training on a diffusion pipeline: the denoiser is trained, the other components made its latents and embeddings."""
 
+from memcalc.common.assumption import Assumption
 from memcalc.models.registry import denoisers
 from memcalc.setup.setup import TrainingSetup
 from memcalc.sources.diffusers import ONLY_WEIGHTS
@@ -20,5 +21,7 @@ def describe_denoiser(model: LoadedModel, name: str, setup: TrainingSetup) -> De
     alone = LoadedModel(model.name, model.origin, config, part.checkpoint, notes=(*notes, *part.notes))
     found = describe(alone, name, setup)
     others = [other.name for other in model.components if other is not part]
-    away = (f"of the pipeline only {part.name} is on the GPU, not {', '.join(others)}",) if others else ()
-    return Described(found.spec, found.setup, (*found.assumptions, *away))
+    if not others:
+        return found
+    text = f"of the pipeline only {part.name} is on the GPU, not {', '.join(others)}"
+    return Described(found.spec, found.setup, (*found.assumptions, Assumption("only_the_denoiser", text)))

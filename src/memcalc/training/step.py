@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.denoiser import Denoiser
@@ -135,7 +136,7 @@ def _trace(  # noqa: PLR0913 (the key of the cache)
 def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     spec: ModelSpec,
     network: Network,
-    notes: Sequence[str],
+    notes: Sequence[Assumption],
     setup: TrainingSetup,
     layout: ParallelSetup,
     like_tracker: bool,
@@ -231,7 +232,7 @@ def _loss(
     return model_loss(tape, network, setup, autocast, length)
 
 
-def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
     """Notes on activations that are recomputed. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:
@@ -241,6 +242,7 @@ def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
                 "as memcalc knows them; use full."
             )
         if run.attention != "eager":
-            yield (
-                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+            yield Assumption(
+                "selective_checkpointing_without_scores",
+                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing",
             )

@@ -44,7 +44,7 @@ def command(
         raise UsageError("compare needs two columns: give two models, or --methods full,lora,qlora.")
     reports = dict(_column(request, *column) for column in columns)
     if request.json:
-        output.write(json.dumps([{"column": name, **report.to_dict()} for name, report in reports.items()]) + "\n")
+        output.write(json.dumps([{"column": name, **report.model_dump()} for name, report in reports.items()]) + "\n")
     else:
         _print(reports, request.read_unit())
 

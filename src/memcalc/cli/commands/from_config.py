@@ -23,6 +23,7 @@ from memcalc.cli.model_options import (
 )
 from memcalc.cli.options import declared
 from memcalc.cli.parser import CommandWithLine, command_line
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
 
@@ -190,15 +191,21 @@ def _must_be_known(found: "Mapping", request: Request) -> None:
         raise UsageError("the run is spread over GPUs whose number is in none of the files: give --gpus N.")
 
 
-def _lines(found: "Mapping", below: dict[str, Any]) -> tuple[str, ...]:
+def _lines(found: "Mapping", below: dict[str, Any]) -> tuple[Assumption, ...]:
     """What the report owes to the files."""
     lost = [f"--{key.replace('_', '-')} {value}" for key, value in found.setup.items()
             if key not in below and key not in _OF_MODEL and value not in (False, None, "plain", 1)]  # fmt: skip
     unmodelled = [f"not computed, as memcalc has no option for it: {', '.join(lost)}"] if lost else []
-    return (f"read as a run of {found.framework}", *found.assumed, *found.lacks, *unmodelled, *found.dead)
+    by_code = {
+        "run_framework": [f"read as a run of {found.framework}"],
+        "run_file_assumed": found.assumed,
+        "run_file_not_modelled": [*found.lacks, *unmodelled],
+        "run_file_without_effect": found.dead,
+    }
+    return tuple(Assumption(code, line) for code, lines in by_code.items() for line in lines)
 
 
-def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[str, ...]:
+def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[Assumption, ...]:
     """Serving without a length is for the model's own longest sequence."""
     config = loaded.config or {}
     inner = config.get("text_config")
@@ -206,7 +213,8 @@ def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[str, ...]:
         length = values.get("max_position_embeddings")
         if isinstance(length, int) and length > 0:
             below["seq_len"] = length
-            return (f"the longest sequence is the model's own: {length} tokens (--seq-len for less)",)
+            text = f"the longest sequence is the model's own: {length} tokens (--seq-len for less)"
+            return (Assumption("sequence_length_of_model", text),)
     return ()
 
 

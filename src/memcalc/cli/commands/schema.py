@@ -3,9 +3,9 @@
 import json
 
 from memcalc.cli.output import write
-from memcalc.report.schema import json_schema
+from memcalc.report.schema import Report
 
 
 def command() -> None:
     """Print the JSON Schema of what --json prints."""
-    write(json.dumps(json_schema(), indent=2) + "\n")
+    write(json.dumps(Report.model_json_schema(mode="serialization"), indent=2) + "\n")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
@@ -96,7 +97,7 @@ class MambaMixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    assumption = SCAN_NOTE
+    assumption: Assumption | None = SCAN_NOTE
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.nn.layers.causal_conv import CausalConv
@@ -75,7 +76,7 @@ class Mamba2Mixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    assumption = SCAN_NOTE
+    assumption: Assumption | None = SCAN_NOTE
 
     def __init__(
         self,
