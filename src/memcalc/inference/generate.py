@@ -21,7 +21,6 @@ from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
-from memcalc.nn.stack import trace_every_block
 from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
@@ -36,14 +35,12 @@ def generate(spec: ModelSpec, setup: InferenceSetup, recorder: Recorder | None =
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
-    logits are those of the last token, unless all are asked for. For a `recorder` every block is traced.
+    logits are those of the last token, unless all are asked for. A `recorder` is told where allocations come from.
     """
     row = family(spec.model_type)
     engine = ENGINES[setup.engine]
     whole = build(spec)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
-    if recorder is not None:
-        trace_every_block(network)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
     weights = load_weights(spec, setup, engine, network, whole)

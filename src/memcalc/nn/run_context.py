@@ -50,8 +50,6 @@ class RunContext:
     """Recompute only the core of attention in backward, so that scores and probabilities are not saved."""
     recomputed_attentions: int = 0
     """How many attention cores are recomputed."""
-    every_block: bool = False
-    """Trace every block of every model, so that the tape holds each allocation by itself."""
     # what is collected
     hidden_states: list[tuple[Tensor, int]] | None = None
     """Collects (hidden states, copies) of every block under `output_hidden_states`; None where not asked for."""

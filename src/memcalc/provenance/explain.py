@@ -9,11 +9,13 @@ from math import prod
 
 from memcalc.autograd.tape import ROWS, Allocation
 from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError
 from memcalc.estimation import Setup, estimate, within_positions
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
+from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel.layout import layout_of
 from memcalc.provenance.explanation import Explanation, TensorEntry
 from memcalc.provenance.formulas import Sizes, literal
@@ -44,7 +46,8 @@ def record_step(spec: ModelSpec, setup: Setup, recording: Recording, teacher: Mo
 
         return generate(spec, setup, recording)
 
-    return within_positions(setup, run)
+    with every_block_by_itself():
+        return within_positions(setup, run)
 
 
 def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
@@ -54,7 +57,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     *,
     phase: str | None = None,
     at: str | None = None,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
 ) -> Explanation:
     """What is alive at the peak, at the peak of a `phase`, or `at` a moment such as "backward of block 3".

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from memcalc.common.assumption import Assumption
 
 
 def _says(description: str) -> dict[str, Any]:
@@ -48,7 +50,13 @@ class Explanation:
     rows: Mapping[str, int] = field(metadata=_says("Bytes of each row of the box at that moment."))
     tensors: tuple[TensorEntry, ...] = field(metadata=_says("What is alive, the largest first."))
     left_out_bytes: int = field(metadata=_says("Bytes of entries that --row and --top leave out."))
-    assumptions: tuple[str, ...] = field(metadata=_says("Everything that the user did not say."))
+    assumptions: tuple[Assumption, ...] = field(metadata=_says("Everything that the user did not say."))
+
+    def shown(self, row: str | None, top: int | None) -> Explanation:
+        """With the entries of one row alone, and no more than `top` of them."""
+        chosen = [entry for entry in self.tensors if row is None or entry.row == row][:top]
+        rest = self.total_bytes - sum(entry.bytes for entry in chosen)
+        return replace(self, tensors=tuple(chosen), left_out_bytes=rest)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""

@@ -74,8 +74,7 @@ def _named(step: Step, at: str, stepping: Sample | None) -> Sample:
         short = {text.rpartition(" of ")[0] if text.count(" of ") > 1 else text for text in texts}
         near = close_matches(wanted, sorted(short))
         raise UsageError(
-            f"this step has no moment called {quoted(at)}{near or '; moments are called as in'} "
-            '--at "backward of block 3".'
+            f"--at cannot be {quoted(at)}{near or ': moments are called as in backward of block 3, or step.'}"
         )
     return best
 
@@ -149,7 +148,8 @@ class Lives:
         where = origin.module.beside(block)
         what = self.operation(before)
         phase = self.phase(allocation.dies - 1)
-        return f"in {phase}, after {what}{f' of {where}' if where else ''}"
+        when = what.replace("backward of", "the backward of", 1) if origin.in_backward else f"{what} in {phase}"
+        return f"after {when}{f' ({where})' if where else ''}"
 
     def kind(self, allocation: Allocation, references: References) -> object:
         """Equal for allocations that are told of together: those of one operation in all blocks."""

@@ -140,7 +140,7 @@ class RecordingTape(Tape):
             code = frame.f_code
             place = _place(code.co_filename)
             if place.startswith("ops/"):
-                operation = code.co_name if not code.co_name.startswith("_") or not operation else operation
+                operation = _within(operation, code.co_name)
             elif place == _ENGINE:
                 return self._in_backward(code.co_name)
             elif place and not place.startswith(("autograd/", "provenance/", "common/")):
@@ -155,6 +155,17 @@ class RecordingTape(Tape):
             return Origin("gradient of the loss", NOWHERE, _ENGINE, function, True)
         name = "sum of gradients" if function == "_add_gradient" else of.operation
         return Origin(name, of.module, of.source, of.function, True)
+
+
+_LOSSES = {"log_softmax": "cross_entropy"}
+"""Operations that say more than the one that calls them."""
+
+
+def _within(inner: str, outer: str) -> str:
+    """The name of an operation that calls another: the outer one's, as torch's user knows it."""
+    if outer.startswith("_") and inner:
+        return inner
+    return f"{inner} of {outer}" if inner and _LOSSES.get(inner) == outer else outer
 
 
 @lru_cache(maxsize=1024)

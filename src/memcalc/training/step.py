@@ -81,7 +81,7 @@ def trace(  # noqa: PLR0913 (what a run is traced with)
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
     there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run. A `recorder` is
-    told where each allocation comes from; every block is traced for it, and the run is its own.
+    told where each allocation comes from; its run is shared with nobody.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
@@ -113,7 +113,7 @@ def _trace(  # noqa: PLR0913 (the key of the cache)
         spec = run.trained_spec(spec, setup)
     network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
-    if device is not None or recorder is not None:
+    if device is not None:
         trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
@@ -156,7 +156,6 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         checkpointing=setup.activation_checkpointing == "full",
         selective=setup.activation_checkpointing == "selective",
         reentrant=setup.checkpoint_reentrant,
-        every_block=recorder is not None,
     )
     tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs

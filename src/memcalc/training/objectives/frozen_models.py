@@ -17,7 +17,7 @@ from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
-from memcalc.nn.stack import Stack, trace_every_block
+from memcalc.nn.stack import Stack
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.training.liger import use_liger
@@ -78,8 +78,6 @@ def teacher(network: Network, tape: Tape, dtype: DType, attention: str) -> Froze
 def _bound(name: str, network: Network, tape: Tape, dtype: DType, attention: str, *, shared: bool) -> FrozenModel:
     """Bind a frozen model to the tape. A shared one has no weights of its own."""
     _rename(network, name.removesuffix(" model"))
-    if run_context(tape).every_block:
-        trace_every_block(network)
     if shared:
         for _, parameter in network.tensors():
             parameter.trainable = False
