@@ -22,7 +22,7 @@ from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.peak.ranks import phase_totals, traced_ranks
-from memcalc.peak.sweep import Moment, Sweep, swept
+from memcalc.peak.sweep import Moment, swept
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
 from memcalc.report.schema import (
@@ -79,10 +79,10 @@ def estimate(
     check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
     steps, layout = _run(spec, setup, teacher)
-    rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
+    rank = _most_loaded(steps)
     step = steps[rank]
     sweep, found, highest = swept(step.tape)
-    phases = {phase: _static_parts(step, phase) for phase in step.phases}
+    phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
         totals[phase] += found[phase][0]
@@ -129,11 +129,42 @@ def estimate(
             process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), process_memory.process),
+        gpu=None
+        if gpu is None
+        else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def process_bytes(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
+    steps, layout = _run(spec, setup, None)
+    step = steps[_most_loaded(steps)]
+    peak = max(phase_totals(step).values())
+    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+
+
+def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take."""
+    if isinstance(setup, TrainingSetup):
+        return gpu.usable_bytes
+    from memcalc.inference.serving import usable
+
+    return usable(setup, gpu)
+
+
+def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
+    """The traced step that `estimate` reports: that of the rank that holds most."""
+    steps, _ = _run(spec, setup, teacher)
+    return steps[_most_loaded(steps)]
+
+
+def _most_loaded(steps: Mapping[int, Step]) -> int:
+    if len(steps) == 1:
+        return min(steps)
+    return max(steps, key=lambda rank: max(phase_totals(steps[rank]).values()))
 
 
 def _quantization_note(
@@ -217,15 +248,6 @@ def _traced(
     return {0: generate(spec, setup)}, SINGLE
 
 
-def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
-    """Bytes of the GPU that the job may take."""
-    if isinstance(setup, TrainingSetup):
-        return gpu.usable_bytes
-    from memcalc.inference.serving import usable
-
-    return usable(setup, gpu)
-
-
 def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
@@ -233,11 +255,7 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     from memcalc.inference.serving import serving
 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
-        found, _ = Sweep(run.tape).peaks()
-        peak = max(
-            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _static_parts(run, phase).values()))
-            for phase in run.phases
-        )
+        peak = max(phase_totals(run).values())
         return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
@@ -249,7 +267,7 @@ def sum_parts(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
 
 
-def _static_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
+def standing_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
     """What stands in each row during `phase` besides the tape."""
     return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
 

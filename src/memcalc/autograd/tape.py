@@ -122,6 +122,8 @@ class Tape:
         """The first output of the last recorded operation; set only while saved tensors are offloaded."""
         self.offloads_inputs = False
         """Offload the inputs of checkpointed blocks to host memory."""
+        self.turns = 1
+        """How many turns of a loop the one that runs now stands for."""
         self.host_bytes = 0
         """Bytes of host memory that hold saved tensors, all blocks of the model included."""
         self.leaves: list[Tensor] = []
@@ -205,10 +207,20 @@ class Tape:
 
         A loop over tokens is traced for one token that stands for many.
         """
-        for allocation in self.allocations:
-            if allocation.born in born and allocation.dies == NEVER:
+        for allocation in self.allocations[born.start : born.stop]:
+            if allocation.dies == NEVER:
                 allocation.nbytes *= count
                 allocation.raw_nbytes *= count
+
+    @contextmanager
+    def standing_for(self, count: int) -> Iterator[None]:
+        """Run one turn of a loop for `count` of them: what it leaves alive is that of all."""
+        since, before, self.turns = self.clock, self.turns, self.turns * count
+        try:
+            yield
+        finally:
+            self.turns = before
+        self.scale_live(range(since, self.clock), count)
 
     # -- where we are -----------------------------------------------------------------------------------------------
 

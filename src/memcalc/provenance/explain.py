@@ -39,12 +39,12 @@ def record_step(spec: ModelSpec, setup: Setup, recording: Recording, teacher: Mo
             if layout.pipeline > 1:
                 raise UsageError(
                     "a rank of a pipeline holds many micro-batches, of which one is traced: its tensors cannot be "
-                    "listed; leave out --pipeline-parallel."
+                    "listed; leave out --pipeline-parallel-size."
                 )
             return trace(spec, setup, layout=layout, teacher=teacher, recorder=recording)
         from memcalc.inference.generate import generate
 
-        return generate(spec, setup, recording)
+        return generate(spec, setup, recorder=recording)
 
     with every_block_by_itself():
         return within_positions(setup, run)

@@ -1,63 +1,63 @@
 """What `memcalc explain` answers: the tensors that are alive at one moment, and its JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from memcalc.common.assumption import Assumption
+from memcalc.report.schema import Contract
 
 
-def _says(description: str) -> dict[str, Any]:
-    """A field's meaning, for the JSON Schema."""
-    return {"description": description}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorEntry:
+class TensorEntry(Contract):
     """Tensors alike: of one layout, made by one operation of a module (in each of its blocks), alive for one reason."""
 
-    row: str = field(metadata=_says("Row of the box, as the keys of components are spelled."))
-    part: str = field(metadata=_says("Part of the row, as the box names it."))
-    bytes: int = field(metadata=_says("Bytes of all of them; negative where memory that stood before was freed."))
-    count: int = field(metadata=_says("How many there are, in all blocks of the model."))
-    shape: tuple[int, ...] | None = field(metadata=_says("Shape of each; null where it is no tensor of one shape."))
-    dtype: str | None = field(metadata=_says("Its dtype, as torch names it."))
-    module: str = field(
-        metadata=_says("Module that made them; {0..31} stands for blocks' numbers. Empty: outside the model.")
+    row: str = Field(description="Row of the box, as the keys of components are spelled.")
+    part: str = Field(description="Part of the row, as the box names it.")
+    bytes: int = Field(description="Bytes of all of them; negative where memory that stood before was freed.")
+    count: int = Field(description="How many there are, in all blocks of the model.", ge=1)
+    shape: tuple[int, ...] | None = Field(
+        description="Shape of each; null where it is no tensor, or several of different shapes."
     )
-    operation: str = field(metadata=_says("What made them: torch's name of the operation."))
-    made_in: str = field(metadata=_says("Phase in which they were made; before the step for what stands."))
-    alive_because: str = field(metadata=_says("What still refers to them; {n} is the number of their own block."))
-    until: str = field(metadata=_says("When they die."))
-    formula: str = field(
-        metadata=_says("Bytes of one, in the model's own numbers; round_up(n, m) is the next multiple of m.")
+    dtype: str | None = Field(description="Its dtype, as torch names it; null where it is not one tensor's.")
+    module: str = Field(
+        description="Module that made them, with {0..31} for the numbers of blocks; empty outside the model."
     )
-    numbers: Mapping[str, int | float] = field(metadata=_says("Values of the formula's names."))
-    source: str = field(metadata=_says("File and line of memcalc's recipe that says so."))
+    operation: str = Field(description="What made them: torch's name of the operation, or what stands there.")
+    made_in: str = Field(description="Phase in which they were made; 'before the step' for what stands.")
+    alive_because: str = Field(description="What still refers to them; {n} is the number of their own block.")
+    until: str = Field(description="When they die.")
+    formula: str = Field(
+        description="Bytes of one, in the model's own numbers; round_up(n, m) is the next multiple of m."
+    )
+    numbers: Mapping[str, int | float] = Field(description="Values of the formula's names.")
+    source: str = Field(description="File and line of memcalc's recipe that says so.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """All that is alive at one moment of a step, the largest first; the entries sum to the total."""
+class Explanation(Contract):
+    """All that is alive at one moment of a step, the largest first; it sums to total_bytes with left_out_bytes."""
 
-    model: str = field(metadata=_says("Name of the model."))
-    phase: str = field(metadata=_says("Phase of the step."))
-    moment: str = field(metadata=_says("The moment in words, as the report's peak.moment."))
-    is_peak: bool = field(metadata=_says("Whether it is the peak of the whole step."))
-    total_bytes: int = field(metadata=_says("Bytes at that moment with all that stands around the tensors."))
-    rows: Mapping[str, int] = field(metadata=_says("Bytes of each row of the box at that moment."))
-    tensors: tuple[TensorEntry, ...] = field(metadata=_says("What is alive, the largest first."))
-    left_out_bytes: int = field(metadata=_says("Bytes of entries that --row and --top leave out."))
-    assumptions: tuple[Assumption, ...] = field(metadata=_says("Everything that the user did not say."))
+    schema_version: Literal[1] = Field(
+        default=1, description="Version of this contract; it rises when a key goes or changes its meaning."
+    )
+    model: str = Field(description="Name of the model.")
+    phase: str = Field(description="Phase of the step.")
+    moment: str = Field(description="The moment in words, as the report's peak.moment.")
+    is_peak: bool = Field(description="Whether it is the peak of the whole step.")
+    total_bytes: int = Field(
+        description="Bytes at that moment with all that stands around the tensors; at the peak peak.process_bytes."
+    )
+    rows: Mapping[str, int] = Field(description="Bytes of each row of the box at that moment.")
+    tensors: tuple[TensorEntry, ...] = Field(description="What is alive, the largest first.")
+    left_out_bytes: int = Field(description="Bytes of entries that --row and --top leave out.")
+    assumptions: tuple[Assumption, ...] = Field(description="Everything that the user did not say.")
 
-    def shown(self, row: str | None, top: int | None) -> Explanation:
+    def shown(self, row: str | None, top: int | None) -> "Explanation":
         """With the entries of one row alone, and no more than `top` of them."""
         chosen = [entry for entry in self.tensors if row is None or entry.row == row][:top]
         rest = self.total_bytes - sum(entry.bytes for entry in chosen)
-        return replace(self, tensors=tuple(chosen), left_out_bytes=rest)
+        return self.model_copy(update={"tensors": tuple(chosen), "left_out_bytes": rest})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as JSON has them."""
-        return asdict(self)
+        return self.model_dump(mode="json")

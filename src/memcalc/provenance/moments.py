@@ -63,6 +63,10 @@ def _named(step: Step, at: str, stepping: Sample | None) -> Sample:
     best: Sample | None = None
     live = live_bytes(step)
     around = {phase: standing(step, phase) for phase in step.phases}
+    for phase in step.phases:
+        ticks = [span.end - 1 for span in step.tape.spans if span.phase == phase and span.end > span.start]
+        if wanted == f"end of {phase}" and ticks:
+            return Sample(ticks[-1], phase, wanted, live[ticks[-1]] + around[phase])
     texts: dict[str, None] = {}
     for tick, phase, text in _texts(step):
         texts[text] = None

@@ -142,17 +142,17 @@ class RecordingTape(Tape):
             if place.startswith("ops/"):
                 operation = _within(operation, code.co_name)
             elif place == _ENGINE:
-                return self._in_backward(code.co_name)
+                return self._in_backward(code.co_name, frame.f_lineno)
             elif place and not place.startswith(("autograd/", "provenance/", "common/")):
                 name = operation.lstrip("_") or code.co_name
                 return Origin(name, self.module, f"{place}:{frame.f_lineno}", code.co_qualname)
             frame = frame.f_back
         return Origin(operation, self.module, "", "")
 
-    def _in_backward(self, function: str) -> Origin:
+    def _in_backward(self, function: str, line: int) -> Origin:
         of = self._running
         if of is None:
-            return Origin("gradient of the loss", NOWHERE, _ENGINE, function, True)
+            return Origin("gradient of the loss", NOWHERE, f"{_ENGINE}:{line}", function, True)
         name = "sum of gradients" if function == "_add_gradient" else of.operation
         return Origin(name, of.module, of.source, of.function, True)
 

@@ -47,7 +47,8 @@ class References:
         paths: dict[int, ModulePath] = {}
         for network in networks:
             paths |= _gradient_paths(network)
-        for reason, thing in (*_graph(tape, paths), *_containers(tape), *_locals(tape, sys._getframe(1))):
+        found = [item for item in gc.get_objects() if type(item) in _HOLDERS and item.tape is tape]
+        for reason, thing in (*_graph(found, paths), *_containers(tape, found), *_locals(tape, sys._getframe(1))):
             storage = thing.storage if isinstance(thing, Tensor) else thing
             birth = tape.birth(storage.allocation)
             if birth is None:
@@ -68,10 +69,13 @@ def _gradient_paths(network: Module) -> dict[int, ModulePath]:
 Found = Iterator[tuple[Reason, Storage | Tensor]]
 
 
-def _graph(tape: Tape, paths: dict[int, ModulePath]) -> Found:
+_HOLDERS = frozenset({Node, AccumulateGrad, _KeptInput})
+"""Kinds of objects that keep tensors beside local variables and containers."""
+
+
+def _graph(found: Iterable[Any], paths: dict[int, ModulePath]) -> Found:
     """What nodes hold: gradients of weights, saved tensors, and gradients that wait."""
-    nodes = [item for item in gc.get_objects() if isinstance(item, Node) and item.tape is tape]
-    nodes.sort(key=lambda node: node.sequence)
+    nodes = sorted((item for item in found if isinstance(item, Node)), key=lambda node: node.sequence)
     for node in nodes:
         if isinstance(node, AccumulateGrad) and node.gradient is not None:
             if id(node) in paths:
@@ -98,10 +102,10 @@ def _of(node: Node, sentence: str) -> Reason:
     return Reason(sentence.format(origin.operation + where), origin.module)
 
 
-def _containers(tape: RecordingTape) -> Found:
+def _containers(tape: RecordingTape, found: Iterable[Any]) -> Found:
     """What lasts beside the graph: inputs of checkpointed blocks, autocast's copies, caches, states of modules."""
-    for item in gc.get_objects():
-        if isinstance(item, _KeptInput) and item.tape is tape and item.tensor is not None:
+    for item in found:
+        if isinstance(item, _KeptInput) and item.tensor is not None:
             yield Reason("input of a checkpointed block, kept to run it again"), item.tensor
     for cast in tape.cast_cache.values():
         yield Reason("16-bit copy of a weight, kept until the autocast context exits"), cast

@@ -90,16 +90,18 @@ def trace(  # noqa: PLR0913 (what a run is traced with)
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
+    given = frozenset(same.model_fields_set)  # setups are equal by their values alone, whoever gave them
     run = _trace if recorder is None else partial(_trace.__wrapped__, recorder=recorder)
-    step = run(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
+    step = run(spec.key, same, given, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
-def _trace(  # noqa: PLR0913 (the key of the cache)
+def _trace(  # noqa: PLR0913 (all that decides what a step is)
     key: SpecKey,
     setup: TrainingSetup,
+    given: frozenset[str],
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,

@@ -17,8 +17,6 @@ from memcalc.errors import UsageError, close_matches
 from memcalc.report.schema import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from memcalc.models.spec import ModelSpec
 
 _MOST_SHOWN = 20
@@ -45,19 +43,13 @@ class ExplainedJob(Job):
 
     asked: Asked = Asked(None, None, None, None)
 
-    def answer(self, spec: "ModelSpec", assumptions: "Iterable[Assumption]" = ()) -> None:
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Explain and print."""
         from memcalc.provenance.explain import explain
 
-        self.shown.check_width()
-        teacher = None
-        if self.teacher is not None:
-            from memcalc.cli.teacher import read_teacher
-
-            teacher = read_teacher(self.teacher)
         asked = self.asked
         found = explain(
-            spec, self.setup, self.gpu, phase=asked.phase, at=asked.at, assumptions=tuple(assumptions), teacher=teacher
+            spec, self.setup, self.gpu, phase=asked.phase, at=asked.at, assumptions=assumptions, teacher=teacher
         )
         if self.shown.json:
             output.write(json.dumps(found.shown(asked.row, asked.top).to_dict(), indent=2, ensure_ascii=False) + "\n")

@@ -16,6 +16,7 @@ from memcalc.models.common.vision_language import (
     language_model,
 )
 from memcalc.models.family import Family, table, vit_sizes
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
@@ -119,7 +120,7 @@ class KimiTower(Module):
         hidden = self.patch_embed(pixels)
         places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         rotation = self.rotary_emb(hidden, places)
-        lengths = [pixels.shape[0] // images] * images
+        lengths = [Repeat([pixels.shape[0] // images], images)]
         for block in self.layers:
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         hidden = self.final_layernorm(hidden)
