@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -40,10 +40,12 @@ from memcalc.report.schema import (
     TrainingPhases,
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import Gpu, find_gpu
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 Setup = TrainingSetup | InferenceSetup
 Ran = TypeVar("Ran")
@@ -76,8 +78,7 @@ def estimate(
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
     check_type("assumptions", assumptions, (list, tuple), "a list of lines")
-    check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
-    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher)
     rank = _most_loaded(steps)
     step = steps[rank]
@@ -136,6 +137,14 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _found(gpu: Gpu | str) -> Gpu:
+    """The GPU that is meant. Raises UsageError."""
+    from memcalc.tables.gpus import Gpu, find_gpu
+
+    check_type("gpu", gpu, (Gpu, str), "a GPU's name or size, or what find_gpu gives")
+    return find_gpu(gpu) if isinstance(gpu, str) else gpu
 
 
 def process_bytes(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:

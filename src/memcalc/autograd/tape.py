@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from memcalc.autograd.reduce_kernel import reduce_scratch
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
 from memcalc.tables.cuda_devices import CudaDevice
@@ -190,6 +189,8 @@ class Tape:
     def reduce(self, x: Tensor, dims: Collection[int]) -> None:
         """Allocate and free what a sum of `x` over `dims` works in, where the device is known."""
         if self.device is not None:
+            from memcalc.autograd.reduce_kernel import reduce_scratch  # only a known device pays for it
+
             scratch = reduce_scratch(x.shape, x.stride, dims, self.device)
             if scratch is not None:
                 held = self.allocate(scratch.buffer), self.allocate(scratch.semaphores)

@@ -14,12 +14,12 @@ from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import GPUS, Gpu, find_gpu
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
     from memcalc.report.timeline import Timeline
+    from memcalc.tables.gpus import Gpu
 
 NARROWEST, WIDEST = 60, 1000
 """Bounds of --width, columns."""
@@ -58,7 +58,7 @@ class Job:
     """A checked setup, the GPU that was asked about, and how to show the answer."""
 
     setup: TrainingSetup | InferenceSetup
-    gpu: Gpu | None
+    gpu: "Gpu | None"
     check: bool
     shown: Shown
     teacher: str | None = None
@@ -217,7 +217,12 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
 def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any) -> Job:
     if check and gpu is None:
         raise UsageError("--check needs to know the GPU: add --gpu, such as --gpu H100-80GB or --gpu 24GB.")
-    return Job(build_setup(mode, given), None if gpu is None else find_gpu(gpu), check, _shown(**shown), teacher)
+    found = None
+    if gpu is not None:
+        from memcalc.tables.gpus import find_gpu
+
+        found = find_gpu(gpu)
+    return Job(build_setup(mode, given), found, check, _shown(**shown), teacher)
 
 
 def _shown(*, json: bool, markdown: bool, unit: str, width: str | None, **more: Any) -> Shown:
@@ -231,6 +236,8 @@ def _shown(*, json: bool, markdown: bool, unit: str, width: str | None, **more: 
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
+    from memcalc.tables.gpus import GPUS
+
     return [gpu.name for gpu in GPUS if gpu.name.startswith(incomplete)]
 
 

@@ -121,7 +121,9 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup)
     if layout.expert > 1:
-        engines.divide_experts(network, layout)
+        from memcalc.parallel.expert_parallel import divide_experts
+
+        divide_experts(network, layout)
     run_once = partial(
         _run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device, recorder=recorder
     )

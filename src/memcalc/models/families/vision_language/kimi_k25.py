@@ -21,11 +21,12 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.packed_vision import AxialRotary, PackedBlock, SplitPackedAttention
-from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower
+from memcalc.nn.layers.vision_transformer import PatchEmbedding
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 NEIGHBOURS = 16
