@@ -147,9 +147,11 @@ def _found(gpu: Gpu | str) -> Gpu:
     return find_gpu(gpu) if isinstance(gpu, str) else gpu
 
 
-def process_bytes(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+def process_bytes(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> int:
     """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
-    steps, layout = _run(spec, setup, None)
+    steps, layout = _run(spec, setup, teacher)
     step = steps[_most_loaded(steps)]
     peak = max(phase_totals(step).values())
     return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process

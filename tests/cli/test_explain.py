@@ -3,16 +3,25 @@
 import json
 from pathlib import Path
 
+import pytest
 from support.cli_runs import refused, run
 from support.paths import ROOT
 from support.shapes import decoder
 
-JOB = ("1B", "--seq-len", "300", "--batch", "8", "--precision", "bf16")
+OPTIONS = ("--seq-len", "300", "--batch", "8", "--precision", "bf16")
 
 
-def test_the_json_sums_to_the_box_and_is_described() -> None:
-    found = json.loads(run("explain", *JOB, "--json").stdout)
-    report = json.loads(run("estimate", "--params", *JOB, "--json").stdout)
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    """A config.json of a small Llama."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(decoder(64, 4, 4, 2, 128, 320)))
+    return str(path)
+
+
+def test_the_json_sums_to_the_box_and_is_described(config: str) -> None:
+    found = json.loads(run("explain", config, *OPTIONS, "--json").stdout)
+    report = json.loads(run("from-file", config, *OPTIONS, "--json").stdout)
     assert found["rows"] == {name: row["peak_bytes"] for name, row in report["components"].items()}
     assert found["total_bytes"] == report["peak"]["process_bytes"] == sum(one["bytes"] for one in found["tensors"])
     assert found["assumptions"] == report["assumptions"]
@@ -21,29 +30,27 @@ def test_the_json_sums_to_the_box_and_is_described() -> None:
     assert schema["$defs"]["TensorEntry"]["properties"].keys() == found["tensors"][0].keys()
 
 
-def test_row_and_top() -> None:
-    whole = json.loads(run("explain", *JOB, "--json").stdout)
-    found = json.loads(run("explain", *JOB, "--json", "--row", "activations", "--top", "3").stdout)
+def test_row_and_top(config: str) -> None:
+    whole = json.loads(run("explain", config, *OPTIONS, "--json").stdout)
+    found = json.loads(run("explain", config, *OPTIONS, "--json", "--row", "activations", "--top", "3").stdout)
     assert [one["row"] for one in found["tensors"]] == ["activations"] * 3
     assert found["left_out_bytes"] + sum(one["bytes"] for one in found["tensors"]) == whole["total_bytes"]
 
 
-def test_the_text() -> None:
-    text = " ".join(run("explain", *JOB, "--row", "act", "--top", "4", "--width", "120").stdout.split())
+def test_the_text(config: str) -> None:
+    text = " ".join(run("explain", config, *OPTIONS, "--row", "act", "--top", "4", "--width", "120").stdout.split())
     assert "backward of head and loss, the peak: " in text
-    assert "17 × [2400, 5632] bf16 ACTIVATIONS: model.layers.{0..16}.mlp.gate_proj · linear (made in forward)" in text
+    assert "4 × [2400, 128] bf16 ACTIVATIONS: model.layers.{0..3}.mlp.gate_proj · linear (made in forward)" in text
     assert "saved by silu of model.layers.{n}.mlp for backward" in text
-    assert "batch (8) × seq_len (300) × intermediate_size (5,632) × 2 = 27,033,600 bytes × 17" in text
-    plain = run("explain", *JOB, "--ascii").stdout
+    assert "batch (8) × seq_len (300) × intermediate_size (128) × 2 = 614,400 bytes × 4" in text
+    plain = run("explain", config, *OPTIONS, "--ascii").stdout
     assert plain.isascii()
     assert all(len(line) <= 80 for line in plain.splitlines())
 
 
-def test_models_of_every_kind(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(decoder(64, 3, 4, 2, 128, 320)))
-    assert "layers.{0..2}" in run("explain", str(path), "--seq-len", "64", "--phase", "backward").stdout
-    assert "KV cache" in run("explain", str(path), "--mode", "inference", "--row", "other", "--engine", "vllm").stdout
+def test_models_of_every_kind(config: str) -> None:
+    assert "layers.{0..3}" in run("explain", config, "--seq-len", "64", "--phase", "backward").stdout
+    assert "KV cache" in run("explain", config, "--mode", "inference", "--row", "other", "--engine", "vllm").stdout
     qlora = str(ROOT / "examples" / "axolotl_qlora.yaml")
     assert "lora_A" in run("explain", qlora, "--model", "1B", "--phase", "step", "--top", "400").stdout
 
