@@ -68,7 +68,7 @@ def estimate(
         spec: the model.
         setup: what is run.
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: lines that the caller already has to say.
+        assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
 
     Raises:
@@ -77,7 +77,9 @@ def estimate(
     check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
-    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
+    check_type("assumptions", assumptions, (list, tuple), "a list of assumptions")
+    for assumption in assumptions:
+        check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher)
     rank = _most_loaded(steps)
@@ -110,6 +112,7 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | process_memory.resolved(),
         assumptions=(
+            *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),

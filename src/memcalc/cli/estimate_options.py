@@ -82,7 +82,7 @@ class Job:
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
-        from memcalc import estimate
+        from memcalc.estimation import estimate
 
         if self.shown.timeline:
             self._show_timeline(spec, assumptions, teacher)
