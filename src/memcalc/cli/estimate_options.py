@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
-from memcalc.cli.shown import SAMPLES, Shown, read_shown, report_texts, timeline_texts
+from memcalc.cli.shown import SAMPLES, Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
@@ -38,8 +38,7 @@ class Job:
     teacher: str | None = None
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
-        """Estimate and print the report."""
-        from memcalc.estimation import estimate
+        """Answer for a model: what is said of it is in `respond`."""
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:
@@ -52,14 +51,16 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        self.respond(spec, tuple(assumptions), teacher)
+
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        """Estimate and print the report."""
+        from memcalc.estimation import estimate
+
         self.shown.only("an estimate", "json", "markdown", "html", "svg")
-        given = tuple(assumptions)
-        if self.shown.timeline:
-            self._show_timeline(spec, given, teacher)
-            return
-        picture = self._picture(spec, given, teacher) if self.shown.pictured else None
+        picture = self.picture(spec, assumptions, teacher) if self.shown.pictured else None
         report = (
-            estimate(spec, self.setup, self.gpu, assumptions=given, teacher=teacher)
+            estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
             if picture is None
             else picture.report
         )
@@ -72,7 +73,7 @@ class Job:
         report = report.model_copy(update={"remedies": advice.reported()})
         self.show(report, render(advice, self.gpu, self.shown.unit), picture)
 
-    def _picture(
+    def picture(
         self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
     ) -> "Timeline | None":
         """The step over time, as a page shows it; None for a job that has no such picture."""
@@ -81,21 +82,6 @@ class Job:
         if not has_timeline(self.setup):
             return None
         return timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=SAMPLES)
-
-    def _show_timeline(
-        self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
-    ) -> None:
-        from memcalc.render.html import Setup
-        from memcalc.render.timeline import columns
-        from memcalc.timeline import SAMPLES as PRINTED
-        from memcalc.timeline import timeline
-
-        self.shown.only("timeline", "json", "html", "svg")
-        pieces = columns(self.shown.columns) if self.shown.format == "text" else PRINTED
-        found = timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=pieces)
-        picture = self._picture(spec, assumptions, teacher) if self.shown.pictured else None
-        self.shown.answer(timeline_texts(found, self.shown), [Setup(found.report, picture)], picture)
-        self._check(found.report)
 
     def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
@@ -106,10 +92,8 @@ class Job:
         return advise(spec, self.setup, self.gpu, teacher=teacher)
 
     def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
-        """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
+        """Print `report` and what stands `below` it, and check it."""
         self.shown.check_width()
-        if self.shown.timeline:
-            raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
         texts = report_texts(report, self.shown, below)
         if self.shown.pictured:
             from memcalc.render.html import Setup
@@ -117,9 +101,10 @@ class Job:
             self.shown.answer(texts, [Setup(report, picture)], picture)
         else:
             self.shown.write(texts[self.shown.format]())
-        self._check(report)
+        self.check_fit(report)
 
-    def _check(self, report: Report) -> None:
+    def check_fit(self, report: Report) -> None:
+        """Exit with 3 when the report was to be checked and does not fit."""
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)
 

@@ -42,8 +42,6 @@ class Shown:
     html: str | None
     svg: str | None
     output: str | None
-    timeline: bool = False
-    """Show the step over time in place of the box."""
 
     @property
     def json(self) -> bool:
@@ -173,23 +171,6 @@ def report_texts(report: Report, shown: Shown, below: str = "") -> dict[str, Cal
         return markdown.render(report, shown.unit) + below
 
     return {"text": text, "json": json, "markdown": markdown}
-
-
-def timeline_texts(found: "Timeline", shown: Shown) -> dict[str, Callable[[], str]]:
-    """The step over time in each format."""
-
-    def text() -> str:
-        from memcalc.render import styles, timeline
-
-        lines = timeline.render(found, shown.columns, shown.unit, unicode=shown.unicode, colour=shown.coloured)
-        return styles.coloured(lines) if shown.coloured else styles.plain(lines)
-
-    def json() -> str:
-        import json as json_text
-
-        return json_text.dumps(found.to_dict()) + "\n"
-
-    return {"text": text, "json": json}
 
 
 def read_shown(*, unit: str, width: str | None, as_csv: bool = False, **given: Any) -> Shown:
