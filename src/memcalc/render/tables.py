@@ -3,7 +3,6 @@
 from collections.abc import Collection, Mapping, Sequence
 from html import escape
 
-from memcalc.render.markdown import quoted
 from memcalc.render.terminal_text import cells, visible
 
 Cells = Sequence[str]
@@ -23,6 +22,8 @@ def text(heads: Cells, rows: Sequence[Cells], right: Collection[int] = (), unico
 
 def markdown(heads: Cells, rows: Sequence[Cells], right: Collection[int] = ()) -> str:
     """The same for issues and wikis."""
+    from memcalc.render.markdown import quoted  # which reads reports; a plain table does not pay for that
+
     rules = ["--:" if column in right else "---" for column in range(len(heads))]
     lines = [[quoted(cell) for cell in heads], rules, *([quoted(cell) for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
