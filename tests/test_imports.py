@@ -28,8 +28,9 @@ ROOMS = (
     ("report",),
     ("estimation", "diffusion", "timeline"),
     ("run_configs", "sources"),
-    ("decide",),
+    ("decide", "provenance"),
     ("render",),
+    ("library",),
     ("cli",),
     ("__init__", "__main__"),
 )

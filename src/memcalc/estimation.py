@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -47,6 +47,9 @@ from memcalc.units import format_bytes
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
 
+Setup = TrainingSetup | InferenceSetup
+Ran = TypeVar("Ran")
+
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
 
@@ -65,7 +68,7 @@ def estimate(
         spec: the model.
         setup: what is run.
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: lines that the caller already has to say.
+        assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
 
     Raises:
@@ -74,7 +77,9 @@ def estimate(
     check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
-    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
+    check_type("assumptions", assumptions, (list, tuple), "a list of assumptions")
+    for assumption in assumptions:
+        check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher)
     rank = _most_loaded(steps)
@@ -107,6 +112,7 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | process_memory.resolved(),
         assumptions=(
+            *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
@@ -121,7 +127,7 @@ def estimate(
         phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
         peak=Peak(
             phase=top,
-            moment=_moment_text(step, top, moment),
+            moment=moment_text(step, top, moment),
             allocated_bytes=process_memory.allocated,
             reserved_bytes=process_memory.reserved,
             process_bytes=process_memory.process,
@@ -227,18 +233,20 @@ def _without_kernels(
 def _run(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
-    """The traced steps of the ranks that differ.
+    """The traced steps of the ranks that differ."""
+    return within_positions(setup, lambda setup: _traced(spec, setup, teacher))
 
-    Where nobody named a length, it is no more than the model has positions for.
-    """
+
+def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
+    """What `run` makes of a setup, whose length is no more than the model has positions for where nobody named it."""
     try:
-        return _traced(spec, setup, teacher)
+        return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter, teacher)
+    return run(shorter)
 
 
 def _traced(
@@ -322,7 +330,7 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
     )
 
 
-def _moment_text(step: Step, phase: str, moment: Moment | None) -> str:
+def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
     if moment is None:
         return "optimizer step"

@@ -10,6 +10,7 @@ from memcalc.inference.served_model import ServedModel, served_model
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
@@ -19,7 +20,9 @@ from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None) -> Step:
+def generate(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None, recorder: Recorder | None = None
+) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
@@ -29,6 +32,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         spec: the model.
         setup: what is run.
         model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
+        recorder: told where allocations come from.
     """
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
@@ -36,7 +40,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
-    tape = Tape(phase="prefill")
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -45,6 +49,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
     )
+    if recorder is not None:
+        recorder.watch(network)
     sequences = setup.batch * setup.num_beams
     notes = [*model.notes, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:

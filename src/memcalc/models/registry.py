@@ -160,7 +160,7 @@ _UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
 """What --generic makes of a config; no model's config names it."""
 
 
-def known() -> tuple[str, ...]:
+def families() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
 

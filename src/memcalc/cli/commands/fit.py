@@ -51,9 +51,9 @@ def command(
 
 def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
     """What fits one GPU, as plain values."""
-    from memcalc import estimate
     from memcalc.decide.largest import largest, smallest_gpu
     from memcalc.decide.what_fits import advise
+    from memcalc.estimation import estimate
 
     setup = job.setup
     report = estimate(spec, setup, gpu)
