@@ -8,12 +8,12 @@ from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.inference.weights import load_weights
 from memcalc.models.build import build
-from memcalc.models.registry import family
+from memcalc.models.registry import autoencoders, denoisers, family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
@@ -35,9 +35,14 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
     logits are those of the last token, unless all are asked for.
     """
+    if spec.model_type in (*denoisers(), *autoencoders()):
+        from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
+
+        return call_pipeline(spec, setup)
     row = family(spec.model_type)
     engine = ENGINES[setup.engine]
     whole = build(spec)
+    _refuse_pipeline_options(setup)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
@@ -97,6 +102,30 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         resolved_options={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
         notes=tuple(notes),
     )
+
+
+def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+    """Raise UsageError for options of diffusion pipelines."""
+    for name in OF_PIPELINES:
+        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
+
+
+OF_PIPELINES = (
+    "resolution",
+    "height",
+    "width",
+    "num_frames",
+    "max_sequence_length",
+    "num_images_per_prompt",
+    "guidance_scale",
+    "cpu_offload",
+    "vae_tiling",
+    "vae_slicing",
+    "vae_dtype",
+    "components_to_quantize",
+)
+"""Options that a language model has no use for."""
 
 
 def _decode(

@@ -28,12 +28,12 @@ def capacity(
     """Bisect for what `fits`. The context ends at `context_limit`, the positions of the model, if they end."""
     longest = min(context_limit or LIMIT, LIMIT)
     return Capacity(
-        _largest(lambda n: fits(setup.model_copy(update={"batch": n, "seq_len": seq_len})), LIMIT),
-        _largest(lambda n: fits(setup.model_copy(update={"batch": 1, "seq_len": n})), longest),
+        largest(lambda n: fits(setup.model_copy(update={"batch": n, "seq_len": seq_len})), LIMIT),
+        largest(lambda n: fits(setup.model_copy(update={"batch": 1, "seq_len": n})), longest),
     )
 
 
-def _largest(holds: Callable[[int], bool], limit: int) -> int:
+def largest(holds: Callable[[int], bool], limit: int) -> int:
     """The largest n up to `limit` for which `holds`, 0 if it does not for one."""
     low, high = 0, 1
     while high < limit and holds(high):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from memcalc.errors import TooLongError, TooShortError
 from memcalc.inference.generate import generate
-from memcalc.inference.largest_fit import Capacity, capacity
+from memcalc.inference.largest_fit import LIMIT, Capacity, capacity, largest
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.engines import ENGINES
@@ -43,6 +43,9 @@ def serving(
             return False
         return True
 
+    if step.components:  # a diffusion pipeline has no context
+        batch = largest(lambda n: fits(setup.model_copy(update={"batch": n})), LIMIT)
+        return Capacity(batch, 0), process_of(step, setup)
     found = capacity(setup, step.seq_len, fits, spec.positions)
     counts_tokens = step.network.reads_text and step.network.source_is_text
     context = found.context if counts_tokens and found.context and runs(found.context) else 0

@@ -126,7 +126,7 @@ class InferencePhases:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinePhases:
-    """The phases of a diffusion pipeline; only its weights are counted."""
+    """The phases of a diffusion pipeline. Where memcalc does not know its denoiser, only weights are counted."""
 
     encode: Phase = field(metadata=_says("Text and image encoders work on the prompt."))
     denoise: Phase = field(metadata=_says("The transformer or UNet denoises."))
@@ -227,7 +227,9 @@ class Report:
     )
     phases: TrainingPhases | InferencePhases | PipelinePhases = field(metadata=_says("Peak of each phase."))
     peak: Peak = field(metadata=_says("The peak of the whole job."))
-    kv_cache_bytes: int | None = field(metadata=_says("Bytes of the key-value cache after prefill; null in training."))
+    kv_cache_bytes: int | None = field(
+        metadata=_says("Bytes of the key-value cache after prefill; null in training and for pipelines.")
+    )
     gpu: GpuFit | None = field(metadata=_says("The GPU that was asked about; null where none was."))
     serving: Serving | None = field(
         default=None, metadata=_says("What the GPU can serve; absent in training and where no GPU was asked about.")

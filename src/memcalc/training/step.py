@@ -111,7 +111,7 @@ def _trace(
         trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup)
+        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
     if layout.expert > 1:
         engines.divide_experts(network, layout)
     run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
