@@ -90,7 +90,7 @@ def computed(case: dict[str, Any]) -> dict[str, int]:
     step = call_pipeline(*pipeline(case), device=device)
     found, _ = Sweep(step.tape).peaks()
     standing = sum(allocation.nbytes for allocation in step.tape.inputs) + sum((step.weights or {}).values())
-    peaks = {phase: peak + standing for phase, (peak, _) in found.items()}
+    peaks = {phase.removeprefix("vae_"): peak + standing for phase, (peak, _) in found.items()}
     return peaks | ({"vae_encode": _made_latents(case)} if "vae_encode" in case.get("stages", ()) else {})
 
 

@@ -7,6 +7,7 @@ import typer
 
 from memcalc.cli.estimate_options import Job
 from memcalc.cli.options import read_count, read_value
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def answer(  # noqa: PLR0913 (the options of three commands)
     generic_ignore: str | None,
     head: str | None,
     num_labels: str | None,
-    assumptions: tuple[str, ...] = (),
+    assumptions: tuple[Assumption, ...] = (),
 ) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
     if generic_ignore is not None and not generic:

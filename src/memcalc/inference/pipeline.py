@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from memcalc.autograd.tape import Tape
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
 from memcalc.inference.component_offload import Placement
 from memcalc.inference.pipeline_stages import Prompted, decode_latents, denoise_once, encode_prompts
@@ -18,6 +19,7 @@ from memcalc.models.spec import ModelSpec, PipelineComponent
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.nn.quantized_layers import quantize, tell_apart
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import Stack
 from memcalc.setup.setup import InferenceSetup
@@ -27,7 +29,7 @@ from memcalc.tables.engines import ENGINES
 from memcalc.training.denoising import check_sizes
 from memcalc.training.traced_step import Step
 
-PHASES = ("encode", "denoise", "decode")
+PHASES = ("encode", "denoise", "vae_decode")
 H100 = CudaDevice((9, 0), 132)
 """The GPU whose kernels are taken where none is named."""
 
@@ -79,7 +81,9 @@ class Pipeline(Network):
             setattr(self, name, part)
 
 
-def call_pipeline(spec: ModelSpec, setup: InferenceSetup, device: CudaDevice | None = None) -> Step:
+def call_pipeline(
+    spec: ModelSpec, setup: InferenceSetup, device: CudaDevice | None = None, recorder: Recorder | None = None
+) -> Step:
     """Run a pipeline's call on shapes. `spec` is its denoiser, or an autoencoder by itself.
 
     Raises UsageError for options of language models, and for sizes that the denoiser cannot be given.
@@ -88,12 +92,15 @@ def call_pipeline(spec: ModelSpec, setup: InferenceSetup, device: CudaDevice | N
     parts = [_load(name, part, setup) for name, part in _described(spec)]
     main = next(part for part in parts if part.spec is spec or part.name == _own_name(spec))
     parts = [_widened(part, main.network) for part in parts]
-    tape = Tape(phase="loading")
+    tape = Tape(phase="loading") if recorder is None else recorder.new_tape("loading")
     tape.grad_enabled = tape.dropout_enabled = False
     tape.device = device or H100
     tape.run = RunContext(training=False, all_logits=True)
     for part in parts:
         part.network.bind(tape, part.dtype)
+    network = Pipeline({part.name: part.network for part in parts})
+    if recorder is not None:
+        recorder.watch(network)
     undescribed = {other.name: _undescribed(other, setup) for other in spec.components if other.spec is None}
     placement = Placement(
         tape,
@@ -106,7 +113,6 @@ def call_pipeline(spec: ModelSpec, setup: InferenceSetup, device: CudaDevice | N
     call.run()
     placement.finish()
     tape.finish()
-    network = Pipeline({part.name: part.network for part in parts})
     return Step(
         tape,
         network,
@@ -255,8 +261,8 @@ class _Call:
             self.running["denoise"] = self.main.name
             denoise_once(tape, self.denoiser, self.picture, self.main.dtype, self.guidance, self.main.name, placing)
         if self.vae is not None and isinstance(self.vae.network, Autoencoder):
-            tape.begin_span("decode", None)
-            self.running["decode"] = self.vae.name
+            tape.begin_span("vae_decode", None)
+            self.running["vae_decode"] = self.vae.name
             dtype = self.vae.dtype
             decode_latents(tape, self.vae.network, self.picture, dtype, self.vae.name, placing)
         run_context(tape).weights_dtype = self.main.dtype
@@ -281,24 +287,27 @@ class _Call:
                 row.attention_used(self.setup.attention),
             )
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Assumption]:
         """What is taken for granted of the call."""
         picture, setup = self.picture, self.setup
         frames = f", {picture.frames} frames (--num-frames)" if picture.frames > 1 else ""
-        yield f"{picture.width} x {picture.height} pixels (--height, --width, --resolution){frames}"
+        size = f"{picture.width} x {picture.height} pixels (--height, --width, --resolution){frames}"
+        yield Assumption("picture_size", size)
         if self.denoiser is not None:
-            yield f"{picture.text} tokens of text for the denoiser (--max-sequence-length)"
-            yield _GUIDED[self.guidance]
-        dtypes = dict.fromkeys(part.label for part in self.parts)
-        yield f"weights: {', '.join(dtypes)} (--dtype, --vae-dtype, --quantization)"
+            yield Assumption("text_length", f"{picture.text} tokens of text for the denoiser (--max-sequence-length)")
+            yield Assumption("guidance", _GUIDED[self.guidance])
+        labels = dict.fromkeys(part.label for part in self.parts)
+        yield Assumption("component_dtypes", f"weights: {', '.join(labels)} (--dtype, --vae-dtype, --quantization)")
         known = {"text encoder": next(self._encoders(), None), "VAE": self.vae}
         missing = [name for name, part in known.items() if part is None]
         if missing and self.denoiser is not None:
-            yield f"the pipeline's {' and '.join(missing)} are not known: what they take is not counted"
+            text = f"the pipeline's {' and '.join(missing)} are not known: what they take is not counted"
+            yield Assumption("components_not_known", text)
         if setup.cpu_offload in (None, "none"):
-            yield "all components stay on the GPU (--cpu-offload)"
+            yield Assumption("components_resident", "all components stay on the GPU (--cpu-offload)")
         if self.vae is not None and not setup.vae_tiling:
-            yield "the autoencoder decodes whole pictures (--vae-tiling, --vae-slicing)"
+            text = "the autoencoder decodes whole pictures (--vae-tiling, --vae-slicing)"
+            yield Assumption("vae_whole", text)
 
 
 _GUIDED = {

@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any
 
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
@@ -56,6 +57,8 @@ class ModelSpec:
     """What the pipeline that a denoiser belongs to calls it."""
     components: tuple[PipelineComponent, ...] = ()
     """The other models of the diffusion pipeline that a denoiser belongs to, in the order in which they run."""
+    assumptions: tuple[Assumption, ...] = ()
+    """What was taken for granted when it was read; its reports begin with that."""
 
     @property
     def key(self) -> SpecKey:
@@ -97,7 +100,7 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
-        from memcalc.models.registry import known
+        from memcalc.models.registry import families
 
         if isinstance(config, str) or hasattr(config, "__fspath__"):
             raise UsageError(
@@ -108,7 +111,7 @@ class ModelSpec:
         check_type("name", name, str, "text")
         model_type = config.get("model_type")
         part = config.get("_class_name")
-        if model_type is None and isinstance(part, str) and part in known():
+        if model_type is None and isinstance(part, str) and part in families():
             return cls(name=name, model_type=part, config=dict(config))
         if model_type is None and isinstance(part, str):
             raise ConfigError(

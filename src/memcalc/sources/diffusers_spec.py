@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.dtypes import declared_dtypes
 from memcalc.errors import ConfigError, MemcalcError
 from memcalc.models.build import build
@@ -27,12 +28,12 @@ def describe_pipeline(model: LoadedModel, name: str, setup: TrainingSetup | Infe
     if main is None:
         return None
     found = describe(_alone(model, main), name, setup)
-    lines: list[str] = []
+    lines: list[Assumption] = []
     spec = replace(found.spec, component=main.name, components=_others(model, main, lines))
     return Described(spec, found.setup, (*found.assumptions, *(() if isinstance(setup, TrainingSetup) else lines)))
 
 
-def pipeline_spec(model: LoadedModel, name: str) -> tuple[ModelSpec, tuple[str, ...]]:
+def pipeline_spec(model: LoadedModel, name: str) -> tuple[ModelSpec, tuple[Assumption, ...]]:
     """The same as a spec and lines for the assumptions. Raises ConfigError where the denoiser is not known."""
     main = _denoiser(model)
     if main is None:
@@ -40,7 +41,7 @@ def pipeline_spec(model: LoadedModel, name: str) -> tuple[ModelSpec, tuple[str, 
             f"{shown(model.name)} is a pipeline whose denoiser memcalc does not know; from-file and from-hub count its "
             "weights."
         )
-    lines: list[str] = []
+    lines: list[Assumption] = []
     spec = ModelSpec.from_config(_alone(model, main).require_config(), name)
     return replace(spec, component=main.name, components=_others(model, main, lines)), tuple(lines)
 
@@ -55,27 +56,29 @@ def _alone(model: LoadedModel, main: Component) -> LoadedModel:
     return LoadedModel(model.name, model.origin, config, main.checkpoint, notes=(*notes, *main.notes))
 
 
-def _others(model: LoadedModel, main: Component, lines: list[str]) -> tuple[PipelineComponent, ...]:
+def _others(model: LoadedModel, main: Component, lines: list[Assumption]) -> tuple[PipelineComponent, ...]:
     return tuple(_component(part, lines) for part in model.components if part is not main)
 
 
-def _component(part: Component, lines: list[str]) -> PipelineComponent:
+def _component(part: Component, lines: list[Assumption]) -> PipelineComponent:
     """A component beside the denoiser, with its spec where a family describes it; what to say of it joins `lines`."""
     spec = _spec(part)
     if spec is not None:
         if part.checkpoint is None:
             count = sum(parameter.numel * parameter.copies for _, parameter in build(spec).parameters())
-            lines.append(f"{part.name}: {part.why}, so its config is counted: {format_count(count)} parameters")
+            text = f"{part.name}: {part.why}, so its config is counted: {format_count(count)} parameters"
+            lines.append(Assumption("component_from_config", text))
         return PipelineComponent(name=part.name, class_name=part.class_name, spec=spec)
     if part.checkpoint is None:
         raise ConfigError(
             f"{part.name} of the pipeline cannot be counted: {part.why}, and its config does not tell its size to "
             "memcalc; without it the total would be too small. Save it as safetensors, or download it."
         )
-    lines.append(
+    text = (
         f"{shown(part.name)} ({shown(part.class_name)}) is not described: its weights are counted, and not what it "
         "computes"
     )
+    lines.append(Assumption("component_not_described", text))
     return PipelineComponent(
         name=part.name,
         class_name=part.class_name,

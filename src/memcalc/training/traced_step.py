@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.autograd.tape import Tape
+from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Parameter
@@ -26,7 +27,7 @@ class ObjectiveExtras:
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     held_until_step_bytes: int = 0
     resolved_options: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Step:
     """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
     resolved_options: Mapping[str, Any] = field(default_factory=dict)
     """Values of options that were not given, by name."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
     """Assumptions made while the model was prepared."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""

@@ -8,7 +8,7 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Request, with_job
-from memcalc.cli.model_argument import is_local, short_name
+from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import (
     GENERIC,
     GENERIC_IGNORE,
@@ -23,8 +23,10 @@ from memcalc.cli.model_options import (
 )
 from memcalc.cli.options import declared
 from memcalc.cli.parser import CommandWithLine, command_line
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
+from memcalc.sources.display_names import short_name
 
 if TYPE_CHECKING:
     from memcalc.run_configs.mapping import Mapping
@@ -78,16 +80,13 @@ def command(
     if not files and not line:
         raise UsageError("from-config needs a file, or a launch line after --: memcalc from-config FILE.")
     found = read(files or (), line, framework=_framework(framework), release=_release(release))
-    if model is not None:
-        found.model = model
-    elif found.model is not None and is_local(found.model) and not (show_setup or as_options):
-        raise UsageError(
-            f"the model is {quoted(found.model)} on a disk: a run file's paths are not followed; give --model PATH."
-        )
+    found.model = found.model if model is None else model
     if show_setup or as_options:
         output.write(_shown(found, request, as_options=as_options, verbose=verbose))
         return
-    _estimate(
+    if model is None:
+        refuse_path(found)
+    estimate_run(
         found,
         request,
         {
@@ -98,6 +97,14 @@ def command(
         },
         {"revision": revision, "token": token, "timeout": read_timeout(timeout), "weights": weights},
     )
+
+
+def refuse_path(found: "Mapping") -> None:
+    """Raise UsageError where the run's own model is a path: such are not followed."""
+    if found.model is not None and is_local(found.model):
+        raise UsageError(
+            f"the model is {quoted(found.model)} on a disk: a run file's paths are not followed; give --model PATH."
+        )
 
 
 def _framework(name: str | None) -> str:
@@ -142,7 +149,8 @@ def _shown(found: "Mapping", request: Request, *, as_options: bool, verbose: boo
     return "".join(visible(line, unicode) + "\n" for line in text.splitlines())
 
 
-def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
+def estimate_run(found: "Mapping", request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
+    """Answer for the run that was read: `how` and `where` hold the options of its model."""
     from memcalc.run_configs.model_names import repository
 
     if found.model is None:
@@ -190,15 +198,21 @@ def _must_be_known(found: "Mapping", request: Request) -> None:
         raise UsageError("the run is spread over GPUs whose number is in none of the files: give --gpus N.")
 
 
-def _lines(found: "Mapping", below: dict[str, Any]) -> tuple[str, ...]:
+def _lines(found: "Mapping", below: dict[str, Any]) -> tuple[Assumption, ...]:
     """What the report owes to the files."""
     lost = [f"--{key.replace('_', '-')} {value}" for key, value in found.setup.items()
             if key not in below and key not in _OF_MODEL and value not in (False, None, "plain", 1)]  # fmt: skip
     unmodelled = [f"not computed, as memcalc has no option for it: {', '.join(lost)}"] if lost else []
-    return (f"read as a run of {found.framework}", *found.assumed, *found.lacks, *unmodelled, *found.dead)
+    by_code = {
+        "run_framework": [f"read as a run of {found.framework}"],
+        "run_file_assumed": found.assumed,
+        "run_file_not_modelled": [*found.lacks, *unmodelled],
+        "run_file_without_effect": found.dead,
+    }
+    return tuple(Assumption(code, line) for code, lines in by_code.items() for line in lines)
 
 
-def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[str, ...]:
+def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[Assumption, ...]:
     """Serving without a length is for the model's own longest sequence."""
     config = loaded.config or {}
     inner = config.get("text_config")
@@ -206,7 +220,8 @@ def _longest(loaded: "LoadedModel", below: dict[str, Any]) -> tuple[str, ...]:
         length = values.get("max_position_embeddings")
         if isinstance(length, int) and length > 0:
             below["seq_len"] = length
-            return (f"the longest sequence is the model's own: {length} tokens (--seq-len for less)",)
+            text = f"the longest sequence is the model's own: {length} tokens (--seq-len for less)"
+            return (Assumption("sequence_length_of_model", text),)
     return ()
 
 
