@@ -177,7 +177,7 @@ class RemedyOffer(Contract):
     name: str = Field(description="What it is.")
     cost: str = Field(description="What one pays for it.")
     options: dict[str, Any] = Field(description="The options of `setup` that change, with their values.")
-    command_line: str = Field(description="The same as options of the command line.")
+    change: str = Field(description="The same as options of the command line, or as keys of the run file.")
     saved_bytes: Bytes = Field(description="What the process then needs less: the difference of two estimates.")
     fits: bool = Field(description="Whether the job fits with it.")
 
@@ -189,7 +189,7 @@ class Remedies(Contract):
     together: dict[str, Any] | None = Field(
         description="Options of the first combination that fits; null where none does."
     )
-    command_line: str | None = Field(description="The same as options of the command line.")
+    change: str | None = Field(description="The same in the words of `alone`.")
     process_bytes: Bytes | None = Field(description="What the process then needs.")
     fewest_gpus: int | None = Field(
         description="GPUs that have to share the job as it is, by FSDP2 unless it is sharded already; null where no "
