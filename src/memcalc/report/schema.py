@@ -123,7 +123,7 @@ class InferencePhases(Phases):
 
 
 class PipelinePhases(Phases):
-    """The phases of a diffusion pipeline; only its weights are counted."""
+    """The phases of a diffusion pipeline. Where memcalc does not know its denoiser, only weights are counted."""
 
     encode: Phase = Field(description="Text and image encoders work on the prompt.")
     denoise: Phase = Field(description="The transformer or UNet denoises.")
@@ -252,7 +252,9 @@ class Report(Contract):
     )
     phases: TrainingPhases | InferencePhases | PipelinePhases = Field(description="Peak of each phase.")
     peak: Peak = Field(description="The peak of the whole job.")
-    kv_cache_bytes: Bytes | None = Field(description="Bytes of the key-value cache after prefill; null in training.")
+    kv_cache_bytes: Bytes | None = Field(
+        description="Bytes of the key-value cache after prefill; null in training and for pipelines."
+    )
     gpu: GpuFit | None = Field(description="The GPU that was asked about; null where none was.")
     serving: Serving | None = Field(
         default=None, description="What the GPU can serve; null in training and where no GPU was asked about."
