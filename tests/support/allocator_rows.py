@@ -1,9 +1,9 @@
 """Training jobs run with PyTorch's own allocator as test data, and how a case reads as events.
 
 Every line of `data/allocator/training.jsonl` is one run of three optimizer steps of the real Transformers model (torch
-2.14.1, transformers 5.24.0, peft 0.21.2) with PyTorch's CUDA allocator on a GPU whose kernels do nothing: `measured` has
-the peaks of `torch.cuda.memory_stats()` by step, those of the second step by phase, what was reserved when the model was
-there, and for some the smallest device memory on which the job ran.
+2.14.1, transformers 5.24.0, peft 0.21.2) with PyTorch's CUDA allocator on a GPU whose kernels do nothing. `measured`
+has the peaks of `torch.cuda.memory_stats()` by step, those of the second step by phase, what was reserved when the
+model was there, and for some the smallest device memory on which the job ran.
 """
 
 import json

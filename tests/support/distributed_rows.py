@@ -16,6 +16,7 @@ from memcalc.parallel.zero3 import Zero3
 from memcalc.peak.pipeline import PipelineRank, trace_rank
 from memcalc.peak.sweep import Sweep
 from memcalc.training.step import Step, trace
+from memcalc.training.traced_step import Tracing
 from support.measured_rows import standing, training_setup
 from support.module_hooks import as_tracked, kept_leaves
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from memcalc.optim.weight import SCALAR, Weight
-
 WORKSPACE = 0
 """The code of a place where a thread multiplies for the first time, and cuBLAS asks for a workspace that stays."""
 
@@ -35,16 +33,3 @@ class Events:
     def free(self, number: int) -> None:
         """Give back what request `number` got."""
         self.codes.append(~number)
-
-
-class RecordedBuffer:
-    """Scratch memory of an optimizer's step, freed when nothing refers to it."""
-
-    __slots__ = ("events", "number")
-
-    def __init__(self, events: Events, nbytes: int) -> None:
-        self.events = events
-        self.number = events.malloc(nbytes)
-
-    def __del__(self) -> None:
-        self.events.free(self.number)

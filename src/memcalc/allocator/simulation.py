@@ -48,11 +48,7 @@ class Simulated:
 
 
 def simulate(
-    job: TrainingEvents,
-    conf: AllocatorConf = DEFAULT_CONF,
-    capacity: int | None = None,
-    *,
-    empty_cache: bool = False,
+    job: TrainingEvents, conf: AllocatorConf = DEFAULT_CONF, capacity: int | None = None, *, empty_cache: bool = False
 ) -> Simulated:
     """Run a job on a device of `capacity` bytes, CUDA context excluded (None: without limit).
 

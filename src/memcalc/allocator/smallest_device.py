@@ -1,4 +1,4 @@
-"""The smallest device on which a job runs: where it is full, the allocator gives cached segments back and tries again."""
+"""The smallest device on which a job runs: where one is full, cached segments go back and the allocator tries again."""
 
 from __future__ import annotations
 

@@ -48,14 +48,15 @@ class _Micro:
         """Write the events; `warm` says that cuBLAS has its workspaces. Returns the numbers of gradients."""
         mark = len(events.codes), events.count, list(events.phases)
         try:
-            return _unrolled(self.step).append_to(events, warm=warm)
+            return unrolled(self.step).append_to(events, warm=warm)
         except NotUniformError:
             del events.codes[mark[0] :]
             events.count, events.phases = mark[1], mark[2]
-            return _unrolled(self.trace(self.accumulated, True)).append_to(events, warm=warm)
+            return unrolled(self.trace(self.accumulated, True)).append_to(events, warm=warm)
 
 
-def _unrolled(step: Step) -> Unrolled:
+def unrolled(step: Step) -> Unrolled:
+    """The events of the tape of a micro-batch. The gradients of weights outlive it."""
     nodes = [parameter.node for _, parameter in step.parameters]
     gradients = [node.gradient for node in nodes if isinstance(node, AccumulateGrad) and node.gradient is not None]
     return Unrolled(step.tape, {id(gradient.storage.allocation) for gradient in gradients})
@@ -71,11 +72,7 @@ def training_events(
         parts += [later] * (min(micro_batches, MOST_MICRO_BATCHES) - 1)
     step = parts[0].step
     return TrainingEvents(
-        load(step.network),
-        _batch(step),
-        _step(parts, step, first=True),
-        _step(parts, step, first=False),
-        workspace,
+        load(step.network), _batch(step), _step(parts, step, first=True), _step(parts, step, first=False), workspace
     )
 
 

@@ -27,9 +27,10 @@ class NotUniformError(Exception):
 class _Piece:
     """A span of the tape: what every block that it answers for does there, in order.
 
-    place: which of the traced blocks of its `stack` it is. made: ticks of the requests. outgoing: those among them that a neighbour frees, by region and distance.
-    frees: by tick, after which it happens, what is freed of the block itself (region, tick), of a neighbour (route), or
-    by the last of these blocks for all (`last`).
+    place: which of the traced blocks of its `stack` it is. made: ticks of the requests, each with its number in the
+        span. outgoing: those among them that a neighbour frees, by region and distance.
+    own, incoming, last: what is freed after a tick: what the block itself made (region, tick); what a neighbour made
+        for it (route, which of them, bytes); what the last of these blocks frees for all.
     """
 
     region: int
@@ -158,14 +159,8 @@ class Unrolled:
             events.count += len(piece.made)
         return gradients
 
-    def _taken_over(  # noqa: PLR0913 (what one event of a block is made of)
-        self,
-        first: Mapping[tuple[int, int], int],
-        piece: _Piece,
-        position: int,
-        route: Route,
-        index: int,
-        nbytes: int,
+    def _taken_over(
+        self, first: Mapping[tuple[int, int], int], piece: _Piece, position: int, route: Route, index: int, nbytes: int
     ) -> int:
         """The number of what a neighbour of a block made for it."""
         region, distance = route

@@ -8,8 +8,8 @@ from __future__ import annotations
 from memcalc.autograd.graph import Backward, Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
-from memcalc.ops.embedding_backward import SORTED_ABOVE, sorted_embedding_gradient
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
+from memcalc.ops.embedding_backward import SORTED_ABOVE, sorted_embedding_gradient
 from memcalc.ops.views import unsqueeze
 from memcalc.tables.dtypes import FP16, FP32, INT64, DType, promote
 

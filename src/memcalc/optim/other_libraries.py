@@ -6,10 +6,10 @@ torchdistx (AnyPrecisionAdamW), lomo-optim 0.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memcalc.common.sizes import rounded
-from memcalc.optim.weight import Scratch, ScratchBuffer, Weight, Temporaries
+from memcalc.optim.weight import Scratch, ScratchBuffer, Temporaries, Weight
 
 
 @Temporaries
@@ -68,7 +68,7 @@ def lion(scratch: Scratch, weights: Sequence[Weight]) -> None:
         del copy
 
 
-def galore(*, refresh: bool) -> Callable[[Sequence[Weight]], int]:
+def galore(*, refresh: bool) -> Temporaries:
     """AdamW on projected gradients, layer by layer. `refresh` says whether the projections are computed anew.
 
     A singular value decomposition in fp32 then gives each matrix's projection; that happens in the first step and in

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.optim.weight import SCALAR, Scratch, ScratchBuffer, Weight, by_dtype, Temporaries
+from memcalc.optim.weight import SCALAR, Scratch, ScratchBuffer, Temporaries, Weight, by_dtype
 
 
 @Temporaries

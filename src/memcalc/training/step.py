@@ -89,11 +89,7 @@ def trace(
 
 @lru_cache(maxsize=64)
 def _trace(
-    key: SpecKey,
-    setup: TrainingSetup,
-    layout: ParallelSetup,
-    tracing: Tracing,
-    teacher: SpecKey | None,
+    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, tracing: Tracing, teacher: SpecKey | None
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
