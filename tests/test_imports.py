@@ -26,10 +26,11 @@ ROOMS = (
     ("peak",),
     ("allocator",),
     ("report",),
-    ("estimation", "diffusion"),
+    ("estimation", "diffusion", "timeline"),
     ("run_configs", "sources"),
-    ("decide",),
+    ("decide", "provenance"),
     ("render",),
+    ("library",),
     ("cli",),
     ("__init__", "__main__"),
 )

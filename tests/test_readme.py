@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.readme import BLOCKS, README
 from typer.testing import CliRunner
 
 from memcalc.cli import app
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 LINES = [line for _, block in BLOCKS for line in block.splitlines()]
-RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config"))]
+RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config", "memcalc explain"))]
 
 
 def memcalc(line: str) -> str:
@@ -28,6 +27,11 @@ def test_first_box_is_what_the_first_command_prints() -> None:
     command = BLOCKS[0][1].splitlines()[0].split(" && ")[-1]
     assert command == "memcalc estimate --params 4B --batch 16"
     assert memcalc(command + " --width 80").rstrip().splitlines() == BLOCKS[1][1].rstrip().splitlines()
+
+
+def test_the_timeline_is_what_its_command_prints() -> None:
+    index = next(index for index, (_, text) in enumerate(BLOCKS) if text.startswith("memcalc timeline"))
+    assert memcalc(BLOCKS[index][1].strip()).splitlines() == BLOCKS[index + 1][1].splitlines()
 
 
 @pytest.mark.parametrize("line", RUNNABLE)
@@ -50,7 +54,10 @@ def test_every_command_is_documented() -> None:
 def test_python_in_the_readme_runs() -> None:
     code = next(block for language, block in BLOCKS if language == "python")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"\d+ .+ (True|False)\n", done.stdout)
+    first, *box, last = done.stdout.splitlines()
+    assert re.fullmatch(r"\d+ .+ (True|False) \d+", first)
+    assert box[0].startswith("┌─ TENSORS")
+    assert re.fullmatch(r"\d+ \d+", last)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.common.assumption import Assumption
 from memcalc.report.schema import (
     Component,
     Components,
@@ -45,11 +46,11 @@ def estimate_components(
     parts: Sequence[ComponentWeights],
     setup: InferenceSetup,
     gpu: Gpu | None,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
 ) -> Report:
     """The weights of all components, resident together at every stage, as `pipe.to("cuda")` has them."""
     resident = Phase(peak_bytes=sum(part.nbytes for part in parts))
-    phases = PipelinePhases(encode=resident, denoise=resident, decode=resident)
+    phases = PipelinePhases(encode=resident, denoise=resident, vae_decode=resident)
     peak = ("denoise", "all components resident, weights only")
     lines = (*assumptions, *_offloaded(parts))
     return _weights_report(name, "diffusion pipeline", parts, setup, gpu, lines, phases, peak)
@@ -61,7 +62,7 @@ def estimate_weights(
     weights: ComponentWeights,
     setup: InferenceSetup,
     gpu: Gpu | None,
-    assumptions: Sequence[str],
+    assumptions: Sequence[Assumption],
 ) -> Report:
     """The weights of a model whose computation is not described."""
     resident = Phase(peak_bytes=weights.nbytes)
@@ -75,7 +76,7 @@ def _weights_report(  # noqa: PLR0913 (what differs between two reports of weigh
     parts: Sequence[ComponentWeights],
     setup: InferenceSetup,
     gpu: Gpu | None,
-    assumptions: Sequence[str],
+    assumptions: Sequence[Assumption],
     phases: PipelinePhases | InferencePhases,
     peak: tuple[str, str],
 ) -> Report:
@@ -114,15 +115,7 @@ def _weights_report(  # noqa: PLR0913 (what differs between two reports of weigh
             process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None,
-        gpu=None
-        if gpu is None
-        else GpuFit(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            usable_bytes=gpu.usable_bytes,
-            fits=process_memory.process <= gpu.usable_bytes,
-            free_bytes=gpu.usable_bytes - process_memory.process,
-        ),
+        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, gpu.usable_bytes, process_memory.process),
     )
 
 
@@ -132,7 +125,7 @@ def _row(parts: dict[str, int], ratio: float | None) -> Component:
     return Component(peak_bytes=total, max_bytes=total, bytes_per_parameter=ratio, parts=shown)
 
 
-def _offloaded(parts: Sequence[ComponentWeights]) -> list[str]:
+def _offloaded(parts: Sequence[ComponentWeights]) -> list[Assumption]:
     """What is resident when, if each component is moved to the GPU only while it works."""
     lines = []
     for stage in STAGES:
@@ -140,4 +133,9 @@ def _offloaded(parts: Sequence[ComponentWeights]) -> list[str]:
         if working:
             largest = max(working, key=lambda part: part.nbytes)
             lines.append(f"{stage} {largest.name} {format_bytes(largest.nbytes)}")
-    return [f"all components are resident; with model offload one at a time, at most: {', '.join(lines)}"]
+    return [
+        Assumption(
+            "components_resident",
+            f"all components are resident; with model offload one at a time, at most: {', '.join(lines)}",
+        )
+    ]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.build import build
 from memcalc.models.registry import family
@@ -20,7 +22,7 @@ from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.peak.ranks import phase_totals, traced_ranks
-from memcalc.peak.sweep import Moment, Sweep, swept
+from memcalc.peak.sweep import Moment, swept
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
 from memcalc.report.schema import (
@@ -33,15 +35,21 @@ from memcalc.report.schema import (
     Part,
     Peak,
     Phase,
+    PipelinePhases,
     Report,
     Serving,
     TrainingPhases,
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import Gpu, find_gpu
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
+
+Setup = TrainingSetup | InferenceSetup
+Ran = TypeVar("Ran")
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -52,7 +60,7 @@ def estimate(
     setup: TrainingSetup | InferenceSetup,
     gpu: Gpu | str | None = None,
     *,
-    assumptions: Sequence[str] = (),
+    assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
 ) -> Report:
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
@@ -61,7 +69,7 @@ def estimate(
         spec: the model.
         setup: what is run.
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: lines that the caller already has to say.
+        assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
 
     Raises:
@@ -70,14 +78,15 @@ def estimate(
     check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
-    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
-    check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
-    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    check_type("assumptions", assumptions, (list, tuple), "a list of assumptions")
+    for assumption in assumptions:
+        check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
+    gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher)
-    rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
+    rank = _most_loaded(steps)
     step = steps[rank]
     sweep, found, highest = swept(step.tape)
-    phases = {phase: _static_parts(step, phase) for phase in step.phases}
+    phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
         totals[phase] += found[phase][0]
@@ -104,8 +113,10 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | process_memory.resolved(),
         assumptions=(
+            *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
+            *_elsewhere(step, rows[WEIGHTS]),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
             *_attended(spec, setup, step, teacher),
             *_without_kernels(spec, setup, step, teacher),
@@ -115,91 +126,147 @@ def estimate(
         ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
-        phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
+        phases=_phases(step, peaks),
         peak=Peak(
             phase=top,
-            moment=_moment_text(step, top, moment),
+            moment=moment_text(step, top, moment),
             allocated_bytes=process_memory.allocated,
             reserved_bytes=process_memory.reserved,
             process_bytes=process_memory.process,
         ),
-        kv_cache_bytes=None if step.training else step.cache_bytes,
+        kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
         gpu=None
         if gpu is None
-        else GpuFit(
-            name=gpu.name,
-            total_bytes=gpu.total_bytes,
-            usable_bytes=gpu.usable_bytes,
-            fits=process_memory.process <= _usable(setup, gpu),
-            free_bytes=_usable(setup, gpu) - process_memory.process,
-        ),
+        else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
 
 
+def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
+    if step.training:
+        return TrainingPhases(**peaks)
+    return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
+
+
+def _elsewhere(step: Step, weights: Mapping[str, int]) -> Iterator[Assumption]:
+    """The components of a pipeline that are not on the GPU at the peak, or not wholly."""
+    away = [
+        f"{name} ({format_bytes(nbytes - weights.get(name, 0))})"
+        for name, nbytes in step.components.items()
+        if weights.get(name, 0) < nbytes
+    ]
+    if away:
+        text = f"at the peak these weights are in host memory: {', '.join(away)} (--cpu-offload)"
+        yield Assumption("components_in_host_memory", text)
+
+
+def _found(gpu: Gpu | str) -> Gpu:
+    """The GPU that is meant. Raises UsageError."""
+    from memcalc.tables.gpus import Gpu, find_gpu
+
+    check_type("gpu", gpu, (Gpu, str), "a GPU's name or size, or what find_gpu gives")
+    return find_gpu(gpu) if isinstance(gpu, str) else gpu
+
+
+def process_bytes(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> int:
+    """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
+    steps, layout = _run(spec, setup, teacher)
+    step = steps[_most_loaded(steps)]
+    peak = max(phase_totals(step).values())
+    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+
+
+def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take."""
+    if isinstance(setup, TrainingSetup):
+        return gpu.usable_bytes
+    from memcalc.inference.serving import usable
+
+    return usable(setup, gpu)
+
+
+def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
+    """The traced step that `estimate` reports: that of the rank that holds most."""
+    steps, _ = _run(spec, setup, teacher)
+    return steps[_most_loaded(steps)]
+
+
+def _most_loaded(steps: Mapping[int, Step]) -> int:
+    if len(steps) == 1:
+        return min(steps)
+    return max(steps, key=lambda rank: max(phase_totals(steps[rank]).values()))
+
+
 def _quantization_note(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """A line where quantizing the base of adapters takes more than it saves."""
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
     unquantized = estimate(
-        spec, setup.model_copy(update={"quantization": "none"}), teacher=teacher
+        spec, setup.model_copy(update={"quantization": "none", "quantize_moe_experts": "none"}), teacher=teacher
     ).peak.allocated_bytes
     if unquantized < allocated:
-        yield (
+        yield Assumption(
+            "quantization_raises_peak",
             f"quantizing raises the peak here: without --quantization {unquantized:,} bytes would be allocated"
-            f"{', and --no-prepare-kbit-training leaves out copies in fp32' if setup.prepare_kbit_training else ''}"
+            f"{', and --no-prepare-kbit-training leaves out fp32 copies' if setup.prepare_kbit_training else ''}",
         )
 
 
 def _attended(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """How a model attends whose code is its repository's own, and what the other way would take."""
     if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
         return
     used = step.resolved()["attention"]
     eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
     if used != "eager" and eager.setup["attention"] == "eager":
-        yield (
-            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend as "
-            f"Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be allocated "
-            "(--attention)"
+        yield Assumption(
+            "attention_of_own_code",
+            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend "
+            f"as Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be "
+            "allocated (--attention)",
         )
 
 
 def _without_kernels(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[str]:
+) -> Iterator[Assumption]:
     """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
     if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
         return
     with suppress(UsageError):  # weights that the kernels cannot take
         fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
-        yield (
+        yield Assumption(
+            "state_space_kernels_alternative",
             f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
-            "(--state-space-kernels mamba-ssm)"
+            "(--state-space-kernels mamba-ssm)",
         )
 
 
 def _run(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
-    """The traced steps of the ranks that differ.
+    """The traced steps of the ranks that differ."""
+    return within_positions(setup, lambda setup: _traced(spec, setup, teacher))
 
-    Where nobody named a length, it is no more than the model has positions for.
-    """
+
+def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
+    """What `run` makes of a setup, whose length is no more than the model has positions for where nobody named it."""
     try:
-        return _traced(spec, setup, teacher)
+        return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter, teacher)
+    return run(shorter)
 
 
 def _traced(
@@ -215,15 +282,6 @@ def _traced(
     return {0: generate(spec, setup)}, SINGLE
 
 
-def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
-    """Bytes of the GPU that the job may take."""
-    if isinstance(setup, TrainingSetup):
-        return gpu.usable_bytes
-    from memcalc.inference.serving import usable
-
-    return usable(setup, gpu)
-
-
 def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
@@ -231,15 +289,11 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     from memcalc.inference.serving import serving
 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
-        found, _ = Sweep(run.tape).peaks()
-        peak = max(
-            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _static_parts(run, phase).values()))
-            for phase in run.phases
-        )
+        peak = max(phase_totals(run).values())
         return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
 
     found, occupied = serving(spec, setup, gpu, step, process_of)
-    return Serving(largest_batch=found.batch, longest_context=found.context, occupied_bytes=occupied)
+    return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:
@@ -247,7 +301,7 @@ def sum_parts(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
 
 
-def _static_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
+def standing_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
     """What stands in each row during `phase` besides the tape."""
     return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
 
@@ -281,7 +335,7 @@ def _maxima(
 
 
 def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
-    total = trainable = embedding = 0
+    total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
     if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
         whole = build(spec)
         adapt(whole, spec, step.setup)
@@ -296,11 +350,13 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
     )
 
 
-def _moment_text(step: Step, phase: str, moment: Moment | None) -> str:
+def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
+    if moment is None and not step.training:
+        return f"{phase}, weights alone"
     if moment is None:
         return "optimizer step"
     if moment.block is not None and moment.position is not None:
         return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
     scope = step.tape.allocations[moment.tick].name
-    return f"{phase} of {scope}"
+    return f"{phase} of {step.running[phase]}, {scope}" if phase in step.running else f"{phase} of {scope}"

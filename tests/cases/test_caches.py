@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cli_runs import refused, run
+from support.reports import lines
 from support.shapes import decoder
 
 from memcalc import InferenceSetup, ModelSpec, estimate, find_gpu
@@ -92,7 +93,7 @@ def test_weights_and_share_of_an_engine_s_profile() -> None:
     assert weights(LLAMA3_8B, engine="vllm") / GIB == pytest.approx(14.96, abs=0.01)
     assert weights(LLAMA3_8B, engine="vllm", tensor_parallel_size=2) / GIB == pytest.approx(7.48, abs=0.01)
     found = report(LLAMA3_8B, "79.22GiB", engine="vllm")
-    assert found.serving.occupied_bytes / GIB == pytest.approx(71.29, abs=0.01)
+    assert found.serving.engine_reserved_bytes / GIB == pytest.approx(71.29, abs=0.01)
     assert cache(LLAMA3_8B, seq_len=4096, engine="vllm") == 4096 * 128 * 1024
 
 
@@ -102,7 +103,7 @@ def test_tokens_that_an_engine_s_profile_leaves(gpus: int, tokens: float) -> Non
     config = {**LLAMA3_8B, "max_position_embeddings": 131072}
     found = report(config, "79.22GiB", engine="vllm", seq_len=1024, prefill_chunk_size=8192, tensor_parallel_size=gpus)
     assert found.serving.largest_batch * 1024 == pytest.approx(tokens, rel=0.04)
-    assert any("communication" in line for line in found.assumptions) == (gpus > 1)
+    assert any("communication" in line for line in lines(found)) == (gpus > 1)
 
 
 @pytest.mark.parametrize(("engine", "tokens", "gib"), [("sglang", 367404, 2 * 8.234), ("vllm", 178880, 8.02)])
@@ -184,7 +185,7 @@ def test_the_default_length_is_modest_and_said() -> None:
     """How long a model can read is a capability, not a workload."""
     found = report({**LLAMA3_8B, "max_position_embeddings": 262144})
     assert found.setup["seq_len"] == 256
-    assert any("sequence length 256 (default; --seq-len)" in line for line in found.assumptions)
+    assert any("sequence length 256 (default; --seq-len)" in line for line in lines(found))
 
 
 @pytest.mark.parametrize(
@@ -337,6 +338,6 @@ def test_layers_that_would_share_a_cache_are_not_overlooked(tmp_path: Path, key:
     assert "index_n_heads" in message
     asked = ("--generic", "--generic-ignore", f"{key},index_n_heads", "--mode", "inference", "--json")
     found = json.loads(run("from-file", str(path), *asked).stdout)
-    (line,) = (line for line in found["assumptions"] if "low confidence" in line)
+    (line,) = (line for line in lines(found) if "low confidence" in line)
     assert key in line
     assert "index_n_heads" in line

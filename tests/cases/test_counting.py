@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cli_runs import refused, run
+from support.reports import lines
 from support.shapes import decoder
 from support.weights import Tensors, layers, write, write_json
 
@@ -87,7 +88,7 @@ def test_the_dtype_s_two_names_and_its_odd_values(stated: dict[str, Any], gigaby
     """6.74 billion parameters; what was assumed stands in the report, and --dtype offers the other number."""
     found = serve({**LLAMA_7B, **stated})
     assert found.components.model_weights.peak_bytes / 1e9 == pytest.approx(gigabytes, abs=0.1)
-    assert any("weights in" in line and "--dtype" in line for line in found.assumptions)
+    assert any("weights in" in line and "--dtype" in line for line in lines(found))
     assert weights({**LLAMA_7B, **stated}, dtype="fp32") / 1e9 == pytest.approx(27.0, abs=0.1)
 
 
@@ -174,7 +175,7 @@ def test_a_name_never_decides(tmp_path: Path) -> None:
     assert found["model"]["parameters"]["total"] == 275_904
     write(folder / "model.safetensors", {"model.embed_tokens.weight": ("BF16", (3000, 64)), **layers(3)})
     found = json.loads(run("from-file", str(folder), "--json").stdout)
-    assert any("the files hold 192,000" in line or "128,000 more" in line for line in found["assumptions"])
+    assert any("the files hold 192,000" in line or "128,000 more" in line for line in lines(found))
 
 
 def test_what_is_needed_is_not_what_an_engine_occupies() -> None:
@@ -182,7 +183,7 @@ def test_what_is_needed_is_not_what_an_engine_occupies() -> None:
     needed, pooled = serve(OPT_125M, "24GB", dtype="fp16"), serve(OPT_125M, "24GB", dtype="fp16", engine="vllm")
     assert needed.model.parameters.total == 125_239_296
     assert needed.peak.allocated_bytes < 568e6
-    assert pooled.serving.occupied_bytes == int(0.9 * pooled.gpu.usable_bytes)
+    assert pooled.serving.engine_reserved_bytes == pooled.gpu.usable_bytes == int(0.9 * needed.gpu.usable_bytes)
     assert pooled.peak.process_bytes < 2e9
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cli_runs import run
+from support.reports import lines
 from support.shapes import decoder
 
 from memcalc import ModelSpec, TrainingSetup, estimate
@@ -66,7 +67,7 @@ def allocated(report: Any) -> int:
 
 
 def said(report: Any, words: str) -> list[str]:
-    return [line for line in report["assumptions"] if words in line]
+    return [line for line in lines(report) if words in line]
 
 
 def row(report: Any, name: str, field: str = "max_bytes") -> Any:

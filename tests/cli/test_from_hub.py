@@ -10,7 +10,10 @@ from support.cli_runs import refused, run
 from support.gguf_files import gguf, llama_gguf
 from support.http_pieces import Blob
 from support.hub_server import GOOD_TOKEN, Hub, running
+from support.reports import lines
 from support.weights import Tensors, data_bytes, header, layers
+
+from memcalc import HubError, InferenceSetup, ModelSpec, estimate
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -39,6 +42,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield server
 
 
+def test_the_library_answers_as_the_command_does(hub: Hub) -> None:
+    hub.add("org/model", {"config.json": LLAMA, "model.safetensors": weights(WHOLE)})
+    spec = ModelSpec.from_pretrained("org/model")
+    assert spec.name == "org/model"
+    report = estimate(spec, InferenceSetup(seq_len=64))
+    assert json.loads(report.to_json()) == answer("org/model", "--mode", "inference", "--seq-len", "64")
+    with pytest.raises(HubError, match="org/none"):
+        ModelSpec.from_pretrained("org/none")
+
+
 def weights(tensors: Tensors) -> Blob:
     start = header(tensors)
     return Blob(start, len(start) + data_bytes(tensors))
@@ -54,7 +67,7 @@ def test_a_model(hub: Hub) -> None:
     found = answer("org/model", "--batch", "1", "--seq-len", "64")
     assert found["model"]["name"] == "org/model"
     assert found["model"]["parameters"]["total"] == 211_904
-    assert any("stored BF16, declared BF16, loaded F32" in line for line in found["assumptions"])
+    assert any("stored BF16, declared BF16, loaded F32" in line for line in lines(found))
     assert answer(f"{hub.url}/org/model", "--mode", "inference")["kv_cache_bytes"] == 3 * 2 * 2 * 16 * 2 * 256
     assert json.loads(run("inspect", "org/model", "--json").stdout)["parameters"]["total"] == 211_904
 
@@ -62,9 +75,9 @@ def test_a_model(hub: Hub) -> None:
 def test_what_the_repository_holds_besides(hub: Hub) -> None:
     files = {"config.json": LLAMA, "model.safetensors": weights({**WHOLE, **layers(4)}), "pytorch_model.bin": b"PK"}
     hub.add("org/model", files)
-    lines = answer("org/model")["assumptions"]
-    assert any("multi-token prediction" in line and "not counted" in line for line in lines)
-    assert any("1 other weight files" in line for line in lines)
+    said = lines(answer("org/model"))
+    assert any("multi-token prediction" in line and "not counted" in line for line in said)
+    assert any("1 other weight files" in line for line in said)
 
 
 def test_a_gguf_repository(hub: Hub) -> None:
@@ -72,7 +85,7 @@ def test_a_gguf_repository(hub: Hub) -> None:
     hub.add("org/model-GGUF", {"model-Q4_K_M.gguf": Blob(start, size), "model-Q8_0.gguf": Blob(b"GGUF", 10**9)})
     found = answer("org/model-GGUF", "--mode", "inference")
     assert found["setup"]["engine"] == "llama.cpp"
-    assert any("Q4_K_M" in line and "is used of 2 GGUF files" in line for line in found["assumptions"])
+    assert any("Q4_K_M" in line and "is used of 2 GGUF files" in line for line in lines(found))
     parts = {part["name"] for part in found["components"]["model_weights"]["parts"]}
     assert {"Q4_K weights", "Q6_K weights"} <= parts
 
@@ -86,7 +99,7 @@ def test_a_pipeline(hub: Hub) -> None:
     hub.add("org/pictures", files)
     found = answer("org/pictures")
     assert found["components"]["model_weights"]["peak_bytes"] == 3 * 2 * 49_280
-    assert any("out of scope" in line for line in found["assumptions"])
+    assert any("out of scope" in line for line in lines(found))
 
 
 def adapter(hub: Hub, base: str) -> None:

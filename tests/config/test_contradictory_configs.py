@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from support.paths import DATA
+from support.reports import lines
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
 from memcalc.errors import ConfigError
@@ -103,7 +104,7 @@ def test_the_key_is_named(family: str, key: str, value: object, setup: TrainingS
 
 def test_sizes_left_out_are_said() -> None:
     report = estimate(ModelSpec.from_config({"model_type": "llama", "hidden_size": 4096}), TrainingSetup())
-    (line,) = (line for line in report.assumptions if "leaves out" in line)
+    (line,) = (line for line in lines(report) if "leaves out" in line)
     assert "num_hidden_layers 32" in line
     assert "vocab_size 32000" in line
     assert "hidden_size" not in line

@@ -1,6 +1,7 @@
 """What generation with an encoder-decoder keeps, against what can be counted by hand."""
 
 import pytest
+from support.reports import lines
 
 from memcalc.estimation import estimate
 from memcalc.inference.generate import generate
@@ -61,6 +62,6 @@ def test_the_encoder_reads_once_for_all_beams(config: dict[str, object]) -> None
 
 def test_the_ones_of_a_decoder_count_as_a_mask_and_are_told() -> None:
     report = estimate(ModelSpec.from_config(BART), TrainingSetup(batch=2, seq_len=90))
-    assert any("mask of ones" in line for line in report.assumptions)
+    assert any("mask of ones" in line for line in lines(report))
     step = trace(ModelSpec.from_config(BART), TrainingSetup(batch=2, seq_len=90))
     assert any(made.name == "attention mask" for made in step.tape.allocations)

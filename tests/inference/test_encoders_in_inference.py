@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.measured_rows import standing
+from support.reports import lines
 
 from memcalc import ModelSpec, estimate, find_gpu
 from memcalc.errors import UsageError
@@ -75,7 +76,7 @@ def test_there_is_no_cache_and_the_gpu_is_answered_for(engine: str) -> None:
     assert report.peak.phase == "prefill"
     assert report.serving is not None
     assert report.serving.longest_context == 512
-    assert any("one forward pass" in line for line in report.assumptions)
+    assert any("one forward pass" in line for line in lines(report))
 
 
 @pytest.mark.parametrize(

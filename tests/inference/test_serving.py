@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cli_runs import refused, run
+from support.reports import lines
 
 from memcalc import InferenceSetup, ModelSpec, estimate, find_gpu
 from memcalc.errors import UsageError
@@ -64,14 +65,14 @@ def test_heads_that_divide(config: dict[str, Any], size: int) -> None:
     whole, share = (report(config, tensor_parallel_size=n, engine="vllm") for n in (1, size))
     assert share.kv_cache_bytes * size == whole.kv_cache_bytes
     assert weights(config, tensor_parallel_size=size) == pytest.approx(weights(config) / size, rel=0.01)
-    assert any(f"tensor parallel over {size} GPUs" in line for line in share.assumptions)
+    assert any(f"tensor parallel over {size} GPUs" in line for line in lines(share))
 
 
 @pytest.mark.parametrize("size", [8, 16])
 def test_key_value_heads_that_are_fewer_than_gpus_are_replicated(size: int) -> None:
     whole, share = (report(LLAMA, tensor_parallel_size=n, engine="vllm") for n in (1, size))
     assert share.kv_cache_bytes * 4 == whole.kv_cache_bytes
-    assert any("each GPU keeps a copy of one" in line for line in share.assumptions)
+    assert any("each GPU keeps a copy of one" in line for line in lines(share))
     assert weights(LLAMA, tensor_parallel_size=size) > weights(LLAMA) / size
 
 
@@ -127,11 +128,14 @@ def test_an_engine_takes_its_share_of_the_gpu_whatever_is_needed() -> None:
     """What is needed and what will be occupied are two things: a pool fills what it may."""
     assert GPU is not None
     found = report(LLAMA, GPU, engine="vllm")
-    assert found.serving.occupied_bytes == int(GPU.usable_bytes * 0.9)
-    assert found.peak.process_bytes < found.serving.occupied_bytes / 10
-    assert report(LLAMA, GPU, engine="vllm", gpu_memory_utilization=0.5).serving.occupied_bytes == GPU.usable_bytes // 2
+    assert found.serving.engine_reserved_bytes == int(GPU.usable_bytes * 0.9)
+    assert found.peak.process_bytes < found.serving.engine_reserved_bytes / 10
+    assert (
+        report(LLAMA, GPU, engine="vllm", gpu_memory_utilization=0.5).serving.engine_reserved_bytes
+        == GPU.usable_bytes // 2
+    )
     plain = report(LLAMA, GPU)
-    assert plain.serving.occupied_bytes == plain.peak.process_bytes
+    assert plain.serving.engine_reserved_bytes == plain.peak.process_bytes
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.reports import lines
 from support.shapes import decoder
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
@@ -68,7 +69,7 @@ def test_a_square_by_its_sides_is_the_square() -> None:
     assert estimate(spec, square).peak == estimate(spec, sides).peak
     wide = estimate(spec, InferenceSetup(image_width=896, image_height=224))
     assert wide.peak.allocated_bytes > 0
-    assert any("896 x 224 pixels" in line and "256 tokens" in line for line in wide.assumptions)
+    assert any("896 x 224 pixels" in line and "256 tokens" in line for line in lines(wide))
 
 
 def test_pixtral_shrinks_the_longer_side() -> None:

@@ -10,6 +10,7 @@ from memcalc.inference.generate import generate
 from memcalc.models.build import build
 from memcalc.models.families.vision_language.llava_next import best_resolution
 from memcalc.models.spec import ModelSpec
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.packed_vision import window_lengths
 from memcalc.peak.sweep import Sweep
 from memcalc.report.assumptions import assumed
@@ -126,10 +127,10 @@ def test_images_cost_memory_and_none_cost_none() -> None:
 
 def test_what_was_not_said_is_said() -> None:
     setup = TrainingSetup(image_size=100)
-    lines = list(assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
+    lines = [line.text for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup))]
     assert "an image of 112 x 112 pixels in each sequence: 16 tokens (--images-per-sequence, --image-size)" in lines
     setup = TrainingSetup(images_per_sequence=2, image_size=112)
-    assert not any("pixels" in line for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
+    assert not any("pixels" in line.text for line in assumed(spec(QWEN), setup, trace(spec(QWEN), setup)))
 
 
 def test_a_tower_with_places_for_patches_reads_one_size() -> None:
@@ -159,8 +160,8 @@ def test_the_grid_that_fits_best(side: int, grid: tuple[int, int]) -> None:
 
 
 def test_windows_at_the_edges_are_smaller() -> None:
-    assert window_lengths(4, 4, 4) == [16]
-    assert window_lengths(5, 6, 4) == [16, 8, 4, 2]
+    assert window_lengths(4, 4, 4, 1) == [Repeat([Repeat([16], 1)], 1)]
+    assert window_lengths(9, 6, 4, 3) == [Repeat([Repeat([48], 1), 24], 2), Repeat([12], 1), 6]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from support.reports import lines
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate, find_gpu
 from memcalc.errors import UsageError
@@ -95,7 +96,7 @@ def test_generation_ends_there_too() -> None:
 def test_a_length_that_nobody_named_is_no_longer_than_the_table(config: dict[str, Any]) -> None:
     report = estimate(ModelSpec.from_config(config), TrainingSetup())
     assert report.setup["seq_len"] == 48
-    assert "sequence length 48 (default; --seq-len)" in report.assumptions
+    assert "sequence length 48 (default; --seq-len)" in lines(report)
 
 
 def test_nor_with_the_tokens_that_are_to_come() -> None:
@@ -119,4 +120,4 @@ def test_the_longest_context_ends_at_the_table() -> None:
 
 def test_rotary_positions_go_on() -> None:
     report = estimate(ModelSpec.from_config(LLAMA), TrainingSetup(seq_len=96))
-    assert any("96 tokens exceed the 48 positions" in line for line in report.assumptions)
+    assert any("96 tokens exceed the 48 positions" in line for line in lines(report))

@@ -64,6 +64,9 @@ def test_setups_are_values() -> None:
         made.batch = 4  # type: ignore[misc]
     other = made.model_copy(update={"seq_len": 9})
     assert (other.batch, other.seq_len, other.model_fields_set) == (3, 9, {"batch", "seq_len"})
+    for wrong in ({"batch": 0}, {"bacth": 2}, {"galore_rank": 4}):
+        with pytest.raises(UsageError):
+            made.model_copy(update=wrong)
     assert TrainingSetup(**made.model_dump(exclude_unset=True)) == made
     assert json.loads(made.model_dump_json())["batch"] == 3
 

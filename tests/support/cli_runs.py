@@ -6,6 +6,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from memcalc.cli import app
+from support.reports import lines
 
 
 def run(*arguments: str, code: int = 0, **options: Any) -> Any:
@@ -36,7 +37,7 @@ def answer(*arguments: str, code: int = 0) -> dict[str, Any]:
 
 def assumes(found: dict[str, Any], *words: str) -> bool:
     """Whether one of the assumptions has all of `words`."""
-    return any(all(word in line for word in words) for line in found["assumptions"])
+    return any(all(word in line for word in words) for line in lines(found))
 
 
 def weights(found: dict[str, Any]) -> int:

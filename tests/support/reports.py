@@ -1,5 +1,10 @@
 """Reports made by hand, for tests of what is shown."""
 
+from typing import Any
+
+from pydantic import BaseModel
+
+from memcalc.common.assumption import Assumption
 from memcalc.report.schema import (
     Component,
     Components,
@@ -16,6 +21,18 @@ from memcalc.report.schema import (
 
 GIB = 2**30
 MIB = 2**20
+
+
+def rebuilt(part: BaseModel, **changes: object) -> Any:
+    """A part of a report with other values for some fields, checked anew."""
+    return type(part)(**({name: getattr(part, name) for name in type(part).model_fields} | changes))
+
+
+def lines(report: Report | dict[str, Any]) -> list[str]:
+    """The texts of a report's assumptions; a report may be the JSON of one."""
+    if isinstance(report, Report):
+        return [assumption.text for assumption in report.assumptions]
+    return [assumption["text"] for assumption in report["assumptions"]]
 
 
 def component(parts: dict[str, int], most: int | None = None, ratio: float | None = None) -> Component:
@@ -56,7 +73,10 @@ def training_report(**changes: object) -> Report:
             ),
         ),
         "setup": {"mode": "training", "batch": 16, "seq_len": 256, "precision": "mixed-bf16", "optimizer": "adamw"},
-        "assumptions": ("sequence length 256 (default)", "shape: hidden 3072, 34 blocks, 24 heads, vocabulary 32,000"),
+        "assumptions": (
+            Assumption("sequence_length", "sequence length 256 (default)"),
+            Assumption("model_shape", "shape: hidden 3072, 34 blocks, 24 heads, vocabulary 32,000"),
+        ),
         "components": components,
         "saved_for_backward_bytes": 22 * GIB,
         "phases": TrainingPhases(

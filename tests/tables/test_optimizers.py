@@ -2,6 +2,7 @@
 
 import pytest
 from support.cli_runs import refused, run
+from support.reports import lines
 
 from memcalc import ModelSpec, TrainingSetup, estimate
 from memcalc.errors import UsageError
@@ -115,7 +116,7 @@ def test_vectors_have_whole_statistics() -> None:
 def test_paged_states_are_those_of_large_weights(paged: str, resident: int) -> None:
     """What bitsandbytes' 32-bit states of 100,000 elements or more take (30 MB were measured on the GPU, unpaged)."""
     report = estimate(ModelSpec.from_config(MODEL), TrainingSetup(precision="bf16", optimizer=paged, seq_len=24))
-    (line,) = (line for line in report.assumptions if "paged in" in line)
+    (line,) = (line for line in lines(report) if "paged in" in line)
     row = OPTIMIZERS[paged]
     large = [(320, 320)] * 12 + [(872, 320)] * 6 + [(320, 872)] * 3
     assert sum(sum(row.host(Weight(shape, 2)).values()) for shape in large) == resident

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.cli_runs import refused, run
+from support.reports import lines
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -78,4 +79,4 @@ def test_refused(tmp_path: Path, config: dict[str, Any], options: str, words: tu
 )
 def test_answered_with_what_is_assumed(tmp_path: Path, config: dict[str, Any], options: str, words: str) -> None:
     found = json.loads(run("from-file", write(tmp_path, config), *options.split(), "--json").stdout)
-    assert any(words in line for line in found["assumptions"]), found["assumptions"]
+    assert any(words in line for line in lines(found)), lines(found)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.cli_runs import refused, run
 from support.paths import DATA
+from support.reports import lines
 
 from memcalc import ModelSpec, Report, TrainingSetup, estimate, find_gpu
 from memcalc.errors import UsageError
@@ -79,7 +80,7 @@ def test_a_reference_under_adapters_is_the_default_and_has_no_weights() -> None:
 def test_a_pair_is_two_sequences() -> None:
     said = report(objective="dpo")
     assert said.setup["sequences"] == 4
-    assert any("2 pairs (--batch), so 4 sequences of 64 tokens" in line for line in said.assumptions)
+    assert any("2 pairs (--batch), so 4 sequences of 64 tokens" in line for line in lines(said))
 
 
 def test_a_reward_model_has_one_score_in_place_of_a_vocabulary() -> None:
@@ -90,7 +91,7 @@ def test_a_reward_model_has_one_score_in_place_of_a_vocabulary() -> None:
 
 def test_adapters_train_the_new_head_of_a_reward_model() -> None:
     said = report(objective="reward", **LORA)
-    assert any("--modules-to-save score" in line for line in said.assumptions)
+    assert any("--modules-to-save score" in line for line in lines(said))
     assert said.model.parameters.trainable == report(**LORA).model.parameters.trainable + 256
 
 
@@ -148,7 +149,7 @@ def test_a_teacher_that_says_nothing_is_refused(options: list[str], message: str
 
 
 def test_the_command_line_reads_a_teacher(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 32000}))
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 128256}))
     sizes = [
         json.loads(
             run("estimate", "--params", "1B", "--objective", "distillation", "--teacher", given, "--json").stdout

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from memcalc.common.assumption import Assumption
+from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
-from memcalc.tables.gpus import MIB, Gpu
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
 from memcalc.units import parse_size
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 SEGMENT = 2 * MIB
 """The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""
@@ -90,20 +95,27 @@ class ProcessMemory:
             "allocator_reserve": self.reserve_fraction,
         }
 
-    def assumptions(self) -> Iterator[str]:
+    def assumptions(self) -> Iterator[Assumption]:
         """A line for everything that the user did not say."""
         name, nbytes, count = self.workspaces
         if "cuda_context" not in self.explicit_options:
-            yield f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)"
+            yield Assumption(
+                "cuda_context",
+                f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)",
+            )
         if "cublas_workspace" not in self.explicit_options:
-            yield f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
+            yield Assumption(
+                "cublas_workspace", f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
+            )
         if self.nccl and "nccl_buffers" not in self.explicit_options:
-            yield (
+            yield Assumption(
+                "nccl_buffers",
                 f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
-                f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)"
+                f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
         if "allocator_reserve" not in self.explicit_options:
-            yield (
-                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it more "
-                f"(--allocator-reserve)"
+            yield Assumption(
+                "allocator_reserve",
+                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it "
+                "more (--allocator-reserve)",
             )

@@ -7,6 +7,7 @@ import typer
 
 from memcalc.cli.estimate_options import Job
 from memcalc.cli.options import read_count, read_value
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def answer(  # noqa: PLR0913 (the options of three commands)
     generic_ignore: str | None,
     head: str | None,
     num_labels: str | None,
-    assumptions: tuple[str, ...] = (),
+    assumptions: tuple[Assumption, ...] = (),
 ) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
     if generic_ignore is not None and not generic:
@@ -107,13 +108,12 @@ def answer(  # noqa: PLR0913 (the options of three commands)
     if model.components:
         if head is not None or labels is not None:
             raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
-        from memcalc.setup.setup import TrainingSetup
         from memcalc.sources.diffusers_report import pipeline_report
-        from memcalc.sources.diffusers_training import describe_denoiser
+        from memcalc.sources.diffusers_spec import describe_pipeline
 
         if generic or job.teacher is not None:
             raise UsageError("--generic and --teacher are for transformers; a diffusion pipeline has no use for them.")
-        if isinstance(job.setup, TrainingSetup) and (found := describe_denoiser(model, name, job.setup)) is not None:
+        if (found := describe_pipeline(model, name, job.setup)) is not None:
             replace(job, setup=found.setup).answer(found.spec, found.assumptions)
             return
         job.show(pipeline_report(model, name, job.setup, job.gpu))

@@ -1,18 +1,16 @@
-"""The largest job that fits, by bisection on the estimate itself: one more does not fit."""
+"""The largest job that fits, found by estimating: one more does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
 from dataclasses import dataclass
 
+from memcalc.common.largest_fit import ENDLESS, LIMIT, largest_fit
 from memcalc.errors import MemcalcError
-from memcalc.estimation import estimate
+from memcalc.estimation import process_bytes, usable_bytes
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import GPUS, Gpu
-
-MOST = 1 << 24
-"""No answer is larger."""
 
 Setup = TrainingSetup | InferenceSetup
 
@@ -34,45 +32,59 @@ def largest(spec: ModelSpec, setup: Setup, gpu: Gpu, field: str) -> Largest:
     """
     sizes: dict[int, int] = {}
 
-    def fits(value: int) -> bool:
+    def size(value: int) -> int:
         try:
-            report = estimate(spec, changed(setup, **{field: value}), gpu)
+            sizes[value] = process_bytes(spec, changed(setup, **{field: value}), gpu)
         except MemcalcError:
-            return False
-        sizes[value] = report.peak.process_bytes
-        return report.gpu is not None and report.gpu.fits
+            return ENDLESS
+        return sizes[value]
 
-    value = _bisect(fits, _limit(spec, field))
+    # Sequences end where the model's positions end.
+    limit = min(spec.positions or LIMIT, LIMIT) if field == "seq_len" else LIMIT
+    value = largest_fit(size, usable_bytes(setup, gpu), limit)
     return Largest(field, value, sizes.get(value, 0))
 
 
 def smallest_gpu(spec: ModelSpec, setup: Setup) -> Gpu | None:
     """The GPU with the least memory among those that memcalc knows on which the job fits; None where none does."""
     for gpu in sorted(GPUS, key=lambda gpu: (gpu.usable_bytes, gpu.name)):
-        report = estimate(spec, setup, gpu)
-        if report.gpu is not None and report.gpu.fits:
+        if process_bytes(spec, setup, gpu) <= usable_bytes(setup, gpu):
             return gpu
     return None
+
+
+MOST_GPUS = 4096
+"""No answer takes more GPUs."""
+
+
+def sharding(setup: TrainingSetup) -> str:
+    """The engine by which GPUs would share the job: its own where it shards already, else FSDP2."""
+    return "fsdp2" if setup.parallel in (None, "none", "ddp") else setup.parallel
+
+
+def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: ModelSpec | None = None) -> int | None:
+    """How many GPUs like `gpu` share the job, so that it fits each; None where no number up to 4,096 does.
+
+    Sharded by FSDP2 where the setup does not say how, the other axes as in `setup`.
+    """
+
+    def fits(number: int) -> bool:
+        several = changed(setup, parallel=sharding(setup), gpus=number * step)
+        try:
+            return process_bytes(spec, several, gpu, teacher) <= usable_bytes(several, gpu)
+        except MemcalcError:  # such as more ranks than the experts divide by
+            return False
+
+    step = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
+    enough = 1
+    while not fits(enough):
+        enough *= 2
+        if enough * step > MOST_GPUS:
+            return None
+    fewer = range(enough // 2 + 1, enough + 1)
+    return fewer[bisect_left(fewer, True, key=fits)] * step
 
 
 def changed(setup: Setup, **options: object) -> Setup:
     """`setup` with other options, checked anew. Raises UsageError."""
     return type(setup)(**{**setup.model_dump(exclude_unset=True), **options})
-
-
-def _limit(spec: ModelSpec, field: str) -> int:
-    """Sequences end where the model's positions end."""
-    return min(spec.positions or MOST, MOST) if field == "seq_len" else MOST
-
-
-def _bisect(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest n up to `limit` for which `holds`, 0 where it does not for one."""
-    low, high = 0, 1
-    while high < limit and holds(high):
-        low, high = high, min(2 * high, limit)
-    if high == limit and holds(limit):
-        return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

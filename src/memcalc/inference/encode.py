@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.tables.dtypes import INT64
 from memcalc.training.micro_batch import micro_batch
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from memcalc.nn.model import Network
     from memcalc.setup.setup import InferenceSetup
 
-ONE_PASS = "an encoder reads everything in one forward pass, shown as prefill: it has no cache and decodes nothing"
+ONE_PASS = Assumption(
+    "encoder_one_pass",
+    "an encoder reads everything in one forward pass, shown as prefill: it has no cache and decodes nothing",
+)
 
 _DECODING = {"max_new_tokens": 1, "num_beams": 1, "kv_dtype": "auto", "prefill_chunk_size": None}
 """Options that say how tokens are decoded or cached, with the values at which they say nothing."""

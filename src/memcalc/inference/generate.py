@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memcalc.autograd.tape import OVERHEAD, Tape
-from memcalc.config.kv_cache_scheme import kv_cache_scheme
-from memcalc.config.quantization import find_quantization
-from memcalc.config.reader import Config
-from memcalc.errors import ConfigError
+from memcalc.common.assumption import Assumption
+from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
-from memcalc.inference.weights import load_weights
-from memcalc.models.build import build
-from memcalc.models.registry import family
+from memcalc.inference.served_model import ServedModel, served_model
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
-from memcalc.nn.quantized_layers import quantize, tell_apart
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
-from memcalc.nn.state_space_kernels import use_mamba_ssm
-from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
-from memcalc.tables.dtypes import ALIASES, INT64
-from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
+from memcalc.tables.dtypes import INT64
+from memcalc.tables.engines import CacheFormat, Engine
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
+def generate(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None, recorder: Recorder | None = None
+) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
     logits are those of the last token, unless all are asked for.
+
+    Args:
+        spec: the model.
+        setup: what is run.
+        model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
+        recorder: told where allocations come from.
     """
-    row = family(spec.model_type)
-    engine = ENGINES[setup.engine]
-    whole = build(spec)
-    network, notes = _divided(spec, whole, setup.tensor_parallel_size)
-    if setup.state_space_kernels == "mamba-ssm":
-        notes = [*notes, use_mamba_ssm(network)]
-    weights = load_weights(spec, setup, engine, network, whole)
-    if weights.form is not None and engine.attention is None:
-        if weights.format_of is not None:
-            tell_apart(network, weights.format_of)
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
-    kv_dtype, scheme = _kv_dtype(spec, setup, engine)
-    form = engine.format(kv_dtype, weights.dtype)
+    if spec.model_type in (*denoisers(), *autoencoders()):
+        from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
+
+        return call_pipeline(spec, setup, recorder=recorder)
+    _refuse_pipeline_options(setup)
+    model = model or served_model(spec, setup)
+    row, engine, network, form = model.row, model.engine, model.network, model.form
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
-    tape = Tape(phase="prefill")
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -61,19 +56,21 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
     )
+    if recorder is not None:
+        recorder.watch(network)
     sequences = setup.batch * setup.num_beams
-    notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
+    notes = [*model.notes, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(row, network):
         check_encoder(spec.model_type, setup)
-        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        network.bind(tape, model.dtype)
         encode(tape, network, setup, engine.batched_tokens, length)
         cache_bytes, standing = 0, dict[str, int]()
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
-        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        network.bind(tape, model.dtype)
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         if setup.max_new_tokens > 1:
             tape.begin_span("previous tokens", None)
@@ -92,11 +89,38 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         phases=("prefill", "decode"),
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
-        weights=weights.parts,
+        weights=model.weights.parts,
         extra_weights=spec.extra_weights,
-        resolved_options={"dtype": weights.dtype, "quantization": weights.quantization, "kv_dtype": kv_dtype},
+        resolved_options={
+            **model.resolved_options,
+            "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
+        },
         notes=tuple(notes),
     )
+
+
+def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+    """Raise UsageError for options of diffusion pipelines."""
+    for name in OF_PIPELINES:
+        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
+
+
+OF_PIPELINES = (
+    "resolution",
+    "height",
+    "width",
+    "num_frames",
+    "max_sequence_length",
+    "num_images_per_prompt",
+    "guidance_scale",
+    "cpu_offload",
+    "vae_tiling",
+    "vae_slicing",
+    "vae_dtype",
+    "components_to_quantize",
+)
+"""Options that a language model has no use for."""
 
 
 def _decode(
@@ -117,44 +141,33 @@ def _decode(
         _reorder(tape)
 
 
-def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[str]]:
-    """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
-    if size == 1:
-        return whole, []
-    row = family(spec.model_type)
-    config, notes = tensor_parallel(Config(spec.config, row.defaults, row.aliases), size)
-    try:
-        network = build(replace(spec, config=config))
-    except ConfigError:  # the family ties one size to another, so its share is no model of the family
-        raise unknown_division(size, "attention") from None
-    check_divided(whole, network, size)
-    return network, notes
-
-
-def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[str]]:
-    """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
-    stated = kv_cache_scheme(find_quantization(spec.config))
-    if stated is None or setup.kv_dtype != AUTO:
-        return setup.kv_dtype, []
-    if engine.follows_scheme and stated.dtype in engine.formats:
-        return stated.dtype, [f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"]
-    return AUTO, [
-        f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow"
-    ]
-
-
-def _said(setup: InferenceSetup, engine: Engine) -> list[str]:
+def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
     """What the engine takes for granted."""
     lines = list(engine.notes)
     if engine.attention is not None and "attention" in setup.model_fields_set:
-        lines.append(f"--attention {setup.attention} is not used: {engine.name} has kernels of its own")
+        lines.append(
+            Assumption(
+                "attention_of_engine",
+                f"--attention {setup.attention} is not used: {engine.name} has kernels of its own",
+            )
+        )
     if engine.attention is not None and setup.padding_mask:
-        lines.append(f"--padding-mask is not used: {engine.name} packs sequences without padding")
+        lines.append(
+            Assumption(
+                "padding_of_engine", f"--padding-mask is not used: {engine.name} packs sequences without padding"
+            )
+        )
     share = setup.gpu_memory_utilization or engine.utilization
     if share is not None:
-        lines.append(f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)")
+        lines.append(
+            Assumption(
+                "gpu_memory_utilization",
+                f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)",
+            )
+        )
     if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
-        lines.append(f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)")
+        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)"
+        lines.append(Assumption("prefill_chunk_size", text))
     return lines
 
 

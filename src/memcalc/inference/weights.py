@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.common.sizes import rounded
 from memcalc.config.dtypes import declared_dtypes
@@ -40,7 +41,7 @@ class LoadedWeights:
     dtype: str
     quantization: str
     parts: Mapping[str, int] | None
-    notes: tuple[str, ...]
+    notes: tuple[Assumption, ...]
     form: WeightFormat | None = None
     format_of: ModuleFormat | None = None
     stated: str = ""
@@ -71,7 +72,7 @@ def load_weights(
             parts[f"{dtype} weights"] = proportional_bytes(stored.unpacked * ALIASES[dtype].itemsize, here, everywhere)
         return LoadedWeights(dtype, stored.kind or method, parts | buffers, notes, running, serving, where)
     if stored is not None and stored.kind == GGUF:
-        notes = (*notes, f"{engine.name} unpacks GGUF weights to {dtype}")
+        notes = (*notes, Assumption("gguf_unpacked", f"{engine.name} unpacks GGUF weights to {dtype}"))
     if form is not None or engine.compute is not None:
         return LoadedWeights(
             dtype, method, _by_format(network, format_of, dtype) | buffers, notes, running, serving, where
@@ -83,21 +84,25 @@ _SERVING_KERNELS = {"gptq": "fp8", "awq": "fp8"}
 """Kernels that serve where others train: Marlin's multiply with packed weights in one step, as that of fp8 does."""
 
 
-def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[str, ...]]:
+def dtype_to_load(spec: ModelSpec, setup: InferenceSetup) -> tuple[str, tuple[Assumption, ...]]:
     """The dtype of wide weights: what the user says, the config declares, or the files store; and how it was found."""
     if setup.dtype is not None:
         return setup.dtype, ()
     for word in declared_dtypes(spec.config):
         if word in ALIASES and (name := short(ALIASES[word])) in LOADABLE:
-            return name, (f"weights in {name}, as config.json declares (--dtype)",)
+            return name, (Assumption("dtype_declared", f"weights in {name}, as config.json declares (--dtype)"),)
     if spec.stored is not None and spec.stored.dtype in LOADABLE:
-        return str(spec.stored.dtype), (f"weights in {spec.stored.dtype}, as they are stored (--dtype)",)
+        return str(spec.stored.dtype), (
+            Assumption("dtype_stored", f"weights in {spec.stored.dtype}, as they are stored (--dtype)"),
+        )
     words = tuple(declared_dtypes(spec.config))
     why = f"the dtype {quoted(words[0])}, in which nothing is loaded" if words else "no dtype"
-    return DEFAULT_DTYPE, (f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)",)
+    return DEFAULT_DTYPE, (
+        Assumption("dtype_default", f"weights in {DEFAULT_DTYPE} (default, as the config declares {why}; --dtype)"),
+    )
 
 
-def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[str, ...]]:
+def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None, tuple[Assumption, ...]]:
     if setup.quantize_moe_experts != "none" and setup.quantization == "none":
         raise UsageError("--quantize-moe-experts goes with --quantization, such as nf4; add it, or leave it out.")
     stated = quantized_once(spec.config, setup.quantization)
@@ -115,10 +120,25 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
     if form is None and spec.stored is None:
         raise unknown_layout(stated)
     if form is None:
-        return None, (f"quantization {stated.method!r} is not known: weights are counted as they are stored",)
-    lines = [f"weights quantized as {stated.where} of the config says: {stated}{_bits_note(stated, form)}"]
+        return None, (
+            Assumption(
+                "quantization_unknown",
+                f"quantization {stated.method!r} is not known: weights are counted as they are stored",
+            ),
+        )
+    lines = [
+        Assumption(
+            "weights_quantization",
+            f"weights quantized as {stated.where} of the config says: {stated}{_bits_note(stated, form)}",
+        )
+    ]
     if form.only_experts:
-        lines.append("MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU")
+        lines.append(
+            Assumption(
+                "mxfp4_kernels",
+                "MXFP4 weights stay packed, for which Transformers needs the kernels package on the GPU",
+            )
+        )
     return form, tuple(lines)
 
 

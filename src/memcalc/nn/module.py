@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from memcalc.autograd.graph import AccumulateGrad, require_gradient
 from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride
+from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import Shape
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32, DType
@@ -87,7 +88,7 @@ class Module:
     """Transformers' `get_input_embeddings` of a tower returns this module."""
     output_needs_gradient: bool = False
     """The output is made to require a gradient though no weight does (`enable_input_require_grads`)."""
-    assumption: str = ""
+    assumption: Assumption | None = None
     """An assumption that the report states if this module runs."""
 
     hooks: Hooks | None = None

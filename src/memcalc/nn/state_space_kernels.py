@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
-from memcalc.nn.layers.mamba1 import MambaMixer
-from memcalc.nn.layers.mamba2 import Mamba2Mixer
 from memcalc.nn.module import Module
 
-NOTE = "state-space layers run in mamba-ssm's kernels, as its source has them (--state-space-kernels)"
+NOTE = Assumption(
+    "state_space_kernels",
+    "state-space layers run in mamba-ssm's kernels, as its source has them (--state-space-kernels)",
+)
+
+
+class StateSpaceMixer(Module):
+    """A layer of Mamba 1 or 2, for which mamba-ssm has kernels."""
+
+    fused_kernels = False
+    """Whether they run it."""
 
 
 def has_mixers(network: Module) -> bool:
     """Whether a model has layers of Mamba 1 or 2."""
-    return any(isinstance(module, (MambaMixer, Mamba2Mixer)) for _, module in network.modules())
+    return any(isinstance(module, StateSpaceMixer) for _, module in network.modules())
 
 
-def use_mamba_ssm(network: Module) -> str:
+def use_mamba_ssm(network: Module) -> Assumption:
     """Let mamba-ssm's kernels run every mixer of Mamba 1 and 2; returns what to say of it.
 
     Raises UsageError where there is none.
     """
-    mixers = [module for _, module in network.modules() if isinstance(module, (MambaMixer, Mamba2Mixer))]
+    mixers = [module for _, module in network.modules() if isinstance(module, StateSpaceMixer)]
     if not mixers:
         raise UsageError(
             "--state-space-kernels mamba-ssm is for models with Mamba layers, of which this one has none; leave it out."
         )
     for mixer in mixers:
         mixer.fused_kernels = True
-        mixer.assumption = ""
+        mixer.assumption = None
     return NOTE

@@ -56,7 +56,7 @@ from memcalc.ops.indexing import (
     sort,
     topk,
 )
-from memcalc.ops.inplace import copy_slice_, div_, mul_scalar_, mul_slice_
+from memcalc.ops.inplace import add_view_, copy_slice_, div_, mul_, mul_scalar_, mul_slice_
 from memcalc.ops.liger import liger_glu, liger_rms_norm, liger_rope
 from memcalc.ops.mamba_ssm import CombinedShape, InnerWeights, mamba_combined, mamba_inner
 from memcalc.ops.matmul import (
@@ -86,10 +86,12 @@ from memcalc.ops.reduction import (
     nll_loss,
     rms_norm,
     softmax,
+    std,
     sum,
     vector_norm,
 )
 from memcalc.ops.split_cat import cat, chunk, split, stack, unbind
+from memcalc.ops.standing import as_many, first_of
 from memcalc.ops.unary import cos, erf, exp, gelu, glu, log, relu, rsqrt, sigmoid, silu, sin, softplus, sqrt, tanh
 from memcalc.ops.views import (
     clone,
@@ -114,7 +116,9 @@ __all__ = [
     "add",
     "add_",
     "add_scalar",
+    "add_view_",
     "addmm",
+    "as_many",
     "autograd_function",
     "avg_pool2d",
     "baddbmm",
@@ -154,6 +158,7 @@ __all__ = [
     "expand",
     "expm1",
     "finite_bound",
+    "first_of",
     "fused_linear_cross_entropy",
     "fused_log_probs",
     "gather",
@@ -192,6 +197,7 @@ __all__ = [
     "mm",
     "mse_loss",
     "mul",
+    "mul_",
     "mul_complex",
     "mul_scalar",
     "mul_scalar_",
@@ -226,6 +232,7 @@ __all__ = [
     "sqrt",
     "squeeze",
     "stack",
+    "std",
     "sub",
     "sum",
     "tanh",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module
@@ -38,7 +39,7 @@ VOCABULARY_MULTIPLE = 64
 
 def tensor_parallel(
     config: Config, size: int, *, padded: bool = True, experts: bool = True
-) -> tuple[Mapping[str, Any], list[str]]:
+) -> tuple[Mapping[str, Any], list[Assumption]]:
     """The config of one GPU's share of a model over `size` GPUs, and what to say about it.
 
     `padded` says whether the vocabulary is padded first, as serving engines do, `experts` whether those of a mixture
@@ -58,9 +59,12 @@ def tensor_parallel(
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
     _put(config, local, "num_attention_heads", heads // size)
     notes = [
-        f"tensor parallel over {size} GPUs: the report is for one of them",
-        "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
-        "(--cuda-context)",
+        Assumption("tensor_parallel", f"tensor parallel over {size} GPUs: the report is for one of them"),
+        Assumption(
+            "communication_buffers",
+            "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
+            "(--cuda-context)",
+        ),
     ]
     kv_heads = config.integer("num_key_value_heads", heads)
     if kv_heads % size and size % kv_heads:
@@ -69,7 +73,11 @@ def tensor_parallel(
             f"take one that does or is."
         )
     if kv_heads < size:
-        notes.append(f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one")
+        notes.append(
+            Assumption(
+                "key_value_heads_copied", f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one"
+            )
+        )
     _put(config, local, "num_key_value_heads", max(1, kv_heads // size))
     for key in _WIDTHS:
         width = config.get(key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
@@ -43,7 +44,7 @@ class Lora:
         return Selection(self.rank, self.targets, self.exclude, self.layers, self.ranks)
 
 
-def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
+def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
     """Freeze everything and add adapters to the layers that `lora` targets; returns the assumptions."""
     for _, parameter in network.tensors():
         parameter.trainable = False
@@ -75,12 +76,18 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[str]:
     idle = sorted(name for name in listed & names if not _matching(found, name))
     return [
         *notes,
-        *(f"no module is called {name[:40]}: it gets no adapter (--lora-targets)" for name in idle),
-        *(f"no module is called {name[:40]}: it is not trained (--modules-to-save)" for name in unsaved),
+        *(
+            Assumption("lora_target_missing", f"no module is called {name[:40]}: it gets no adapter (--lora-targets)")
+            for name in idle
+        ),
+        *(
+            Assumption("lora_target_missing", f"no module is called {name[:40]}: it is not trained (--modules-to-save)")
+            for name in unsaved
+        ),
     ]
 
 
-def _by_names_here(lora: Lora, model_type: str) -> tuple[Lora, list[str]]:
+def _by_names_here(lora: Lora, model_type: str) -> tuple[Lora, list[Assumption]]:
     """Targets by the names that modules have here, where a repository's own code calls them otherwise.
 
     Names of projections that this code has as one mean that one, and a note says so.
@@ -101,8 +108,11 @@ def _by_names_here(lora: Lora, model_type: str) -> tuple[Lora, list[str]]:
         else:
             names.append(own.get(name, name))
     notes = [
-        f"{', '.join(asked)}: {model_type}'s own code has one projection, {theirs}, and PEFT finds no other; its "
-        f"adapter is counted (--lora-targets {theirs})"
+        Assumption(
+            "lora_targets_fused",
+            f"{', '.join(asked)}: {model_type}'s own code has one projection, {theirs}, and PEFT finds no other; its "
+            f"adapter is counted (--lora-targets {theirs})",
+        )
         for theirs, asked in parts.items()
     ]
     return replace(lora, targets=",".join(dict.fromkeys(names))), notes
@@ -145,8 +155,8 @@ def _in_mixtures(names: frozenset[str], model_type: str) -> tuple[frozenset[str]
         missing = needed - set(ends.values())
         if missing:
             raise UsageError(
-                f"--lora-targets names only part of the experts' fused {parameter}, which PEFT refuses; "
-                f"add {', '.join(sorted(missing))}, or leave it out."
+                f"--lora-targets names only part of the experts' fused {parameter}, which PEFT refuses; add "
+                f"{', '.join(sorted(missing))}, or leave it out."
             )
     return names - fused, parameters
 

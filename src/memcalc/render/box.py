@@ -205,8 +205,8 @@ class _Box:
         yield "PEAK", f"{self._both(peak.allocated_bytes)} allocated: {peak.moment}", ""
         yield "", f"{self._both(peak.reserved_bytes)} reserved by the allocator", ""
         yield "", f"{self._both(peak.process_bytes)} process, in nvidia-smi", ""
-        each = {name: getattr(phases, name).peak_bytes for name in phases.__dataclass_fields__}
-        yield "PHASES", " · ".join(f"{name} {format_bytes(nbytes, self.unit)}" for name, nbytes in each.items()), ""
+        each = (f"{name} {format_bytes(phase.peak_bytes, self.unit)}" for name, phase in phases.items())
+        yield "PHASES", " · ".join(each), ""
         if (cluster := self.report.cluster) is not None:
             yield from _of_cluster(cluster, self.report.ranks, self.unit)
         if self.report.kv_cache_bytes is not None:
@@ -217,10 +217,10 @@ class _Box:
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
         if (serving := self.report.serving) is not None:
             yield "SERVES", served(self.report), ""
-            if serving.occupied_bytes > peak.process_bytes:
-                taken = format_bytes(serving.occupied_bytes, self.unit)
-                share = "" if gpu is None else f" ({serving.occupied_bytes / gpu.usable_bytes:.0%} of the GPU)"
-                yield "", f"{self.report.setup['engine']} reserves {taken}{share}", ""
+            if serving.engine_reserved_bytes > peak.process_bytes:
+                taken = format_bytes(serving.engine_reserved_bytes, self.unit)
+                setup = self.report.setup
+                yield "", f"{setup['engine']} reserves {taken} ({setup['gpu_memory_utilization']:.0%} of the GPU)", ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"
@@ -230,6 +230,6 @@ class _Box:
         if self.report.assumptions:
             yield (Span("Assumptions:", "bold"),)
         bullet = self.glyphs.dot
-        for text in self.report.assumptions:
-            for index, line in enumerate(wrap(visible(text, self.unicode), self.width - 3)):
+        for assumption in self.report.assumptions:
+            for index, line in enumerate(wrap(visible(assumption.text, self.unicode), self.width - 3)):
                 yield (Span("   " if index else bullet, "dim"), Span(line))

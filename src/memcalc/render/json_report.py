@@ -1,10 +1,8 @@
 """The report as the JSON contract."""
 
-import json
-
 from memcalc.report.schema import Report
 
 
 def render(report: Report) -> str:
     """One JSON object and a newline. ASCII only, so that it survives every stream and no name acts on a terminal."""
-    return json.dumps(report.to_dict(), indent=2) + "\n"
+    return report.to_json() + "\n"

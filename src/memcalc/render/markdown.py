@@ -31,8 +31,8 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     yield f"| **process (nvidia-smi)** | **{format_bytes(peak.process_bytes, unit)}** | | |"
     yield ""
     yield f"Peak: {format_bytes(peak.allocated_bytes, unit)} allocated, {_quoted(peak.moment)}."
-    phases = {name: getattr(report.phases, name).peak_bytes for name in report.phases.__dataclass_fields__}
-    yield f"Phases: {', '.join(f'{name} {format_bytes(nbytes, unit)}' for name, nbytes in phases.items())}."
+    phases = (f"{name} {format_bytes(phase.peak_bytes, unit)}" for name, phase in report.phases.items())
+    yield f"Phases: {', '.join(phases)}."
     if report.kv_cache_bytes:
         yield f"KV cache: {format_bytes(report.kv_cache_bytes, unit)}."
     if gpu is not None:
@@ -44,8 +44,8 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
         yield ""
         yield "Assumptions:"
         yield ""
-    for text in report.assumptions:
-        yield f"- {_quoted(text)}"
+    for assumption in report.assumptions:
+        yield f"- {_quoted(assumption.text)}"
 
 
 def _quoted(text: str) -> str:

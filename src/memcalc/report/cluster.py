@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
+from memcalc.common.assumption import Assumption
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.ranks import phase_totals
 from memcalc.report.schema import Cluster, RankPeak
@@ -76,19 +77,26 @@ def communicators(layout: ParallelSetup) -> int:
     return sum(size > 1 for size in sizes)
 
 
-def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[str]:
+def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[Assumption]:
     """Lines about what was taken for granted of several GPUs."""
     axes = " × ".join(f"{words} {size}" for words, size in found.axes.items())
-    yield f"{layout.gpus} GPUs ({axes or 'one rank each'}): the report is for the most loaded one"
+    yield Assumption(
+        "most_loaded_gpu", f"{layout.gpus} GPUs ({axes or 'one rank each'}): the report is for the most loaded one"
+    )
     if layout.engine == "megatron":
-        yield (
+        yield Assumption(
+            "megatron_not_measured",
             "Megatron-LM's buffers and optimizer as its documents have them, which nothing here has measured; layers "
-            "and activations are Transformers' (--parallel megatron)"
+            "and activations are Transformers' (--parallel megatron)",
         )
     if layout.engine.startswith("zero"):
-        yield "DeepSpeed 0.19.6 with torch's optimizer; mixed-bf16 is DeepSpeed's bf16, with fp32 master weights"
+        yield Assumption(
+            "deepspeed",
+            "DeepSpeed 0.19.6 with torch's optimizer; mixed-bf16 is DeepSpeed's bf16, with fp32 master weights",
+        )
     if found.host_bytes:
-        yield (
+        yield Assumption(
+            "host_memory_of_offload",
             f"host memory: {format_bytes(found.host_bytes)} for each process, {format_bytes(found.node_host_bytes)} "
-            f"for a node of {min(layout.gpus, GPUS_OF_A_NODE)} GPUs (--cpu-offload)"
+            f"for a node of {min(layout.gpus, GPUS_OF_A_NODE)} GPUs (--cpu-offload)",
         )

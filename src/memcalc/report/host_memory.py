@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from memcalc.common.assumption import Assumption
 from memcalc.nn import parameter_bytes
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
 
 
-def in_host_memory(step: Step) -> Iterator[str]:
+def in_host_memory(step: Step) -> Iterator[Assumption]:
     """Weights while they are loaded, paged optimizer states, and what was saved for backward and offloaded."""
     setup = step.setup
     if not isinstance(setup, TrainingSetup):
         return
     if setup.quantization == "none":
         weights = parameter_bytes.in_files(p for _, p in step.parameters)
-        yield (
-            f"host memory: {format_bytes(weights)} in each process while it loads the weights, unless they go straight "
-            "to the GPU"
+        yield Assumption(
+            "host_memory_loading",
+            f"host memory: {format_bytes(weights)} in each process while it loads the weights, unless they go "
+            "straight to the GPU",
         )
     if paged := paged_bytes(step):
-        yield f"host memory: {format_bytes(paged)} of {setup.optimizer} states, which are paged in for each step"
+        yield Assumption(
+            "host_memory_paged_optimizer",
+            f"host memory: {format_bytes(paged)} of {setup.optimizer} states, which are paged in for each step",
+        )
     if step.tape.host_bytes:
-        yield f"host memory: {format_bytes(step.tape.host_bytes)} that backward needs (--activation-offloading)"
+        yield Assumption(
+            "host_memory_offloaded_activations",
+            f"host memory: {format_bytes(step.tape.host_bytes)} that backward needs (--activation-offloading)",
+        )
 
 
 def paged_bytes(step: Step) -> int:

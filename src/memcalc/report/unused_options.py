@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.quantization import find_quantization
 from memcalc.models.registry import family
 from memcalc.setup.setup import TrainingSetup
@@ -15,43 +16,65 @@ if TYPE_CHECKING:
     from memcalc.training.traced_step import Step
 
 
-def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[str]:
+def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """Lines for the options of `setup` that the model has no use for."""
     given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
     if not step.network.reads_text and step.network.input_kind != "latents":
         reads = step.network.input_kind
-        yield f"the model takes {reads} only, one for each of --batch: --seq-len changes nothing"
+        text = f"the model takes {reads} only, one for each of --batch: --seq-len changes nothing"
+        yield Assumption("seq_len_unused", text)
         if "images_per_sequence" in given:
-            yield (
-                f"--images-per-sequence counts images of a sequence, and this model takes {reads} only: "
-                "--batch says how many"
+            yield Assumption(
+                "images_per_sequence_unused",
+                f"--images-per-sequence counts images of a sequence, and this model takes {reads} only: --batch "
+                "says how many",
             )
         if setup.image_size is not None and not step.network.resizable_input:
-            yield "--image-size changes nothing: the model has a position for every patch of the config's image size"
+            yield Assumption(
+                "image_size_unused",
+                "--image-size changes nothing: the model has a position for every patch of the config's image size",
+            )
     if blind:
         yield from (
-            f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
+            Assumption(
+                "image_options_unused", f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
+            )
             for name in ("images_per_sequence", "image_size")
             if name in given and getattr(setup, name) is not None
         )
     if not step.network.source_is_text and setup.seq_len is not None:
         if not step.training:
-            yield "--seq-len changes nothing: the source is no text, and generation begins with one token"
+            yield Assumption(
+                "seq_len_unused",
+                "--seq-len changes nothing: the source is no text, and generation begins with one token",
+            )
         elif setup.target_len is not None:
-            yield "--seq-len changes nothing: the source is no text, and --target-len says how long the target is"
+            yield Assumption(
+                "seq_len_unused",
+                "--seq-len changes nothing: the source is no text, and --target-len says how long the target is",
+            )
     if (
         isinstance(setup, TrainingSetup)
         and setup.keep_logits
         and setup.loss_implementation in ("cut-cross-entropy", "liger")
     ):
-        yield (
-            f"--keep-logits changes nothing: --loss-implementation {setup.loss_implementation} makes no logits "
-            "that a loop could hold"
+        yield Assumption(
+            "keep_logits_unused",
+            f"--keep-logits changes nothing: --loss-implementation {setup.loss_implementation} makes no logits that "
+            "a loop could hold",
         )
     if "prepare_kbit_training" in given and setup.quantization == "none" and find_quantization(spec.config) is None:
-        yield "--prepare-kbit-training and --no-prepare-kbit-training change nothing: the model is not quantized"
+        yield Assumption(
+            "prepare_kbit_training_unused",
+            "--prepare-kbit-training and --no-prepare-kbit-training change nothing: the model is not quantized",
+        )
     if setup.target_len is not None:
         if not step.training:
-            yield "--target-len changes nothing: generation begins with one token of the target (--max-new-tokens)"
+            yield Assumption(
+                "target_len_unused",
+                "--target-len changes nothing: generation begins with one token of the target (--max-new-tokens)",
+            )
         elif family(spec.model_type).blocks != "encoder-decoder":
-            yield f"--target-len changes nothing: {spec.model_type} is no encoder-decoder"
+            yield Assumption(
+                "target_len_unused", f"--target-len changes nothing: {spec.model_type} is no encoder-decoder"
+            )

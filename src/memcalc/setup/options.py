@@ -1,5 +1,6 @@
 """How an option is declared: a field of a pydantic model, with its meaning, its panel of the help, and its bounds."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -50,6 +51,14 @@ class Options(BaseModel):
             raise usage_error(problem, cls.model_fields) from None
         made.check()
         return made
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """These options with other values for some fields, checked as if they had been given so.
+
+        pydantic's own does not check, and would keep a misspelt name in silence.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**(given | dict(update or {})))
 
     def check(self) -> None:
         """Raise UsageError for fields that contradict each other; for subclasses to say."""

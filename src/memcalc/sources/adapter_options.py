@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.common.patterns import SlowPattern, compiled
 from memcalc.errors import ConfigError
 from memcalc.models.build import build
@@ -82,7 +83,7 @@ def check_kind(adapter: Adapter) -> None:
     )
 
 
-def lora_options(adapter: Adapter, spec: ModelSpec) -> tuple[dict[str, Any], list[str]]:
+def lora_options(adapter: Adapter, spec: ModelSpec) -> tuple[dict[str, Any], list[Assumption]]:
     """Options of `TrainingSetup` for the LoRA that `adapter` describes on `spec`, and lines about them.
 
     Raises:
@@ -104,13 +105,23 @@ def lora_options(adapter: Adapter, spec: ModelSpec) -> tuple[dict[str, Any], lis
         options["modules_to_save"] = ",".join(_names(saved, "modules_to_save"))
     default = "" if "r" in config else ", PEFT's default, as it states none"
     where = f" on {some(list(targets), 8)}" if targets else ""
-    lines = [f"LoRA of rank {rank}{where}{default}, as {ADAPTER_CONFIG} says"]
+    lines = [Assumption("adapter_lora_options", f"LoRA of rank {rank}{where}{default}, as {ADAPTER_CONFIG} says")]
     odd = [key for key, value in config.items() if _is_given(value) and key not in _WITHOUT_EFFECT | _REFUSED.keys()]
     if odd:
-        lines.append(f"{ADAPTER_CONFIG} gives {some(odd)}, which memcalc does not know: not counted")
+        lines.append(
+            Assumption(
+                "adapter_keys_not_counted",
+                f"{ADAPTER_CONFIG} gives {some(odd)}, which memcalc does not know: not counted",
+            )
+        )
     started = config.get("init_lora_weights", True)
     if isinstance(started, str):
-        lines.append(f"the adapter was made by {started} (init_lora_weights): what that takes is over before training")
+        lines.append(
+            Assumption(
+                "adapter_initialization",
+                f"the adapter was made by {started} (init_lora_weights): what that takes is over before training",
+            )
+        )
     return options, lines
 
 

@@ -1,5 +1,6 @@
 """What a diffusion pipeline needs, as far as its files tell."""
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.dtypes import declared_dtypes
 from memcalc.diffusion import ComponentWeights, Stage, estimate_components
 from memcalc.errors import ConfigError, MemcalcError
@@ -39,7 +40,11 @@ def pipeline_report(model: LoadedModel, name: str, setup: TrainingSetup | Infere
     """
     setup = for_weights_alone(setup, "a diffusion pipeline")
     asked = setup.dtype
-    lines = [f"weights in {asked} (--dtype)" if asked else f"weights as they are stored: {_dtypes(model)} (--dtype)"]
+    lines = [
+        Assumption("dtype_given", f"weights in {asked} (--dtype)")
+        if asked
+        else Assumption("dtype_stored", f"weights as they are stored: {_dtypes(model)} (--dtype)")
+    ]
     parts = []
     for part in model.components:
         if part.checkpoint is not None:
@@ -51,7 +56,7 @@ def pipeline_report(model: LoadedModel, name: str, setup: TrainingSetup | Infere
     return estimate_components(name, parts, setup, gpu, (*remarks(model), *lines))
 
 
-def _from_config(part: Component, dtype: str | None) -> tuple[ComponentWeights, str]:
+def _from_config(part: Component, dtype: str | None) -> tuple[ComponentWeights, Assumption]:
     """A component whose weights cannot be read, counted from its config where that is a family's."""
     config = part.config or {}
     try:
@@ -64,7 +69,10 @@ def _from_config(part: Component, dtype: str | None) -> tuple[ComponentWeights, 
     count = sum(parameter.numel * parameter.copies for _, parameter in network.parameters())
     words = (word for word in declared_dtypes(config) if word in ALIASES)
     kind = dtype or short(ALIASES[next(words, "float32")])
-    line = f"{part.name}: {part.why}, so its config is counted: {format_count(count)} parameters in {kind} (--dtype)"
+    line = Assumption(
+        "component_from_config",
+        f"{part.name}: {part.why}, so its config is counted: {format_count(count)} parameters in {kind} (--dtype)",
+    )
     return ComponentWeights(part.name, _stage(part), count * ALIASES[kind].itemsize, count), line
 
 

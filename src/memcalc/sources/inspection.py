@@ -68,15 +68,16 @@ def _inspected(model: LoadedModel, name: str, *, generic: bool) -> Inspection:
     try:
         spec, lines = spec_of(model, name, generic=generic)
         built = Built.of(spec)
-        notes += lines
+        notes += [line.text for line in lines]
     except (ConfigError, UnknownFamilyError) as problem:
         if checkpoint is None:
             raise
         notes.append(f"only the headers were counted: {problem}")
     if built is None:
-        notes += remarks(model)
+        notes += [line.text for line in remarks(model)]
     else:
-        notes += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers)
+        lines = remarks(model, expected=built.expected, tied=built.tied, layers=built.layers)
+        notes += [line.text for line in lines]
     found = dtypes(checkpoint, config)
     stated = find_quantization(config) if checkpoint is None else checkpoint.quantization
     return Inspection(
@@ -136,7 +137,10 @@ def _pipeline(model: LoadedModel, name: str) -> Inspection:
         dtypes={"stored": stored, "declared": None, "loaded": stored},
         quantization=None,
         ignored=_ignored(model),
-        notes=(*(f"{part.name}: {part.class_name}" for part in model.components), *remarks(model)),
+        notes=(
+            *(f"{part.name}: {part.class_name}" for part in model.components),
+            *(line.text for line in remarks(model)),
+        ),
     )
 
 

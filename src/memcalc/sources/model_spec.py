@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, MemcalcError, UnknownFamilyError, option_name
@@ -36,7 +37,7 @@ class Described:
 
     spec: ModelSpec
     setup: Setup
-    assumptions: tuple[str, ...]
+    assumptions: tuple[Assumption, ...]
 
 
 @dataclass(frozen=True)
@@ -100,28 +101,50 @@ def describe(
         return _described(model, name, setup, generic=generic, generic_ignore=generic_ignore)
 
 
+def model_alone(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[Assumption, ...]]:
+    """The spec of a model for which no setup is known yet, and what is assumed of it.
+
+    Raises ConfigError for an adapter and for a pipeline, which are no model alone.
+    """
+    if model.adapter is not None:
+        base = f" for {shown(model.adapter.base_model)}" if model.adapter.base_model else ""
+        raise ConfigError(
+            f"{shown(model.name)} is an adapter{base}, not a model: read its base, and say in the setup what is "
+            "trained (lora_rank, lora_targets)."
+        )
+    with model.naming_its_file():
+        return _with_weights(model, name, None, generic=generic, generic_ignore=())
+
+
 def _described(
     model: LoadedModel, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
 ) -> Described:
-    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
-    alike = generic and bool(lines)
-    if model.checkpoint is not None:
-        built = Built.of(spec)
-        if not alike:
-            check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
-        if _has_own_head(model, spec, built):
-            spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
-            built = Built.of(spec)
-            lines += ("the config does not say whether the head is tied; the files hold one of its own, so it is not",)
-        lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=_asked(setup))
-        held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
-        spec = replace(spec, stored=held)
-        if held.kind == GGUF:
-            setup, more = _of_gguf(model.checkpoint, setup)
-            lines += more
-    else:
-        lines += remarks(model)
+    spec, lines = _with_weights(model, name, _asked(setup), generic=generic, generic_ignore=generic_ignore)
+    if model.checkpoint is not None and spec.stored is not None and spec.stored.kind == GGUF:
+        setup, more = _of_gguf(model.checkpoint, setup)
+        lines += more
     return Described(spec, setup, lines)
+
+
+def _with_weights(
+    model: LoadedModel, name: str, dtype: str | None, *, generic: bool, generic_ignore: Collection[str]
+) -> tuple[ModelSpec, tuple[Assumption, ...]]:
+    """The spec with the weights that files hold, and what is to be said of them; `dtype` is the one asked for."""
+    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
+    if model.checkpoint is None:
+        return spec, (*lines, *remarks(model))
+    alike = generic and bool(lines)
+    built = Built.of(spec)
+    if not alike:
+        check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
+    if _has_own_head(model, spec, built):
+        spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
+        built = Built.of(spec)
+        text = "the config does not say whether the head is tied; the files hold one of its own, so it is not"
+        lines += (Assumption("head_not_tied", text),)
+    lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=dtype)
+    held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
+    return replace(spec, stored=held), lines
 
 
 def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
@@ -143,7 +166,7 @@ def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
 
 def spec_of(
     model: LoadedModel, name: str, *, generic: bool, generic_ignore: Collection[str] = ()
-) -> tuple[ModelSpec, tuple[str, ...]]:
+) -> tuple[ModelSpec, tuple[Assumption, ...]]:
     """The spec of a model's config; with `generic`, that of a Llama-like decoder where its family is unknown."""
     try:
         return ModelSpec.from_config(model.require_config(), name), ()
@@ -194,18 +217,21 @@ def _asked(setup: Setup) -> str | None:
     return setup.dtype if isinstance(setup, InferenceSetup) else short(PRECISIONS[setup.precision].weights)
 
 
-def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[str, ...]]:
+def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[Assumption, ...]]:
     """A GGUF file is served by llama.cpp unless the user names another engine."""
     if isinstance(setup, TrainingSetup):
-        return setup, (f"GGUF weights are unpacked to {_asked(setup)} for training",)
+        return setup, (Assumption("gguf_unpacked", f"GGUF weights are unpacked to {_asked(setup)} for training"),)
     lines = []
     if "engine" not in setup.model_fields_set:
         setup = setup.model_copy(update={"engine": "llama.cpp"})
-        lines.append("engine llama.cpp, as the weights are GGUF (--engine)")
+        lines.append(Assumption("engine_of_gguf", "engine llama.cpp, as the weights are GGUF (--engine)"))
     embedding = sum(t.nbytes for t in checkpoint.tensors if t.name == "token_embd.weight")
     if setup.engine == "llama.cpp" and embedding:
         lines.append(
-            f"llama.cpp keeps the token embedding ({format_bytes(embedding)}) in host memory; it is counted here"
+            Assumption(
+                "llama_cpp_embedding",
+                f"llama.cpp keeps the token embedding ({format_bytes(embedding)}) in host memory; it is counted here",
+            )
         )
     return setup, tuple(lines)
 
@@ -221,7 +247,7 @@ def _with_adapter(
     found = describe(base, name, setup, generic=generic, generic_ignore=generic_ignore)
     check_kind(adapter)
     size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
-    lines = [f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}"]
+    lines = [Assumption("adapter", f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}")]
     spec, setup = found.spec, found.setup
     if isinstance(setup, TrainingSetup):
         options, more = lora_options(adapter, spec)
@@ -229,7 +255,9 @@ def _with_adapter(
         setup = setup.model_copy(update={key: value for key, value in options.items() if key not in given})
         lines += more
         own = sorted(option_name(key) for key in options if key in given)
-        lines += [f"{', '.join(own)} as given, in place of what {ADAPTER_CONFIG} says"] if own else []
+        if own:
+            text = f"{', '.join(own)} as given, in place of what {ADAPTER_CONFIG} says"
+            lines.append(Assumption("adapter_options_given", text))
     elif adapter.weights is None:
         raise ConfigError(
             f"{shown(model.name)} has no adapter_model.safetensors, so that it is not known what serving adds; save "
@@ -244,5 +272,5 @@ def _with_adapter(
             )
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
         spec = replace(spec, extra_weights={f"{adapter.kind} adapter": nbytes})
-        lines.append("the adapter is kept beside the weights, not merged into them")
+        lines.append(Assumption("adapter_not_merged", "the adapter is kept beside the weights, not merged into them"))
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))

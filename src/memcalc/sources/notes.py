@@ -1,7 +1,8 @@
 """Everything worth a line in a report about where a model came from: files, quantization, dtypes, disagreements."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from memcalc.common.assumption import Assumption
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
 from memcalc.sources.config_vs_weights import Shapes, dtypes, reconcile
 from memcalc.sources.loaded_model import LoadedModel
@@ -16,7 +17,7 @@ def remarks(
     tied: bool | None = None,
     layers: int | None = None,
     dtype: str | None = None,
-) -> tuple[str, ...]:
+) -> tuple[Assumption, ...]:
     """The lines, each once, the most surprising first.
 
     Args:
@@ -24,21 +25,26 @@ def remarks(
         parameters, expected, tied, layers: what the config builds, as `reconcile` takes them.
         dtype: the dtype that the user asked for, None for the model's own.
     """
-    lines: list[str] = []
+    lines: list[Assumption] = []
     if model.checkpoint is not None:
-        lines += reconcile(model.checkpoint, parameters=parameters, expected=expected, tied=tied, layers=layers)
-        lines += model.checkpoint.notes
-        lines += _quantized(model.checkpoint)
-        lines += _dtypes(model.checkpoint, model.config, dtype)
-    lines += model.notes
+        found = reconcile(model.checkpoint, parameters=parameters, expected=expected, tied=tied, layers=layers)
+        lines += _coded("config_and_weights_differ", found)
+        lines += _coded("checkpoint_contents", model.checkpoint.notes)
+        lines += _coded("stored_quantization", _quantized(model.checkpoint))
+        lines += _coded("stored_dtype", _dtypes(model.checkpoint, model.config, dtype))
+    lines += _coded("files_used", model.notes)
     if model.ignored:
         known = sum(file.nbytes or 0 for file in model.ignored)
-        lines.append(
-            f"{len(model.ignored):,} other weight files ({format_bytes(known)}) are not counted; inspect names them"
-        )
+        text = f"{len(model.ignored):,} other weight files ({format_bytes(known)}) are not counted; inspect names them"
+        lines.append(Assumption("other_weight_files", text))
     if model.custom_code:
-        lines.append("the config asks for code of the repository (auto_map), which is never run")
+        text = "the config asks for code of the repository (auto_map), which is never run"
+        lines.append(Assumption("custom_code_not_run", text))
     return tuple(dict.fromkeys(lines))
+
+
+def _coded(code: str, lines: Iterable[str]) -> Iterator[Assumption]:
+    return (Assumption(code, line) for line in lines)
 
 
 def _quantized(checkpoint: Checkpoint) -> list[str]:

@@ -1,5 +1,6 @@
 """Models whose weights are all that is known of them: timm's, which has shapes of its own for each architecture."""
 
+from memcalc.common.assumption import Assumption
 from memcalc.diffusion import ComponentWeights, estimate_weights
 from memcalc.errors import ConfigError, UsageError, option_name
 from memcalc.report.schema import Report
@@ -50,8 +51,12 @@ def timm_report(model: LoadedModel, name: str, setup: TrainingSetup | InferenceS
     weights = ComponentWeights("weights", "denoise", checkpoint.loaded_bytes(setup.dtype), checkpoint.parameters)
     asked = f"in {setup.dtype} (--dtype)" if setup.dtype else f"as they are stored: {checkpoint.stored_dtype} (--dtype)"
     lines = (
-        f"timm's {shown(architecture or '')}: only weights are counted, for inference, as its layers are not described",
+        Assumption(
+            "weights_only",
+            f"timm's {shown(architecture or '')}: only weights are counted, for inference, as its layers are not "
+            "described",
+        ),
         *remarks(model),
-        f"weights {asked}",
+        Assumption("dtype_stored", f"weights {asked}"),
     )
     return estimate_weights(name, "timm", weights, setup, gpu, lines)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.tables.dtypes import FP32, DType
 
@@ -64,7 +65,7 @@ class Engine:
     compute: DType | None = None
     reads_gguf: bool = False
     follows_scheme: bool = False
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
     source: str
 
     def format(self, kv_dtype: str, dtype: str) -> CacheFormat | None:
@@ -81,8 +82,11 @@ class Engine:
         return self.formats[kv_dtype]
 
 
-_KERNELS = "activations are those of Transformers' modules with fused attention; an engine's other kernels need less"
-_GRAPHS = "CUDA graphs take further memory, which the documentation gives no number for"
+_KERNELS = Assumption(
+    "engine_kernels",
+    "activations are those of Transformers' modules with fused attention; an engine's other kernels need less",
+)
+_GRAPHS = Assumption("cuda_graphs", "CUDA graphs take further memory, which the documentation gives no number for")
 
 ENGINES: dict[str, Engine] = {
     row.name: row
@@ -148,7 +152,13 @@ ENGINES: dict[str, Engine] = {
             attention="flash",
             compute=FP32,
             reads_gguf=True,
-            notes=("llama.cpp computes in fp32, and its cache is fp16 unless --kv-dtype says otherwise", _KERNELS),
+            notes=(
+                Assumption(
+                    "llama_cpp_dtypes",
+                    "llama.cpp computes in fp32, and its cache is fp16 unless --kv-dtype says otherwise",
+                ),
+                _KERNELS,
+            ),
             source="llama.cpp documentation of the server: --cache-type-k/v f32, f16 (default), bf16, q8_0 (int8), "
             "q4_0 (int4), --ubatch-size 512, a cache for the whole context, --swa-full to keep window layers in full; "
             "ggml: activations in F32",

@@ -13,12 +13,12 @@ from functools import cache
 from types import MappingProxyType
 
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
+from memcalc.common.sizes import MIB
 from memcalc.errors import UsageError, close_matches
 from memcalc.tables.gpu_capacities import cuda_total
 from memcalc.units import format_bytes, parse_size
-
-MIB = 2**20
 
 SMI = "memory.total of nvidia-smi"
 SMI_ECC = "memory.total of nvidia-smi, ECC on (the default of this card)"
@@ -44,7 +44,7 @@ class Gpu:
     architecture: str = ""
     source: str = FROM_USER
     usable_bytes: int = 0
-    note: str = ""
+    note: Assumption | None = None
 
     def __post_init__(self) -> None:
         if not self.usable_bytes:
@@ -61,7 +61,10 @@ class _Generation:
         seen = cuda_total(name, mib, amd=self.architecture.startswith("gfx"))
         about = "about " if seen.estimated else ""
         usable, total = format_bytes(seen.mib * MIB, "GiB"), format_bytes(mib * MIB, "GiB")
-        note = f"{name}: of its {total} CUDA reports {about}{usable}, and no process gets more ({seen.source})"
+        note = Assumption(
+            "gpu_usable_memory",
+            f"{name}: of its {total} CUDA reports {about}{usable}, and no process gets more ({seen.source})",
+        )
         return Gpu(
             name,
             mib * MIB,
@@ -70,7 +73,7 @@ class _Generation:
             self.architecture,
             source,
             seen.mib * MIB,
-            note if mib > seen.mib else "",
+            note if mib > seen.mib else None,
         )
 
 
@@ -237,9 +240,10 @@ def _card_of_size(text: str, total: int) -> Gpu | None:
     usable = format_bytes(middle.usable_bytes, "GiB")
     spread = "" if len(cards) == 1 else f", from {format_bytes(least.usable_bytes, 'GiB')} of the {least.name} to "
     spread += f"{format_bytes(most.usable_bytes, 'GiB')} of the {most.name}" if spread else ""
-    note = (
+    note = Assumption(
+        "gpu_size_as_sold",
         f"--gpu {text} is read as a card that is sold so, such as the {middle.name}, of which CUDA reports {usable}"
-        f"{spread}; a size in GiB is taken as it stands"
+        f"{spread}; a size in GiB is taken as it stands",
     )
     return Gpu(text, middle.total_bytes, usable_bytes=middle.usable_bytes, note=note)
 

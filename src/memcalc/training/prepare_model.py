@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.quantization import find_quantization, quantized_once
 from memcalc.errors import UsageError
 from memcalc.models.common.causal_lm import CausalLM
@@ -17,8 +19,6 @@ from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell
 from memcalc.nn.stack import Stack
 from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.peft.freezing import freeze, train_only
-from memcalc.peft.injection import Lora, add_lora
-from memcalc.peft.selection import tell_layers_apart
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
 from memcalc.tables.frozen_bases import frozen_base
@@ -27,13 +27,18 @@ from memcalc.tables.stated_formats import module_formats, stated_format, unknown
 from memcalc.tables.weight_formats import WeightFormat, asked_format
 from memcalc.training.liger import use_liger
 
+if TYPE_CHECKING:
+    from memcalc.peft.injection import Lora
 
-def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
+
+def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
     """Freeze and extend `network`, unbound, as `setup` asks; returns the assumptions."""
     stated = find_quantization(spec.config)
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
     if setup.lora_rank is not None:
+        from memcalc.peft.selection import tell_layers_apart  # the default, training in full, does not pay for these
+
         tell_layers_apart(network, _lora(setup).selection)
     if setup.checkpoint_every_n_blocks > 1:
         _checkpoint_every(network, setup.checkpoint_every_n_blocks)
@@ -45,6 +50,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     notes = load(network, spec, setup)
     train_only(network, setup.train_only)
     if setup.lora_rank is not None:
+        from memcalc.peft.injection import add_lora
+
         setup = _with_new_head(network, setup, notes)
         notes += add_lora(network, spec.model_type, _lora(setup))
     if setup.freeze is not None:
@@ -52,7 +59,7 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
     return notes
 
 
-def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[str]:
+def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
     """Give `network`, unbound, the kernels and the quantized weights that it is loaded with; returns notes."""
     if setup.kernels == "liger":
         use_liger(network, spec.model_type)
@@ -75,14 +82,13 @@ def _shape_loss(network: Network, setup: TrainingSetup) -> None:
     models = [module for _, module in network.modules() if isinstance(module, CausalLM)]
     if not models:
         raise UsageError(
-            "--loss-implementation, --logits-to-keep, --label-smoothing and --z-loss shape the loss of a "
-            "decoder with a "
-            "language-model head, which this model is not; leave them out."
+            "--loss-implementation, --logits-to-keep, --label-smoothing and --z-loss shape the loss of a decoder "
+            "with a language-model head, which this model is not; leave them out."
         )
     models[0].loss = loss
 
 
-def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[str]]:
+def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | None, list[Assumption]]:
     """What the base is quantized to: as the setup says, else as the repository is, where adapters are trained."""
     stated = quantized_once(spec.config, setup.quantization)
     if setup.quantization == "mxfp4":
@@ -98,17 +104,30 @@ def _base_format(spec: ModelSpec, setup: TrainingSetup) -> tuple[WeightFormat | 
     if form is None and spec.stored is None and not stated.known:
         raise unknown_layout(stated)
     if setup.lora_rank is None or "quantization" in setup.model_fields_set:
-        return None, [f"the repository's weights ({stated}) are dequantized when they are loaded"]
+        return None, [
+            Assumption(
+                "weights_dequantized", f"the repository's weights ({stated}) are dequantized when they are loaded"
+            )
+        ]
     base = frozen_base(stated)
     if not base.packed or form is None:
         why = base.why if not base.packed else f"the layout of {stated.method} weights is not known"
-        return None, [f"the repository's weights ({stated}) are dequantized for training: {why}"]
+        return None, [
+            Assumption(
+                "weights_dequantized", f"the repository's weights ({stated}) are dequantized for training: {why}"
+            )
+        ]
     if setup.dora and not form.kernel.startswith("bnb"):
         raise UsageError(
             f"PEFT has no DoRA on a base like this repository's ({stated}); leave out --dora, or take the model "
             "that it was made from."
         )
-    return form, [f"base weights quantized as {stated.where} of the config says: {stated}, trained by {base.why}"]
+    return form, [
+        Assumption(
+            "base_quantization",
+            f"base weights quantized as {stated.where} of the config says: {stated}, trained by {base.why}",
+        )
+    ]
 
 
 def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: TrainingSetup) -> None:
@@ -126,25 +145,42 @@ def _quantize(network: Network, form: WeightFormat, spec: ModelSpec, setup: Trai
             parameter.fixed_dtype = recipe.autocast
 
 
-def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) -> Iterator[str]:
+def _training_notes(network: Network, form: WeightFormat, setup: TrainingSetup) -> Iterator[Assumption]:
     """What is assumed of a quantized base."""
     wide = "fp32" if setup.prepare_kbit_training and form.kernel != "gptq" else "16 bits"
-    yield f"quantized base: head, embeddings, norms and biases stay in {wide} (--prepare-kbit-training)"
+    yield Assumption(
+        "quantized_base_wide_parts",
+        f"quantized base: head, embeddings, norms and biases stay in {wide} (--prepare-kbit-training)",
+    )
     if form.kernel == "bnb-4bit":
-        yield "bitsandbytes dequantizes a layer's weight in forward (from 8 tokens on) and again in backward"
+        yield Assumption(
+            "bitsandbytes_4bit",
+            "bitsandbytes dequantizes a layer's weight in forward (from 8 tokens on) and again in backward",
+        )
     elif form.kernel == "bnb-8bit":
-        yield "LLM.int8 meets no outlier columns; it holds each layer's input through backward, checkpointed or not"
+        yield Assumption(
+            "bitsandbytes_8bit",
+            "LLM.int8 meets no outlier columns; it holds each layer's input through backward, checkpointed or not",
+        )
     elif form.kernel == "gptq":
-        yield "gptqmodel's PyTorch kernel, the one that trains: autograd keeps each dequantized weight until it is used"
+        yield Assumption(
+            "gptq_kernel",
+            "gptqmodel's PyTorch kernel, the one that trains: autograd keeps each dequantized weight until it is used",
+        )
     elif form.kernel == "dequantize":
-        yield f"{form.name} weights are dequantized in forward and again in backward, as no training kernel is known"
+        yield Assumption(
+            "dequantized_in_forward_and_backward",
+            f"{form.name} weights are dequantized in forward and again in backward, as no training kernel is known",
+        )
     if any(isinstance(module, Experts) and not isinstance(module, QuantizedExperts) for _, module in network.modules()):
-        yield (
+        yield Assumption(
+            "experts_not_quantized",
             f"experts stay wide: in Transformers 5.24 {form.name} quantizes linear layers only; Transformers 4, "
-            "Unsloth and axolotl quantize experts (--quantize-moe-experts)"
+            "Unsloth and axolotl quantize experts (--quantize-moe-experts)",
         )
     elif form.experts_apart:
-        yield "experts are quantized one by one, as Transformers 4 and Unsloth have them (--quantize-moe-experts)"
+        text = "experts are quantized one by one, as Transformers 4 and Unsloth have them (--quantize-moe-experts)"
+        yield Assumption("experts_quantized_apart", text)
 
 
 def _checkpoint_every(network: Network, step: int) -> None:
@@ -159,17 +195,23 @@ def _checkpoint_every(network: Network, step: int) -> None:
             before += module.depth
 
 
-def _with_new_head(network: Network, setup: TrainingSetup, notes: list[str]) -> TrainingSetup:
+def _with_new_head(network: Network, setup: TrainingSetup, notes: list[Assumption]) -> TrainingSetup:
     """A reward model's head is new, so PEFT (task type SEQ_CLS) trains it in full next to the adapters."""
     leaves = {site.leaf for site in sites(network)} & {"score", "classifier"}
     if setup.objective != "reward" or setup.modules_to_save is not None or not leaves:
         return setup
     head = min(leaves)
-    notes.append(f"the new head is trained in full beside the adapters (--modules-to-save {head})")
+    notes.append(
+        Assumption(
+            "new_head_trained", f"the new head is trained in full beside the adapters (--modules-to-save {head})"
+        )
+    )
     return setup.model_copy(update={"modules_to_save": head})
 
 
 def _lora(setup: TrainingSetup) -> Lora:
+    from memcalc.peft.injection import Lora
+
     assert setup.lora_rank is not None
     return Lora(
         setup.lora_rank,

@@ -9,6 +9,7 @@ from functools import lru_cache, partial
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.denoiser import Denoiser
@@ -16,6 +17,7 @@ from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import trace_every_block
@@ -70,10 +72,12 @@ def trace(
     layout: ParallelSetup | None = None,
     tracing: Tracing = PLAIN,
     teacher: ModelSpec | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does (None: the setup's own).
 
-    Setups that differ in what no tape holds (the optimizer) share one run.
+    Setups that differ in what no tape holds (the optimizer) share one run. A `recorder` is told where each allocation
+    comes from; its run is shared with nobody.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
@@ -82,14 +86,22 @@ def trace(
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, tracing, None if teacher is None else teacher.key)
+    given = frozenset(same.model_fields_set)  # setups are equal by their values alone, whoever gave them
+    run = _trace if recorder is None else partial(_trace.__wrapped__, recorder=recorder)
+    step = run(spec.key, same, given, layout, tracing, None if teacher is None else teacher.key)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
-def _trace(
-    key: SpecKey, setup: TrainingSetup, layout: ParallelSetup, tracing: Tracing, teacher: SpecKey | None
+def _trace(  # noqa: PLR0913 (all that decides what a step is)
+    key: SpecKey,
+    setup: TrainingSetup,
+    given: frozenset[str],
+    layout: ParallelSetup,
+    tracing: Tracing,
+    teacher: SpecKey | None,
+    recorder: Recorder | None = None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
@@ -102,10 +114,12 @@ def _trace(
         trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup)
+        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
     if layout.expert > 1:
-        engines.divide_experts(network, layout)
-    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, tracing, teacher)
+        from memcalc.parallel.expert_parallel import divide_experts
+
+        divide_experts(network, layout)
+    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, recorder=recorder)
     step = run_once()
     if step.engine is not None and step.engine.learns:
         step = run_once(before=step.engine)
@@ -119,18 +133,20 @@ def _trace(
 def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     spec: ModelSpec,
     network: Network,
-    notes: Sequence[str],
+    notes: Sequence[Assumption],
     setup: TrainingSetup,
     layout: ParallelSetup,
     tracing: Tracing,
     teacher: SpecKey | None,
     before: Engine | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
-    tape = Tape(sum_out_of_place=tracing.like_tracker)
+    out_of_place = tracing.like_tracker
+    tape = Tape(sum_out_of_place=out_of_place) if recorder is None else recorder.new_tape("forward", out_of_place)
     tape.device = tracing.device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
@@ -147,6 +163,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
     tensors = engine.job.tensors
+    if recorder is not None:
+        recorder.watch(trained)
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
@@ -210,7 +228,7 @@ def _loss(
     return model_loss(tape, network, setup, autocast, length)
 
 
-def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
+def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[Assumption]:
     """Notes on activations that are recomputed. Raises UsageError where nothing was checkpointed."""
     run = run_context(tape)
     if run.selective:
@@ -220,6 +238,7 @@ def _recomputation_notes(tape: Tape, setup: TrainingSetup) -> Iterator[str]:
                 "as memcalc knows them; use full."
             )
         if run.attention != "eager":
-            yield (
-                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing"
+            yield Assumption(
+                "selective_checkpointing_without_scores",
+                f"--attention {run.attention} keeps no scores anyway, so selective checkpointing saves next to nothing",
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.autograd.tape import Tape
+from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Parameter
@@ -27,7 +28,7 @@ class ObjectiveExtras:
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     held_until_step_bytes: int = 0
     resolved_options: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Step:
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
+    components: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the weights of a pipeline's components, wherever they lie, by their parts of the box."""
+    running: Mapping[str, str] = field(default_factory=dict)
+    """The component of a pipeline that runs in a phase, where it is one."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of other models' weights, by name (reference model, adapter)."""
     held_until_step_bytes: int = 0
@@ -85,7 +90,7 @@ class Step:
     """Bytes of what the graph keeps beside gradients until the loss goes: leaves that checkpointing asked for."""
     resolved_options: Mapping[str, Any] = field(default_factory=dict)
     """Values of options that were not given, by name."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Assumption, ...] = ()
     """Assumptions made while the model was prepared."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""

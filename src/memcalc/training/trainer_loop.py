@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tape import BEFORE, Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import ALIGNMENT, rounded
 from memcalc.optim.weight import Weight
 from memcalc.setup.setup import TrainingSetup
@@ -35,7 +36,7 @@ def runs_trainer(setup: TrainingSetup) -> bool:
     return setup.trainer_used in ("hf", "trl")
 
 
-def trainer_notes(asked: TrainingSetup, used: TrainingSetup) -> Iterator[str]:
+def trainer_notes(asked: TrainingSetup, used: TrainingSetup) -> Iterator[Assumption]:
     """What the trainer decides for the user, for the Assumptions: `used` is `asked` with the trainer's defaults."""
     if not runs_trainer(used):
         return
@@ -46,11 +47,13 @@ def trainer_notes(asked: TrainingSetup, used: TrainingSetup) -> Iterator[str]:
     if used.optimizer_impl != asked.optimizer_impl:
         chosen.append("fused AdamW (--optimizer-impl)")
     defaults = f", with its defaults: {' and '.join(chosen)}" if chosen else ""
-    yield f"the training loop is that of {name}{defaults}"
+    yield Assumption("training_loop", f"the training loop is that of {name}{defaults}")
 
 
 def scalar_bytes(setup: TrainingSetup, phase: str) -> int:
     """Bytes of tensors of one element that the loop keeps during `phase`."""
+    if setup.trainer == "diffusers" and setup.autocast == "fp16":  # its loops keep no other
+        return ALIGNMENT * _SCALER[phase]
     if not runs_trainer(setup):
         return 0
     count = _SCALARS[phase] - (setup.objective not in COUNTS_ITEMS)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.gated_delta_rule import chunk_rule, token_rule
@@ -20,7 +21,10 @@ from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
 STATE = "recurrent states"
-NOTE = "delta nets run in plain PyTorch; where the package flash-linear-attention is installed they take less"
+NOTE = Assumption(
+    "delta_net_kernels",
+    "delta nets run in plain PyTorch; where the package flash-linear-attention is installed they take less",
+)
 
 
 class NormThenGate(Module):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
@@ -16,6 +17,7 @@ from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, masked
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.nn.state_space_kernels import StateSpaceMixer
 from memcalc.tables.dtypes import FP32
 
 
@@ -55,8 +57,8 @@ def selective_scan(
         state = ops.add(ops.mul(ops.select(decay, 2), state), ops.select(added, 2))
         out = ops.matmul(ops.to(state, dtype), ops.unsqueeze(ops.select(c, 1), -1))
         out = ops.select(out, 2)
-        outs.extend([out, *[out.detach()] * (count - 1)])
-    out = ops.stack(outs, -1)
+        outs.append(ops.as_many(ops.unsqueeze(out, -1), -1, count))
+    out = ops.cat(outs, -1)  # torch.stack of them
     out = ops.add(out, ops.mul(x, ops.unsqueeze(ops.unsqueeze(d, 0), -1)))
     out = ops.mul(out, ops.silu(gate))
     return out, state
@@ -81,7 +83,7 @@ def state_update(
     return ops.to(out, dtype)
 
 
-class MambaMixer(Module):
+class MambaMixer(StateSpaceMixer):
     """Mamba 1: one projection to inputs and gate, a causal convolution, the scan, the output projection.
 
     hidden, inner: width of the model and of the mixer.
@@ -96,7 +98,7 @@ class MambaMixer(Module):
 
     scope = "state-space mixer"
     window = RECURRENT
-    assumption = SCAN_NOTE
+    assumption: Assumption | None = SCAN_NOTE
 
     def __init__(
         self,
@@ -122,7 +124,6 @@ class MambaMixer(Module):
         self.dt_proj = Linear(rank, inner, bias=True, group="state-space mixer")
         self.out_proj = Linear(inner, hidden, bias=bias, group="state-space mixer")
         self.norms = None if norms is None else norms()
-        self.fused_kernels = False
 
     def _fused(self, hidden: Tensor, projected: Tensor, a: Tensor) -> Tensor:
         """The rest of the mixer in mamba-ssm's kernels, over a sequence."""

@@ -8,6 +8,7 @@ from typing import Final
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.nn.layers.mask_building import MaskShape, build_bool_mask, build_float_mask
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import BOOL, INT64
@@ -15,9 +16,10 @@ from memcalc.tables.dtypes import BOOL, INT64
 RECURRENT: Final = -1
 """In place of a sliding window: a layer that attends to nothing and has states of its own."""
 
-OWN_ONES_NOTE: Final = (
+OWN_ONES_NOTE: Final = Assumption(
+    "own_mask_of_ones",
     "the mask of ones that this model makes for itself counts, as PyTorch's trackers see it; on a GPU Transformers "
-    "reads its values and skips it where no sequence is padded, which takes a little less"
+    "reads its values and skips it where no sequence is padded, which takes a little less",
 )
 """For models that make a padding mask where they get none: whether it hides anything depends on its values."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
@@ -66,8 +67,9 @@ class Experts(ExpertWeights):
     transposed: weights lie as [count, in, out].
     """
 
-    assumption = (
-        "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)"
+    assumption = Assumption(
+        "experts_grouped_matmuls",
+        "experts run as grouped matmuls over the rows routed to them, as Transformers does by default (grouped_mm)",
     )
 
     def __init__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
@@ -33,9 +34,10 @@ class RgLru(RetainingModule):
     backward has not run of its graph.
     """
 
-    assumption = (
+    assumption = Assumption(
+        "rg_lru_recurrence",
         "the recurrence runs token by token in plain PyTorch; Transformers leaves its last states in the modules, and "
-        "with activation checkpointing the graphs behind them"
+        "with activation checkpointing the graphs behind them",
     )
 
     def __init__(self, width: int, heads: int) -> None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.tables.dtypes import FP32
 
-SCAN_NOTE = (
+SCAN_NOTE = Assumption(
+    "state_space_kernels",
     "state-space layers run in plain PyTorch; where the package mamba-ssm is installed they take much less "
-    "(--state-space-kernels mamba-ssm)"
+    "(--state-space-kernels mamba-ssm)",
 )
 
 NO_PACKED_KERNELS = (

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from memcalc.common.assumption import Assumption
 from memcalc.config.dtypes import INNER
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
@@ -74,7 +75,7 @@ _FLAGS = {"tie_word_embeddings": ("tie_word_embeddings", "share_input_output_lay
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
-def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
+def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[dict[str, Any], tuple[Assumption, ...]]:
     """A config of a family that can stand for `model`, and what to say about it.
 
     The family is llama, mixtral with experts, deepseek_v3 with latent attention, or a decoder whose layers differ.
@@ -204,21 +205,38 @@ def _shared(given: Mapping[str, Any], config: Mapping[str, Any]) -> int:
 
 def _said(
     model: LoadedModel, given: Mapping[str, Any], config: Mapping[str, Any], ignored: Collection[str]
-) -> list[str]:
+) -> list[Assumption]:
     whose = shown((model.config or {}).get("model_type") or "unknown")
-    lines = [f"generic: family {whose!r} is unknown, so it is estimated as a Llama-like decoder (--generic)"]
+    lines = [
+        Assumption(
+            "generic_family",
+            f"generic: family {whose!r} is unknown, so it is estimated as a Llama-like decoder (--generic)",
+        )
+    ]
     if model.config is None:
-        lines.append("generic: shapes are read off the weights' names")
+        lines.append(Assumption("generic_shapes", "generic: shapes are read off the weights' names"))
     if config["model_type"] == GENERIC:
         kinds = Counter(zip(*(config[key] for key in _DIFFERING), strict=True))
-        lines.append(f"generic: layers by window, key-value heads and head size: {_listed(kinds)}")
+        lines.append(
+            Assumption("generic_layers", f"generic: layers by window, key-value heads and head size: {_listed(kinds)}")
+        )
     there = {*(key for key, value in given.items() if value), *towers(model.config or {})}
     passed = [key for key in ignored if key in there]
     if passed:
-        lines.append(f"generic: low confidence, as {some(passed)} of the config is passed over (--generic-ignore)")
+        lines.append(
+            Assumption(
+                "generic_low_confidence",
+                f"generic: low confidence, as {some(passed)} of the config is passed over (--generic-ignore)",
+            )
+        )
     lines += _left_out(model)
     if config.get("num_experts") and config.get("num_experts_per_tok") is None:
-        lines.append("generic: each token is taken to meet 2 experts, as the config does not say")
+        lines.append(
+            Assumption(
+                "generic_experts_per_token",
+                "generic: each token is taken to meet 2 experts, as the config does not say",
+            )
+        )
     return lines
 
 
@@ -232,7 +250,7 @@ def _listed(kinds: Counter[tuple[int, ...]]) -> str:
     )
 
 
-def _left_out(model: LoadedModel) -> list[str]:
+def _left_out(model: LoadedModel) -> list[Assumption]:
     """What the files hold beside the decoder, with its share of the bytes that they hold."""
     if model.checkpoint is None:
         return []
@@ -243,8 +261,11 @@ def _left_out(model: LoadedModel) -> list[str]:
             parts[part] += tensor.nbytes
     whole = max(model.checkpoint.stored_bytes, 1)
     return [
-        f"generic: of the {part} ({format_bytes(nbytes)}, {nbytes / whole:.0%} of what is stored) only the weights are "
-        "known, not what it computes"
+        Assumption(
+            "generic_left_out",
+            f"generic: of the {part} ({format_bytes(nbytes)}, {nbytes / whole:.0%} of what is stored) only the "
+            "weights are known, not what it computes",
+        )
         for part, nbytes in parts.items()
     ]
 

@@ -48,7 +48,7 @@ def reference(spec: ModelSpec, network: Network, setup: TrainingSetup, tape: Tap
         return None
     shared = kind == "shared"
     as_loaded = shared or setup.lora_rank is None  # a copy is not prepared for training
-    load(network, spec, setup if as_loaded else setup.model_copy(update={"kbit_prepare": False}))
+    load(network, spec, setup if as_loaded else setup.model_copy(update={"prepare_kbit_training": False}))
     return _bound("reference model", network, tape, dtype, run_context(tape).attention, shared=shared)
 
 

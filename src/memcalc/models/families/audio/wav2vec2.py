@@ -8,6 +8,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.graph import require_gradient
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, TooShortError
 from memcalc.models.common.speech_models import speech
@@ -134,8 +135,9 @@ class SpeechEncoder(Module):
 class SpeechModel(Module):
     """Convolutions, projection, masks of SpecAugment in training, encoder."""
 
-    assumption = (
-        "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped"
+    assumption = Assumption(
+        "recording_length",
+        "a recording has as many samples as --seq-len says (16,000 a second), and no layer of the encoder is skipped",
     )
 
     def __init__(self, c: Config, *, both: bool, layers: Stack | None = None) -> None:

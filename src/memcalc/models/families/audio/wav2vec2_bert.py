@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.speech_models import speech
@@ -153,7 +154,10 @@ class ConformerEncoder(Module):
 class ConformerModel(Module):
     """Projection of the features, masks of SpecAugment in training, encoder."""
 
-    assumption = "a recording has as many frames of features as --seq-len says (50 a second), and no layer is skipped"
+    assumption = Assumption(
+        "recording_length",
+        "a recording has as many frames of features as --seq-len says (50 a second), and no layer is skipped",
+    )
 
     def __init__(self, c: Config) -> None:
         hidden, width = c.integer("hidden_size"), c.integer("feature_projection_input_dim")
@@ -161,8 +165,8 @@ class ConformerModel(Module):
             raise ConfigError(f"{c.where} asks for an adapter, which memcalc does not describe here.")
         if c.text("position_embeddings_type") != "relative_key":
             raise ConfigError(
-                f"{c.where} gives 'position_embeddings_type' as {c.text('position_embeddings_type')!r}; "
-                "memcalc describes relative_key alone."
+                f"{c.where} gives 'position_embeddings_type' as {c.text('position_embeddings_type')!r}; memcalc "
+                "describes relative_key alone."
             )
         self.augment = SpecAugment(c, hidden)
         self.feature_projection = FeatureProjection(c, width, both=True)

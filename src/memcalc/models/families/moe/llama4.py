@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.family import Family, llama_sizes, table
@@ -134,7 +135,10 @@ class Llama4Attention(Module):
 class AllExperts(ExpertWeights):
     """`count` experts as two batched matmuls, each over all the tokens that it is given."""
 
-    assumption = "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)"
+    assumption = Assumption(
+        "experts_run_on_every_token",
+        "every expert runs on every token, as Transformers' Llama 4 does (batched matmuls)",
+    )
 
     transposed = True
 

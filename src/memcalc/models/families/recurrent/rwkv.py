@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.common.assumption import Assumption
 from memcalc.config.reader import DEEPEST, Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import decoder
@@ -77,9 +78,10 @@ class TimeMix(Module):
     """RWKV's recurrence in plain PyTorch, token by token."""
 
     scope = "recurrence"
-    assumption = (
+    assumption = Assumption(
+        "rwkv_recurrence",
         "the recurrence of RWKV runs token by token in plain PyTorch, as Transformers does where it finds no compiled "
-        "kernel; with one it takes much less"
+        "kernel; with one it takes much less",
     )
 
     def __init__(self, hidden: int, inner: int) -> None:
