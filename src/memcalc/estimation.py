@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
-from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.breakdown.process_memory import AllocatorCounters, ProcessMemory
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
@@ -62,6 +62,7 @@ def estimate(
     *,
     assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
+    simulate: bool = True,
 ) -> Report:
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
 
@@ -71,6 +72,8 @@ def estimate(
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
         assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
+        simulate: run training jobs on one GPU through PyTorch's allocator, simulated; else what it reserves is
+            estimated, in less time.
 
     Raises:
         MemcalcError: an argument is of a wrong type, or the model or the combination of options cannot be answered for.
@@ -92,7 +95,7 @@ def estimate(
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    process_memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, totals[top], communicators(layout))
+    process_memory = process_memory_of((spec, setup, gpu), step, totals[top], layout, simulate=simulate)
     rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     maxima = _maxima(phases, highest, process_memory)
     parameters = _parameters(step, spec, layout)
@@ -117,7 +120,7 @@ def estimate(
             *assumptions,
             *assumed(spec, setup, step),
             *_elsewhere(step, rows[WEIGHTS]),
-            *_quantization_note(spec, setup, process_memory.allocated, teacher),
+            *_quantization_note(spec, setup, process_memory.counted, teacher),
             *_attended(spec, setup, step, teacher),
             *_without_kernels(spec, setup, step, teacher),
             *(() if found_cluster is None else assumed_of_cluster(layout, found_cluster)),
@@ -176,8 +179,30 @@ def process_bytes(
     """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
     steps, layout = _run(spec, setup, teacher)
     step = steps[_most_loaded(steps)]
-    peak = max(phase_totals(step).values())
-    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+    return process_memory_of((spec, setup, gpu), step, max(phase_totals(step).values()), layout).process
+
+
+def process_memory_of(
+    job: tuple[ModelSpec, Setup, Gpu | None], step: Step, tensors: int, layout: ParallelSetup, *, simulate: bool = True
+) -> ProcessMemory:
+    """What the process of a traced step holds, whose tensors peak at `tensors` bytes. Raises UsageError."""
+    spec, setup, gpu = job
+    memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, tensors, communicators(layout))
+    if setup.allocator_reserve is not None:
+        if setup.alloc_conf is not None:
+            raise UsageError(
+                "--allocator-reserve says what the allocator holds, which --alloc-conf has simulated; leave one out."
+            )
+        return memory
+    from memcalc.allocator.training_job import not_simulated, simulated
+
+    why = not_simulated(step, setup, gpu)
+    if why is not None and setup.alloc_conf is not None:
+        raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
+    if why is not None or not simulate:
+        return memory.with_counters(None, why or "not simulated here")
+    run = simulated(spec, step, gpu)
+    return memory.with_counters(AllocatorCounters(run.allocated, run.reserved, len(run.steps)))
 
 
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
@@ -208,7 +233,10 @@ def _quantization_note(
     if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
         return
     unquantized = estimate(
-        spec, setup.model_copy(update={"quantization": "none", "quantize_moe_experts": "none"}), teacher=teacher
+        spec,
+        setup.model_copy(update={"quantization": "none", "quantize_moe_experts": "none"}),
+        teacher=teacher,
+        simulate=False,
     ).peak.allocated_bytes
     if unquantized < allocated:
         yield Assumption(
@@ -225,7 +253,7 @@ def _attended(
     if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
         return
     used = step.resolved()["attention"]
-    eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
+    eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher, simulate=False)
     if used != "eager" and eager.setup["attention"] == "eager":
         yield Assumption(
             "attention_of_own_code",
@@ -242,7 +270,9 @@ def _without_kernels(
     if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
         return
     with suppress(UsageError):  # weights that the kernels cannot take
-        fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
+        fused = estimate(
+            spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher, simulate=False
+        )
         yield Assumption(
             "state_space_kernels_alternative",
             f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "

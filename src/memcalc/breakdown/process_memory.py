@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memcalc.common.assumption import Assumption
@@ -21,6 +21,15 @@ SEGMENT = 2 * MIB
 
 
 @dataclass(frozen=True)
+class AllocatorCounters:
+    """What a simulation of PyTorch's allocator says: bytes allocated and reserved at most, and how many steps it ran."""
+
+    allocated: int
+    reserved: int
+    steps: int
+
+
+@dataclass(frozen=True)
 class ProcessMemory:
     """Bytes outside the traced tensors, and the three counters that follow from them."""
 
@@ -34,12 +43,19 @@ class ProcessMemory:
     """Bytes of the communicators' buffers."""
     explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
+    counters: AllocatorCounters | None = None
+    """What the allocator was simulated to say; None where it was not."""
+    not_simulated: str = ""
+    """Why it was not."""
 
     @classmethod
     def for_job(
         cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int, communicators: int = 0
     ) -> ProcessMemory:
-        """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
+        """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none.
+
+        The allocator is not simulated (`with_counters`).
+        """
         given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
@@ -58,14 +74,30 @@ class ProcessMemory:
             frozenset(setup.model_fields_set),
         )
 
+    def with_counters(self, counters: AllocatorCounters | None, not_simulated: str = "") -> ProcessMemory:
+        """The same with what a simulation of the allocator says, or why there is none."""
+        return replace(self, counters=counters, not_simulated=not_simulated)
+
     @property
-    def allocated(self) -> int:
-        """torch.cuda.max_memory_allocated()."""
+    def counted(self) -> int:
+        """Bytes of the tensors and workspaces that are counted."""
         return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2]
 
     @property
+    def unsplit(self) -> int:
+        """What the allocator hands out beyond those."""
+        return 0 if self.counters is None else max(self.counters.allocated - self.counted, 0)
+
+    @property
+    def allocated(self) -> int:
+        """torch.cuda.max_memory_allocated()."""
+        return self.counted + self.unsplit
+
+    @property
     def reserve(self) -> int:
-        """Held by the allocator beyond what is allocated: a fraction of it, in whole segments."""
+        """Held by the allocator beyond what is allocated: as simulated, or a fraction of it, in whole segments."""
+        if self.counters is not None:
+            return max(self.counters.reserved - self.allocated, 0)
         return -(-int(self.allocated * self.reserve_fraction) // SEGMENT) * SEGMENT
 
     @property
@@ -84,6 +116,7 @@ class ProcessMemory:
         yield overheads.CUDA_CONTEXT_PART, self.context
         yield overheads.NCCL_PART, self.nccl
         yield f"{name}s" if count > 1 else name, nbytes * count
+        yield overheads.UNSPLIT_PART, self.unsplit
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
 
@@ -92,7 +125,7 @@ class ProcessMemory:
         return {
             "cuda_context": self.context,
             "cublas_workspace": self.workspaces[1],
-            "allocator_reserve": self.reserve_fraction,
+            "allocator_reserve": self.reserve_fraction if self.counters is None else None,
         }
 
     def assumptions(self) -> Iterator[Assumption]:
@@ -113,9 +146,16 @@ class ProcessMemory:
                 f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
                 f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
-        if "allocator_reserve" not in self.explicit_options:
+        if self.counters is not None:
+            yield Assumption(
+                "allocator_simulated",
+                f"PyTorch's allocator is simulated through {self.counters.steps} steps of equal batches, the model "
+                "moved to the GPU once it was loaded; batches of many lengths reserve more",
+            )
+        elif "allocator_reserve" not in self.explicit_options:
+            why = f" ({self.not_simulated})" if self.not_simulated else ""
             yield Assumption(
                 "allocator_reserve",
-                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it "
+                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated{why}; fragmentation can make it "
                 "more (--allocator-reserve)",
             )

@@ -12,18 +12,18 @@ from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError
-from memcalc.estimation import Setup, estimate, within_positions
+from memcalc.estimation import Setup, estimate, process_memory_of, within_positions
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel.layout import layout_of
+from memcalc.parallel.setup import SINGLE
 from memcalc.provenance.explanation import Explanation, TensorEntry
 from memcalc.provenance.formulas import Sizes, literal
 from memcalc.provenance.moments import Lives, Sample, find_moment, module_name
 from memcalc.provenance.origins import Looked, Recording, RecordingTape
 from memcalc.provenance.references import References
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
-from memcalc.report.cluster import communicators
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
 from memcalc.training.step import trace
@@ -71,7 +71,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     recording = Recording()
     step = record_step(spec, setup, recording, teacher)
     sample = find_moment(step, phase, at)
-    memory = _process_memory(step, setup, gpu)
+    memory = _process_memory(spec, step, setup, gpu)
     sizes = sizes_of(spec, step)
     around = [*standing_tensors(step, sample.phase, sizes), *process_parts(step, memory, sizes)]
     entries = [
@@ -93,10 +93,10 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     )
 
 
-def _process_memory(step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
+def _process_memory(spec: ModelSpec, step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
     peak = find_moment(step, None, None)
-    ranks = communicators(layout_of(setup, {})) if isinstance(setup, TrainingSetup) else 0
-    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, ranks)
+    layout = layout_of(setup, {}) if isinstance(setup, TrainingSetup) else SINGLE
+    return process_memory_of((spec, setup, gpu), step, peak.tensors, layout)
 
 
 def sizes_of(spec: ModelSpec, step: Step) -> Sizes:

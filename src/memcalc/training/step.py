@@ -58,6 +58,7 @@ _UNTRACED = {
     "cuda_context": None,
     "cublas_workspace": None,
     "allocator_reserve": None,
+    "alloc_conf": None,
 }
 """Fields of a setup that change nothing in forward and backward, with a value that stands for all.
 
