@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
-from memcalc.breakdown.process_memory import AllocatorCounters, ProcessMemory
+from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
@@ -95,7 +95,7 @@ def estimate(
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    process_memory = process_memory_of((spec, setup, gpu), step, totals[top], layout, simulate=simulate)
+    process_memory = process_memory_of((spec, setup, gpu), step, totals[top], layout, simulate=simulate, advise=True)
     rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     maxima = _maxima(phases, highest, process_memory)
     parameters = _parameters(step, spec, layout)
@@ -183,7 +183,13 @@ def process_bytes(
 
 
 def process_memory_of(
-    job: tuple[ModelSpec, Setup, Gpu | None], step: Step, tensors: int, layout: ParallelSetup, *, simulate: bool = True
+    job: tuple[ModelSpec, Setup, Gpu | None],
+    step: Step,
+    tensors: int,
+    layout: ParallelSetup,
+    *,
+    simulate: bool = True,
+    advise: bool = False,
 ) -> ProcessMemory:
     """What the process of a traced step holds, whose tensors peak at `tensors` bytes. Raises UsageError."""
     spec, setup, gpu = job
@@ -194,15 +200,15 @@ def process_memory_of(
                 "--allocator-reserve says what the allocator holds, which --alloc-conf has simulated; leave one out."
             )
         return memory
-    from memcalc.allocator.training_job import not_simulated, simulated
+    from memcalc.allocator.training_job import counters, not_simulated
 
     why = not_simulated(step, setup, gpu)
     if why is not None and setup.alloc_conf is not None:
         raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
     if why is not None or not simulate:
         return memory.with_counters(None, why or "not simulated here")
-    run = simulated(spec, step, gpu)
-    return memory.with_counters(AllocatorCounters(run.allocated, run.reserved, len(run.steps)))
+    limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
+    return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
 
 
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
+from memcalc.allocator.caching import OutOfDeviceMemory
 from memcalc.allocator.conf import AllocatorConf, parse_alloc_conf
-from memcalc.allocator.simulation import Simulated, simulate
+from memcalc.allocator.simulation import simulate
+from memcalc.allocator.smallest_device import smallest_capacity
 from memcalc.allocator.training_events import TrainingEvents, training_events
+from memcalc.breakdown.process_memory import AllocatorCounters
 from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -69,6 +73,39 @@ def _traced(spec: ModelSpec, setup: TrainingSetup, device: CudaDevice, accumulat
     return trace(spec, one, tracing=Tracing(device, every_block))
 
 
-def simulated(spec: ModelSpec, step: Step, gpu: Gpu | None) -> Simulated:
-    """The run of a training job through the allocator, without a limit of memory."""
-    return simulate(job_events(spec, step, gpu), conf_of(step.setup))
+FAR_ABOVE = 1.1
+"""Where more than so many times what is allocated is reserved, the report says what lowers it."""
+
+
+def counters(
+    spec: ModelSpec, step: Step, gpu: Gpu | None, limit: int | None, *, advise: bool = False
+) -> AllocatorCounters:
+    """What PyTorch's allocator says of a training job.
+
+    `limit` is what the job may take of the GPU, in bytes: where it would reserve more, it is run on that much, and the
+    counters are those of that run if there is room after cached memory was given back. With `advise`, what would lower
+    the reserve is simulated too where it is far above what is allocated.
+    """
+    job, conf = job_events(spec, step, gpu), conf_of(step.setup)
+    run = simulate(job, conf)
+    if limit is not None and run.allocated <= limit < run.reserved:
+        with suppress(OutOfDeviceMemory):
+            run = simulate(job, conf, limit)
+    lower: list[tuple[str, int]] = []
+    if advise and run.reserved > FAR_ABOVE * run.allocated:
+        if not conf.expandable_segments:
+            lower.append(
+                ("--alloc-conf expandable_segments:True", simulate(job, parse_alloc_conf(EXPANDABLE)).reserved)
+            )
+        lower.append(("torch.cuda.empty_cache() after the first step", simulate(job, conf, empty_cache=True).reserved))
+    helps = tuple((how, reserved) for how, reserved in lower if reserved < run.reserved)
+    return AllocatorCounters(run.allocated, run.reserved, len(run.steps), helps)
+
+
+EXPANDABLE = "expandable_segments:True"
+
+
+def needed(spec: ModelSpec, step: Step, gpu: Gpu | None) -> int:
+    """Bytes of the smallest device on which a training job runs, CUDA context excluded."""
+    job, conf = job_events(spec, step, gpu), conf_of(step.setup)
+    return smallest_capacity(job, simulate(job, conf), conf)

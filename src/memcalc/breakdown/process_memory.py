@@ -11,7 +11,7 @@ from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
-from memcalc.units import parse_size
+from memcalc.units import format_bytes, parse_size
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -22,11 +22,16 @@ SEGMENT = 2 * MIB
 
 @dataclass(frozen=True)
 class AllocatorCounters:
-    """What a simulation of PyTorch's allocator says: bytes allocated and reserved at most, and how many steps it ran."""
+    """What a simulation of PyTorch's allocator says.
+
+    allocated, reserved: the most of each, in bytes. steps: how many it ran. lower: what would reserve less, each with
+    the bytes that it would reserve.
+    """
 
     allocated: int
     reserved: int
     steps: int
+    lower: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,12 @@ class ProcessMemory:
                 f"PyTorch's allocator is simulated through {self.counters.steps} steps of equal batches, the model "
                 "moved to the GPU once it was loaded; batches of many lengths reserve more",
             )
+            if self.counters.lower:
+                ways = " or ".join(f"{format_bytes(size)} with {how}" for how, size in self.counters.lower)
+                yield Assumption(
+                    "reserve_can_be_lower",
+                    f"{format_bytes(self.reserve)} are reserved beyond what is allocated; {ways} would be reserved",
+                )
         elif "allocator_reserve" not in self.explicit_options:
             why = f" ({self.not_simulated})" if self.not_simulated else ""
             yield Assumption(
