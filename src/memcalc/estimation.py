@@ -211,6 +211,21 @@ def process_memory_of(
     return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
 
 
+def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int | None:
+    """Bytes of the smallest GPU like `gpu` on which a job runs, CUDA context included; None if that is not simulated.
+
+    Raises MemcalcError.
+    """
+    from memcalc.allocator.training_job import needed, not_simulated
+
+    steps, layout = _run(spec, setup, teacher)
+    step = steps[_most_loaded(steps)]
+    if setup.allocator_reserve is not None or not_simulated(step, setup, gpu) is not None:
+        return None
+    memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, 0, communicators(layout))
+    return needed(spec, step, gpu) + memory.context + memory.nccl
+
+
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     """Bytes of the GPU that the job may take."""
     if isinstance(setup, TrainingSetup):

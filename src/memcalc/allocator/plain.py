@@ -14,8 +14,8 @@ from memcalc.allocator.conf import DEFAULT_CONF, SMALL_SIZE
 from memcalc.common.sizes import ALIGNMENT
 
 _UNIT = ALIGNMENT.bit_length() - 1
-"""Sizes and addresses count units of 512 bytes, so that both fit in a machine word."""
-_SHIFT = 32
+"""Sizes and addresses count units of 512 bytes: small integers are fast."""
+_SHIFT = 40
 _ADDRESS = (1 << _SHIFT) - 1
 _SMALL = SMALL_SIZE >> _UNIT
 Live = list[int]
