@@ -45,10 +45,13 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     weight = node.edges[1]
     of_weight = None if weight is None else memory_format_like(weight[2], [(shape, stride)])
     layouts = (dense_stride(shape, stride), of_weight, None)
-    return [
+    made = [
         None if edge is None else node.tape.empty(edge[2], grad.dtype, layout)
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
+    if node.needs(2):  # the bias's is a sum
+        node.tape.reduce(grad, (0, *range(2, len(grad.shape))))
+    return made
 
 
 def avg_pool2d(x: Tensor, kernel: int) -> Tensor:

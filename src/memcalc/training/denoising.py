@@ -70,8 +70,8 @@ def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
         if setup.precision in ("mixed-bf16", "mixed-fp16"):
             narrow = setup.precision.removeprefix("mixed-")
             chosen |= {"precision": narrow, "autocast": narrow}
-        narrow = chosen.get("precision", setup.precision) == "bf16" and model_type != "PixArtTransformer2DModel"
-        if "lora_dtype" not in setup.model_fields_set and narrow:
+        in_bf16 = chosen.get("precision", setup.precision) == "bf16" and model_type != "PixArtTransformer2DModel"
+        if "lora_dtype" not in setup.model_fields_set and in_bf16:
             chosen["lora_dtype"] = "bf16"
     return setup.model_copy(update=chosen)
 

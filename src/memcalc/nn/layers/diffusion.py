@@ -114,8 +114,7 @@ class CaptionProjection(Module):
         """[b, s, inputs] to [b, s, width]."""
         hidden = self.linear_1(caption)
         hidden = ops.gelu(hidden)
-        hidden = self.linear_2(hidden)
-        return hidden
+        return self.linear_2(hidden)  # type: ignore[no-any-return]
 
 
 class FP32LayerNorm(Module):
@@ -253,10 +252,16 @@ class Convolution(Module):
     """torch.nn.Conv2d or Conv3d."""
 
     def __init__(
-        self, inputs: int, outputs: int, *kernel: int, stride: int | tuple[int, ...] = 1, padding: int = 0
+        self,
+        inputs: int,
+        outputs: int,
+        *kernel: int,
+        stride: int | tuple[int, ...] = 1,
+        padding: int = 0,
+        bias: bool = True,
     ) -> None:
         self.weight = Parameter(outputs, inputs, *kernel)
-        self.bias = Parameter(outputs)
+        self.bias = Parameter(outputs) if bias else None
         self.stride, self.padding = stride, padding
 
     def forward(self, x: Tensor) -> Tensor:

@@ -76,8 +76,7 @@ class WanAttention(Module):
         hidden = native_attention(query, key, value)
         hidden = ops.reshape(hidden, *hidden.shape[:2], -1)
         hidden = ops.to(hidden, query.dtype)
-        hidden = self.to_out[0](hidden)
-        return hidden
+        return self.to_out[0](hidden)  # type: ignore[no-any-return]
 
 
 class WanTransformerBlock(Module):
