@@ -74,7 +74,7 @@ def estimate(
     check_type("assumptions", assumptions, (list, tuple), "a list of lines")
     check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
     gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    steps, layout = _run(spec, setup, teacher)
+    steps, layout = _run(spec, setup, teacher, gpu)
     rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
     step = steps[rank]
     sweep, found, highest = swept(step.tape)
@@ -125,7 +125,7 @@ def estimate(
             process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None if gpu is None else GpuFit.of(gpu.name, gpu.total_bytes, _usable(setup, gpu), process_memory.process),
+        gpu=None if gpu is None else _gpu_fit(spec, setup, gpu, step, process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
@@ -182,24 +182,24 @@ def _without_kernels(
 
 
 def _run(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
     """The traced steps of the ranks that differ.
 
     Where nobody named a length, it is no more than the model has positions for.
     """
     try:
-        return _traced(spec, setup, teacher)
+        return _traced(spec, setup, teacher, gpu)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter, teacher)
+    return _traced(spec, shorter, teacher, gpu)
 
 
 def _traced(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
     if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
         raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
@@ -208,16 +208,17 @@ def _traced(
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
 
-    return {0: generate(spec, setup)}, SINGLE
+    return {0: generate(spec, setup, gpu)}, SINGLE
 
 
-def _usable(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
-    """Bytes of the GPU that the job may take."""
-    if isinstance(setup, TrainingSetup):
-        return gpu.usable_bytes
-    from memcalc.inference.serving import usable
+def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
+    """How a process of `process` bytes fits what the job may take."""
+    usable = gpu.usable_bytes
+    if isinstance(setup, InferenceSetup):
+        from memcalc.inference.serving import usable as usable_of
 
-    return usable(setup, gpu)
+        usable = usable_of(spec, setup, gpu, step, process)
+    return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
 def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
@@ -234,8 +235,7 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
         )
         return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
 
-    found, occupied = serving(spec, setup, gpu, step, process_of)
-    return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
+    return serving(spec, setup, gpu, step, process_of)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:

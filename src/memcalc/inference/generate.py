@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
@@ -26,15 +27,16 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, INT64
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
+from memcalc.tables.gpus import Gpu
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
+def generate(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
-    logits are those of the last token, unless all are asked for.
+    logits are those of the last token, unless all are asked for. `gpu` decides defaults of engines.
     """
     row = family(spec.model_type)
     engine = ENGINES[setup.engine]
@@ -53,6 +55,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
+    if engine.name == "vllm":
+        engine = _as_released(engine, setup, gpu, length)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
@@ -70,7 +74,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         check_encoder(spec.model_type, setup)
         network.bind(tape, engine.compute or ALIASES[weights.dtype])
         encode(tape, network, setup, engine.batched_tokens, length)
-        cache_bytes, standing = 0, dict[str, int]()
+        cache_bytes, standing, cache_for = 0, dict[str, int](), None
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
@@ -80,6 +84,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
             tape.begin_span("previous tokens", None)
             run.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
+        cache_for = _cache_for(network, run.cache, engine, form)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
     return Step(
@@ -93,6 +98,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup) -> Step:
         phases=("prefill", "decode"),
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
+        cache_for=cache_for,
         weights=weights.parts,
         extra_weights=spec.extra_weights,
         resolved_options={
@@ -180,9 +186,10 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
                 f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)",
             )
         )
-    if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
-        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)"
-        lines.append(Assumption("prefill_chunk_size", text))
+    if engine.batched_tokens is not None and (setup.prefill_chunk_size, setup.max_num_batched_tokens) == (None, None):
+        option = "max_num_batched_tokens" if engine.name == "vllm" else "prefill_chunk_size"
+        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--{option.replace('_', '-')})"
+        lines.append(Assumption(option, text))
     return lines
 
 
@@ -219,6 +226,41 @@ def _prefill(  # noqa: PLR0913 (what a prompt is run with)
     prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(micro_batch(prompt, None, setup))
     cache.length = length
+
+
+def _as_released(engine: Engine, setup: InferenceSetup, gpu: Gpu | None, length: int) -> Engine:
+    """vLLM with the defaults that its version has for `gpu` and for sequences of `length` tokens."""
+    from memcalc.tables import vllm
+
+    rules = vllm.release(setup.engine_version, gpu)
+    tokens = vllm.batched_tokens(rules, gpu, length + setup.max_new_tokens)
+    return replace(
+        engine, batched_tokens=setup.max_num_batched_tokens or tokens, utilization=rules.utilization, page=vllm.BLOCK
+    )
+
+
+def _cache_for(
+    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None
+) -> Callable[[int, int], int] | None:
+    """Bytes of the pool for so many sequences of so many tokens; None where there is no pool of pages.
+
+    A layer with a window needs room for it and for the tokens of one pass, in one page more.
+    """
+    if not isinstance(cache, PooledCache) or engine.cache != "paged":
+        return None
+    copies = {id(module): module.copies for _, module in network.modules()}
+    beyond = (engine.batched_tokens or 0) + engine.page - 1
+    widths = [
+        (width if width.window is None else replace(width, window=width.window + beyond), copies[layer])
+        for layer, width in cache.widths.items()
+    ]
+    states = sum(sum(sizes.values()) * copies[layer] for layer, sizes in cache.state_bytes.items())
+
+    def needed(sequences: int, tokens: int) -> int:
+        pages = sum(pool_bytes(width, engine, form, sequences, tokens) * count for width, count in widths)
+        return pages + states * sequences
+
+    return needed
 
 
 def _cache_bytes(

@@ -25,10 +25,13 @@ class Capacity:
 def capacity(
     setup: InferenceSetup, seq_len: int, fits: Callable[[InferenceSetup], bool], context_limit: int | None
 ) -> Capacity:
-    """Bisect for what `fits`. The context ends at `context_limit`, the positions of the model, if they end."""
-    longest = min(context_limit or LIMIT, LIMIT)
+    """Bisect for what `fits`; no more sequences than --max-num-seqs lets run at once.
+
+    The context ends at `context_limit`, the positions of the model, if they end.
+    """
+    longest, most = min(context_limit or LIMIT, LIMIT), setup.max_num_seqs or LIMIT
     return Capacity(
-        _largest(lambda n: fits(setup.model_copy(update={"batch": n, "seq_len": seq_len})), LIMIT),
+        _largest(lambda n: fits(setup.model_copy(update={"batch": n, "seq_len": seq_len})), most),
         _largest(lambda n: fits(setup.model_copy(update={"batch": 1, "seq_len": n})), longest),
     )
 

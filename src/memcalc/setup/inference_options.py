@@ -29,6 +29,22 @@ class InferenceOptions(SharedOptions):
     gpu_memory_utilization: float | None = option(
         "Serving", None, "Share of the GPU that a serving engine fills.", unset="the engine's", gt=0, le=1
     )
+    max_num_batched_tokens: PositiveInt | None = option(
+        "Serving",
+        None,
+        "Tokens of one pass in vLLM, which its profile run takes too.",
+        unset="vLLM's default for the GPU: 8192 or 2048",
+    )
+    max_num_seqs: PositiveInt | None = option(
+        "Serving",
+        None,
+        "Sequences that vLLM runs at once; its profile run samples for as many.",
+        unset="vLLM's default for the GPU: 1024 or 256",
+    )
+    enforce_eager: bool = option("Serving", False, "vLLM captures no CUDA graphs.")
+    engine_version: str | None = option(
+        "Serving", None, "Version of vLLM, such as 0.11.0, whose rules make the pool.", unset="the latest that is known"
+    )
     tensor_parallel_size: PositiveInt = option(
         "Parallel", 1, "GPUs that share every layer; the report is for one of them."
     )

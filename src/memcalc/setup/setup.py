@@ -5,6 +5,7 @@ from typing import Self
 from memcalc.errors import UsageError
 from memcalc.setup.conflicts import conflicts
 from memcalc.setup.defaults import OF_PAIRS, WITH_REFERENCE
+from memcalc.setup.inference_conflicts import inference_conflicts
 from memcalc.setup.inference_options import InferenceOptions
 from memcalc.setup.training_options import TrainingOptions
 
@@ -49,5 +50,10 @@ class TrainingSetup(TrainingOptions):
 class InferenceSetup(InferenceOptions):
     """Prefill of a prompt and decoding of one token on one GPU.
 
-    Raises UsageError, in one sentence, for a value of the wrong kind.
+    Raises UsageError, in one sentence, for a value of the wrong kind and for options of another engine.
     """
+
+    def check(self) -> None:
+        """Raise UsageError for the first option that belongs to another engine."""
+        for sentence in inference_conflicts(self):
+            raise UsageError(sentence)
