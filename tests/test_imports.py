@@ -26,7 +26,7 @@ ROOMS = (
     ("peak",),
     ("allocator",),
     ("report",),
-    ("estimation", "diffusion"),
+    ("estimation", "diffusion", "timeline"),
     ("run_configs", "sources"),
     ("decide",),
     ("render",),

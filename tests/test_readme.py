@@ -30,6 +30,11 @@ def test_first_box_is_what_the_first_command_prints() -> None:
     assert memcalc(command + " --width 80").rstrip().splitlines() == BLOCKS[1][1].rstrip().splitlines()
 
 
+def test_the_timeline_is_what_its_command_prints() -> None:
+    index = next(index for index, (_, text) in enumerate(BLOCKS) if text.startswith("memcalc timeline"))
+    assert memcalc(BLOCKS[index][1].strip()).splitlines() == BLOCKS[index + 1][1].splitlines()
+
+
 @pytest.mark.parametrize("line", RUNNABLE)
 def test_every_estimate_in_the_readme_runs(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
+from typing import TYPE_CHECKING
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -21,7 +22,7 @@ from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.peak.ranks import phase_totals, traced_ranks
-from memcalc.peak.sweep import Moment, Sweep, swept
+from memcalc.peak.sweep import Moment, swept
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
 from memcalc.report.schema import (
@@ -39,10 +40,12 @@ from memcalc.report.schema import (
     TrainingPhases,
 )
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import Gpu, find_gpu
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -72,13 +75,12 @@ def estimate(
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
     check_type("assumptions", assumptions, (list, tuple), "a list of lines")
-    check_type("gpu", gpu, (Gpu, str, NoneType), "a GPU's name or size, or what find_gpu gives")
-    gpu = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher, gpu)
-    rank = max(steps, key=lambda rank: max(phase_totals(steps[rank]).values())) if len(steps) > 1 else min(steps)
+    rank = _most_loaded(steps)
     step = steps[rank]
     sweep, found, highest = swept(step.tape)
-    phases = {phase: _static_parts(step, phase) for phase in step.phases}
+    phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
     for phase in totals.keys() & found.keys():
         totals[phase] += found[phase][0]
@@ -130,6 +132,46 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _found(gpu: Gpu | str) -> Gpu:
+    """The GPU that is meant. Raises UsageError."""
+    from memcalc.tables.gpus import Gpu, find_gpu
+
+    check_type("gpu", gpu, (Gpu, str), "a GPU's name or size, or what find_gpu gives")
+    return find_gpu(gpu) if isinstance(gpu, str) else gpu
+
+
+def process_bytes(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
+    steps, layout = _run(spec, setup, None, gpu)
+    step = steps[_most_loaded(steps)]
+    peak = max(phase_totals(step).values())
+    process = ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+    if isinstance(setup, TrainingSetup):
+        return process
+    return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
+
+
+def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """Bytes of the GPU that the job may take."""
+    if isinstance(setup, TrainingSetup):
+        return gpu.usable_bytes
+    from memcalc.inference.serving import usable
+
+    return usable(setup, gpu)
+
+
+def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
+    """The traced step that `estimate` reports: that of the rank that holds most."""
+    steps, _ = _run(spec, setup, teacher, None)
+    return steps[_most_loaded(steps)]
+
+
+def _most_loaded(steps: Mapping[int, Step]) -> int:
+    if len(steps) == 1:
+        return min(steps)
+    return max(steps, key=lambda rank: max(phase_totals(steps[rank]).values()))
 
 
 def _quantization_note(
@@ -207,17 +249,18 @@ def _traced(
         layout = layout_of(setup, spec.config)
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
+    from memcalc.inference.served_model import served_model
 
-    return {0: generate(spec, setup, gpu)}, SINGLE
+    return {0: generate(spec, setup, served_model(spec, setup, gpu))}, SINGLE
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
-    """How a process of `process` bytes fits what the job may take."""
-    usable = gpu.usable_bytes
+    """How a process of `process` bytes fits what the job may take; what vLLM leaves of its pool is what is free."""
+    usable = usable_bytes(setup, gpu)
     if isinstance(setup, InferenceSetup):
-        from memcalc.inference.serving import usable as usable_of
+        from memcalc.report.serving import free_bytes
 
-        usable = usable_of(spec, setup, gpu, step, process)
+        usable = max(0, process + free_bytes(spec, setup, gpu, step, process))
     return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
@@ -225,17 +268,9 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
         return None
-    from memcalc.inference.serving import serving
+    from memcalc.report.serving import serving_of
 
-    def process_of(run: Step, candidate: InferenceSetup) -> int:
-        found, _ = Sweep(run.tape).peaks()
-        peak = max(
-            (found[phase][0] if phase in found else 0) + sum(map(sum_parts, _static_parts(run, phase).values()))
-            for phase in run.phases
-        )
-        return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
-
-    return serving(spec, setup, gpu, step, process_of)
+    return serving_of(spec, setup, gpu, step)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:
@@ -243,7 +278,7 @@ def sum_parts(parts: Mapping[str, int]) -> int:
     return sum(parts.values())
 
 
-def _static_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
+def standing_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
     """What stands in each row during `phase` besides the tape."""
     return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
 

@@ -1,6 +1,7 @@
 """Bytes and counts to text and back. The only place that divides by 2**30 or 1e9; every printed size says its unit."""
 
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 from memcalc.common.escaping import quoted
@@ -46,6 +47,16 @@ def format_bytes(nbytes: int, unit: Unit = "GiB") -> str:
         if abs(nbytes) * 10 >= factor:
             return f"{nbytes / factor:,.1f} {name}"
     return f"{nbytes} B"
+
+
+def round_step(top: int, unit: Unit = "GiB", most: int = 5) -> int:
+    """Bytes between the marks of an axis that ends at `top`: 1, 2 or 5 times a power of ten of a unit.
+
+    There are at most `most` marks, 0 not counted.
+    """
+    factor = next((factor for factor in _SCALES[unit].values() if top >= factor), 1)
+    steps: Iterator[int] = (-(-factor * count * 10**power // 10) for power in range(20) for count in (1, 2, 5))
+    return next(step for step in steps if step and step * most >= top)
 
 
 def format_count(count: int) -> str:

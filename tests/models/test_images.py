@@ -10,6 +10,7 @@ from memcalc.inference.generate import generate
 from memcalc.models.build import build
 from memcalc.models.families.vision_language.llava_next import best_resolution
 from memcalc.models.spec import ModelSpec
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.packed_vision import window_lengths
 from memcalc.peak.sweep import Sweep
 from memcalc.report.assumptions import assumed
@@ -159,8 +160,8 @@ def test_the_grid_that_fits_best(side: int, grid: tuple[int, int]) -> None:
 
 
 def test_windows_at_the_edges_are_smaller() -> None:
-    assert window_lengths(4, 4, 4) == [16]
-    assert window_lengths(5, 6, 4) == [16, 8, 4, 2]
+    assert window_lengths(4, 4, 4, 1) == [Repeat([Repeat([16], 1)], 1)]
+    assert window_lengths(9, 6, 4, 3) == [Repeat([Repeat([48], 1), 24], 2), Repeat([12], 1), 6]
 
 
 @pytest.mark.parametrize(

@@ -127,14 +127,14 @@ def differences(spec: ModelSpec, setup: Setup, teacher: ModelSpec | None = None)
         return None
     if not extrapolated:
         return {}
-    with patch.object(stack, "_representatives", _every_block):
+    with patch.object(stack, "_representatives", every_block):
         expected, _ = _answer(spec, setup, teacher)
     keys = sorted(found.keys() | expected.keys())
     pairs = {key: (found.get(key, 0), expected.get(key, 0)) for key in keys}
     return {key: (one, other) for key, (one, other) in pairs.items() if one != other}
 
 
-def _every_block(kinds: Sequence[Hashable], *_: int) -> list[tuple[int, list[int]]]:
+def every_block(kinds: Sequence[Hashable], *_: int) -> list[tuple[int, list[int]]]:
     return [(position, [position]) for position in range(len(kinds))]
 
 

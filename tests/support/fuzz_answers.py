@@ -13,9 +13,6 @@ from memcalc.sources.inspection import inspect_model
 from memcalc.sources.model_spec import describe
 from memcalc.tables.gpus import find_gpu
 
-LONG_SEARCHES = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Families whose largest batch takes many seconds to find: a loop over chunks of tokens is traced each time."""
-
 
 def asked(random: Random, path: Path) -> str:
     """Load, describe and estimate, or inspect; the refusal, or ""."""
@@ -28,7 +25,7 @@ def asked(random: Random, path: Path) -> str:
             json.dumps(inspect_model(model, "fuzz", generic=random.random() < 0.5).to_dict())
             return ""
         chosen = describe(model, "fuzz", _setup(random), generic=random.random() < 0.1)
-        gpu = find_gpu("A100-80GB") if random.random() < 0.5 and chosen.spec.model_type not in LONG_SEARCHES else None
+        gpu = find_gpu("A100-80GB") if random.random() < 0.5 else None
         _check(estimate(chosen.spec, chosen.setup, gpu, assumptions=chosen.assumptions).model_dump())
     except MemcalcError as problem:
         return str(problem)

@@ -149,7 +149,7 @@ def test_a_teacher_that_says_nothing_is_refused(options: list[str], message: str
 
 
 def test_the_command_line_reads_a_teacher(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 32000}))
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 128256}))
     sizes = [
         json.loads(
             run("estimate", "--params", "1B", "--objective", "distillation", "--teacher", given, "--json").stdout

@@ -32,7 +32,7 @@ def offload(tape: Tape, kept: Tensor) -> int:
         copy = tape.empty(kept.shape, kept.dtype).storage.allocation
         _put_before_results(tape, kept, copy)
     nbytes = kept.storage.allocation.raw_nbytes if broadcast else kept.numel * kept.dtype.itemsize
-    tape.host_bytes += nbytes * (1 if tape.block is None else tape.block.copies)
+    tape.host_bytes += nbytes * tape.turns * (1 if tape.block is None else tape.block.copies)
     return nbytes
 
 

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Final
 
-from memcalc.autograd.reduce_kernel import reduce_scratch
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
 from memcalc.tables.cuda_devices import CudaDevice
@@ -122,6 +121,8 @@ class Tape:
         """The first output of the last recorded operation; set only while saved tensors are offloaded."""
         self.offloads_inputs = False
         """Offload the inputs of checkpointed blocks to host memory."""
+        self.turns = 1
+        """How many turns of a loop the one that runs now stands for."""
         self.host_bytes = 0
         """Bytes of host memory that hold saved tensors, all blocks of the model included."""
         self.leaves: list[Tensor] = []
@@ -188,6 +189,8 @@ class Tape:
     def reduce(self, x: Tensor, dims: Collection[int]) -> None:
         """Allocate and free what a sum of `x` over `dims` works in, where the device is known."""
         if self.device is not None:
+            from memcalc.autograd.reduce_kernel import reduce_scratch  # only a known device pays for it
+
             scratch = reduce_scratch(x.shape, x.stride, dims, self.device)
             if scratch is not None:
                 held = self.allocate(scratch.buffer), self.allocate(scratch.semaphores)
@@ -205,10 +208,20 @@ class Tape:
 
         A loop over tokens is traced for one token that stands for many.
         """
-        for allocation in self.allocations:
-            if allocation.born in born and allocation.dies == NEVER:
+        for allocation in self.allocations[born.start : born.stop]:
+            if allocation.dies == NEVER:
                 allocation.nbytes *= count
                 allocation.raw_nbytes *= count
+
+    @contextmanager
+    def standing_for(self, count: int) -> Iterator[None]:
+        """Run one turn of a loop for `count` of them: what it leaves alive is that of all."""
+        since, before, self.turns = self.clock, self.turns, self.turns * count
+        try:
+            yield
+        finally:
+            self.turns = before
+        self.scale_live(range(since, self.clock), count)
 
     # -- where we are -----------------------------------------------------------------------------------------------
 

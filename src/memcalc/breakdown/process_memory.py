@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memcalc.common.assumption import Assumption
+from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
-from memcalc.tables.gpus import MIB, Gpu
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
 from memcalc.units import parse_size
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 SEGMENT = 2 * MIB
 """The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""

@@ -14,16 +14,17 @@ from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import GPUS, Gpu, find_gpu
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
+    from memcalc.report.timeline import Timeline
+    from memcalc.tables.gpus import Gpu
 
 NARROWEST, WIDEST = 60, 1000
 """Bounds of --width, columns."""
 
-_SHOWN = ("json", "markdown", "unit", "ascii", "width", "color")
+_SHOWN = ("json", "markdown", "unit", "ascii", "width", "color", "timeline")
 """The options that say how the answer is shown."""
 
 _BOTH = "width"
@@ -43,6 +44,8 @@ class Shown:
     ascii: bool
     width: int | None
     color: bool | None
+    timeline: bool = False
+    """Show the step over time in place of the box."""
 
     def check_width(self) -> None:
         """Raise UsageError for a box that is too narrow or too wide."""
@@ -55,7 +58,7 @@ class Job:
     """A checked setup, the GPU that was asked about, and how to show the answer."""
 
     setup: TrainingSetup | InferenceSetup
-    gpu: Gpu | None
+    gpu: "Gpu | None"
     check: bool
     shown: Shown
     teacher: str | None = None
@@ -75,9 +78,21 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        if self.shown.timeline:
+            self._show_timeline(spec, tuple(assumptions), teacher)
+            return
         report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher)
         below = "" if report.gpu is None or report.gpu.fits or self.shown.json else self._advice(spec, teacher)
         self.show(report, below)
+
+    def _show_timeline(self, spec: "ModelSpec", assumptions: tuple[Any, ...], teacher: "ModelSpec | None") -> None:
+        from memcalc.render.timeline import columns
+        from memcalc.timeline import SAMPLES, timeline
+
+        pieces = SAMPLES if self.shown.json else columns(_width(self.shown))
+        found = timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=pieces)
+        output.write(render_timeline(found, self.shown))
+        self._check(found.report)
 
     def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> str:
         """What would make a training job fit."""
@@ -91,7 +106,12 @@ class Job:
     def show(self, report: Report, below: str = "") -> None:
         """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
         self.shown.check_width()
+        if self.shown.timeline:
+            raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
         output.write(render(report, self.shown) + below)
+        self._check(report)
+
+    def _check(self, report: Report) -> None:
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)
 
@@ -111,7 +131,7 @@ class Request:
 
     def read_unit(self) -> Unit:
         """The unit of sizes. Raises UsageError."""
-        return _shown(**{name: self.chosen[name] for name in _SHOWN}).unit
+        return _shown(**{name: self.chosen[name] for name in _SHOWN if name in self.chosen}).unit
 
     def read(self) -> Job:
         """The job of these options. Raises UsageError."""
@@ -138,10 +158,29 @@ def render(report: Report, shown: Shown) -> str:
         return markdown.render(report, shown.unit)
     from memcalc.render import box, styles
 
-    width = min(output.terminal_width(), WIDEST) if shown.width is None else shown.width
-    lines = box.render(report, width, shown.unit, unicode=not shown.ascii and output.speaks_unicode())
-    colour = output.wants_colour() if shown.color is None else shown.color
+    lines = box.render(report, _width(shown), shown.unit, unicode=not shown.ascii and output.speaks_unicode())
+    return styles.coloured(lines) if _coloured(shown) else styles.plain(lines)
+
+
+def render_timeline(found: "Timeline", shown: Shown) -> str:
+    """The step over time as text, in the form that was asked for."""
+    if shown.json:
+        import json
+
+        return json.dumps(found.to_dict()) + "\n"
+    from memcalc.render import styles, timeline
+
+    unicode, colour = not shown.ascii and output.speaks_unicode(), _coloured(shown)
+    lines = timeline.render(found, _width(shown), shown.unit, unicode=unicode, colour=colour)
     return styles.coloured(lines) if colour else styles.plain(lines)
+
+
+def _width(shown: Shown) -> int:
+    return min(output.terminal_width(), WIDEST) if shown.width is None else shown.width
+
+
+def _coloured(shown: Shown) -> bool:
+    return output.wants_colour() if shown.color is None else shown.color
 
 
 def with_job(function: Callable[..., None]) -> Callable[..., None]:
@@ -173,20 +212,27 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
 def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any) -> Job:
     if check and gpu is None:
         raise UsageError("--check needs to know the GPU: add --gpu, such as --gpu H100-80GB or --gpu 24GB.")
-    return Job(build_setup(mode, given), None if gpu is None else find_gpu(gpu), check, _shown(**shown), teacher)
+    found = None
+    if gpu is not None:
+        from memcalc.tables.gpus import find_gpu
+
+        found = find_gpu(gpu)
+    return Job(build_setup(mode, given), found, check, _shown(**shown), teacher)
 
 
-def _shown(*, json: bool, markdown: bool, unit: str, ascii: bool, width: str | None, color: bool | None) -> Shown:
+def _shown(*, json: bool, markdown: bool, unit: str, width: str | None, **more: Any) -> Shown:
     if json and markdown:
         raise UsageError("--json and --markdown exclude each other: choose one.")
     columns = None if width is None else read_value("--width", int, width)
     units: dict[str, Unit] = {"gib": "GiB", "gb": "GB"}
     if unit.lower() not in units:
         raise UsageError(f"--unit cannot be {quoted(unit)}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
-    return Shown(json=json, markdown=markdown, unit=units[unit.lower()], ascii=ascii, width=columns, color=color)
+    return Shown(json=json, markdown=markdown, unit=units[unit.lower()], width=columns, **more)
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
+    from memcalc.tables.gpus import GPUS
+
     return [gpu.name for gpu in GPUS if gpu.name.startswith(incomplete)]
 
 

@@ -2,6 +2,8 @@
 
 Shape = tuple[int, ...]
 
+MIB = 2**20
+
 ALIGNMENT = 512
 """PyTorch's CUDA allocator rounds every storage up to a multiple of this (kMinBlockSize)."""
 

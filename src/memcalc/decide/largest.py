@@ -1,18 +1,15 @@
-"""The largest job that fits, by bisection on the estimate itself: one more does not fit."""
+"""The largest job that fits, found by estimating: one more does not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from memcalc.common.largest_fit import ENDLESS, LIMIT, largest_fit
 from memcalc.errors import MemcalcError
-from memcalc.estimation import estimate
+from memcalc.estimation import process_bytes, usable_bytes
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import GPUS, Gpu
-
-MOST = 1 << 24
-"""No answer is larger."""
 
 Setup = TrainingSetup | InferenceSetup
 
@@ -34,23 +31,23 @@ def largest(spec: ModelSpec, setup: Setup, gpu: Gpu, field: str) -> Largest:
     """
     sizes: dict[int, int] = {}
 
-    def fits(value: int) -> bool:
+    def size(value: int) -> int:
         try:
-            report = estimate(spec, changed(setup, **{field: value}), gpu)
+            sizes[value] = process_bytes(spec, changed(setup, **{field: value}), gpu)
         except MemcalcError:
-            return False
-        sizes[value] = report.peak.process_bytes
-        return report.gpu is not None and report.gpu.fits
+            return ENDLESS
+        return sizes[value]
 
-    value = _bisect(fits, _limit(spec, field))
+    # Sequences end where the model's positions end.
+    limit = min(spec.positions or LIMIT, LIMIT) if field == "seq_len" else LIMIT
+    value = largest_fit(size, usable_bytes(setup, gpu), limit)
     return Largest(field, value, sizes.get(value, 0))
 
 
 def smallest_gpu(spec: ModelSpec, setup: Setup) -> Gpu | None:
     """The GPU with the least memory among those that memcalc knows on which the job fits; None where none does."""
     for gpu in sorted(GPUS, key=lambda gpu: (gpu.usable_bytes, gpu.name)):
-        report = estimate(spec, setup, gpu)
-        if report.gpu is not None and report.gpu.fits:
+        if process_bytes(spec, setup, gpu) <= usable_bytes(setup, gpu):
             return gpu
     return None
 
@@ -58,21 +55,3 @@ def smallest_gpu(spec: ModelSpec, setup: Setup) -> Gpu | None:
 def changed(setup: Setup, **options: object) -> Setup:
     """`setup` with other options, checked anew. Raises UsageError."""
     return type(setup)(**{**setup.model_dump(exclude_unset=True), **options})
-
-
-def _limit(spec: ModelSpec, field: str) -> int:
-    """Sequences end where the model's positions end."""
-    return min(spec.positions or MOST, MOST) if field == "seq_len" else MOST
-
-
-def _bisect(holds: Callable[[int], bool], limit: int) -> int:
-    """The largest n up to `limit` for which `holds`, 0 where it does not for one."""
-    low, high = 0, 1
-    while high < limit and holds(high):
-        low, high = high, min(2 * high, limit)
-    if high == limit and holds(limit):
-        return limit
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low

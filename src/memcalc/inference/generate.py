@@ -7,56 +7,41 @@ from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
-from memcalc.config.kv_cache_scheme import kv_cache_scheme
-from memcalc.config.quantization import find_quantization
-from memcalc.config.reader import Config
-from memcalc.errors import ConfigError
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
-from memcalc.inference.weights import load_weights
-from memcalc.models.build import build
-from memcalc.models.registry import family
+from memcalc.inference.served_model import ServedModel, served_model
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
-from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.run_context import RunContext, run_context
-from memcalc.nn.state_space_kernels import use_mamba_ssm
-from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
-from memcalc.tables.dtypes import ALIASES, INT64
-from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
+from memcalc.tables.dtypes import INT64
+from memcalc.tables.engines import CacheFormat, Engine
 from memcalc.tables.gpus import Gpu
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> Step:
+def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
-    logits are those of the last token, unless all are asked for. `gpu` decides defaults of engines.
+    logits are those of the last token, unless all are asked for.
+
+    Args:
+        spec: the model.
+        setup: what is run.
+        model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
     """
-    row = family(spec.model_type)
-    engine = ENGINES[setup.engine]
-    whole = build(spec)
-    network, notes = _divided(spec, whole, setup.tensor_parallel_size)
-    if setup.state_space_kernels == "mamba-ssm":
-        notes = [*notes, use_mamba_ssm(network)]
-    weights = load_weights(spec, setup, engine, network, whole)
-    if weights.form is not None and engine.attention is None:
-        if weights.format_of is not None:
-            tell_apart(network, weights.format_of)
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
-    kv_dtype, scheme = _kv_dtype(spec, setup, engine)
-    form = engine.format(kv_dtype, weights.dtype)
+    model = model or served_model(spec, setup)
+    row, engine, network, form = model.row, model.engine, model.network, model.form
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
     if engine.name == "vllm":
-        engine = _as_released(engine, setup, gpu, length)
+        engine = _as_released(engine, setup, model.gpu, length)
     tape = Tape(phase="prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
@@ -67,18 +52,18 @@ def generate(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> 
         all_logits=setup.prefill_logits == "all",
     )
     sequences = setup.batch * setup.num_beams
-    notes = [*weights.notes, *notes, *scheme, *_said(setup, engine)]
+    notes = [*model.notes, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(row, network):
         check_encoder(spec.model_type, setup)
-        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        network.bind(tape, model.dtype)
         encode(tape, network, setup, engine.batched_tokens, length)
         cache_bytes, standing, cache_for = 0, dict[str, int](), None
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
-        network.bind(tape, engine.compute or ALIASES[weights.dtype])
+        network.bind(tape, model.dtype)
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         if setup.max_new_tokens > 1:
             tape.begin_span("previous tokens", None)
@@ -99,12 +84,10 @@ def generate(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> 
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
         cache_for=cache_for,
-        weights=weights.parts,
+        weights=model.weights.parts,
         extra_weights=spec.extra_weights,
         resolved_options={
-            "dtype": weights.dtype,
-            "quantization": weights.quantization,
-            "kv_dtype": kv_dtype,
+            **model.resolved_options,
             "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
         },
         notes=tuple(notes),
@@ -127,39 +110,6 @@ def _decode(
     del outputs, old
     if setup.num_beams > 1:
         _reorder(tape)
-
-
-def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[Assumption]]:
-    """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
-    if size == 1:
-        return whole, []
-    row = family(spec.model_type)
-    config, notes = tensor_parallel(Config(spec.config, row.defaults, row.aliases), size)
-    try:
-        network = build(replace(spec, config=config))
-    except ConfigError:  # the family ties one size to another, so its share is no model of the family
-        raise unknown_division(size, "attention") from None
-    check_divided(whole, network, size)
-    return network, notes
-
-
-def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[Assumption]]:
-    """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
-    stated = kv_cache_scheme(find_quantization(spec.config))
-    if stated is None or setup.kv_dtype != AUTO:
-        return setup.kv_dtype, []
-    if engine.follows_scheme and stated.dtype in engine.formats:
-        return stated.dtype, [
-            Assumption(
-                "kv_cache_scheme", f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"
-            )
-        ]
-    return AUTO, [
-        Assumption(
-            "kv_cache_scheme_not_followed",
-            f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow",
-        )
-    ]
 
 
 def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:

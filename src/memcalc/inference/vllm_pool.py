@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memcalc.breakdown.model_weights import model_weights
 from memcalc.config.reader import Config
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
@@ -14,7 +13,6 @@ from memcalc.nn.layers.mamba2 import Mamba2Mixer
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.layers.mlp import FusedGatedMLP, GatedMLP, PlainMLP
 from memcalc.nn.module import Module
-from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables import vllm
 from memcalc.tables.dtypes import ALIASES
@@ -48,16 +46,26 @@ class Pool:
         return self.budget - self.taken
 
 
-def kv_pool(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, length: int) -> Pool:
-    """The pool of the model of `step` on `gpu`, whose sequences have up to `length` tokens (max_model_len)."""
+@dataclass(frozen=True)
+class Served:
+    """A model that vLLM serves: its traced step, bytes of its weights, and of the activations of a prompt."""
+
+    spec: ModelSpec
+    step: Step
+    weights: int
+    prefill: int
+
+
+def kv_pool(served: Served, setup: InferenceSetup, gpu: Gpu, length: int) -> Pool:
+    """The pool on `gpu` for sequences of up to `length` tokens (max_model_len)."""
     rules = vllm.release(setup.engine_version, gpu)
     tokens = setup.max_num_batched_tokens or setup.prefill_chunk_size or vllm.batched_tokens(rules, gpu, length)
     sequences = min(setup.max_num_seqs or vllm.sequences(rules, gpu), tokens)
     run = _ProfileRun(rules, tokens, sequences, setup.tensor_parallel_size)
     return Pool(
         budget=int(gpu.usable_bytes * (setup.gpu_memory_utilization or rules.utilization)),
-        weights=sum(nbytes for _, nbytes in model_weights(step, "prefill")) + _rotary_table(spec, _itemsize(step)),
-        activations=run.peak(step) + workspace_of(gpu).nbytes,
+        weights=served.weights + _rotary_table(served.spec, _itemsize(served.step)),
+        activations=run.peak(served) + workspace_of(gpu).nbytes,
         non_torch=vllm.non_torch(rules, gpu, setup.tensor_parallel_size),
         graphs=0 if setup.enforce_eager else vllm.CUDA_GRAPHS,
         graphs_in_budget=rules.graphs_in_budget,
@@ -75,26 +83,22 @@ class _ProfileRun:
     sequences: int
     gpus: int
 
-    def peak(self, step: Step) -> int:
-        """Bytes of the activations at their peak."""
+    def peak(self, served: Served) -> int:
+        """Bytes of the activations at their peak; where kernels are not described here, those of Transformers too."""
+        step = served.step
         embedding = max(
             (p for _, p in step.parameters if p.group == "embedding" and len(p.shape) == 2),
             key=lambda p: p.numel,
             default=None,
         )
         widths = [_live(module) for module in step.network.all_modules]
-        if embedding is None or not any(widths) or _has_other_kernels(step):
-            peaks, _ = Sweep(step.tape).peaks()
-            traced = peaks["prefill"][0] if "prefill" in peaks else 0
-        else:
-            traced = 0
         if embedding is None:
-            return traced
+            return served.prefill
         vocabulary, hidden = embedding.shape[0] * self.gpus, embedding.shape[1]
         beside = self.rules.hidden_tensors + (self.rules.all_reduce_tensors if self.gpus > 1 else 0)
         forward = self.tokens * (max(widths) + beside * hidden) * _itemsize(step)
         sampler = self.tokens * hidden * _itemsize(step) + self.sequences * vocabulary * self.rules.sampler_bytes
-        return max(forward, sampler, traced)
+        return max(forward, sampler, 0 if any(widths) and not _has_other_kernels(step) else served.prefill)
 
 
 def _itemsize(step: Step) -> int:

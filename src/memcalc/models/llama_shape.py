@@ -1,8 +1,10 @@
-"""A documented shape for a bare parameter count: Llama's layers, as wide and deep as models of that size are.
+"""A Llama-like decoder from a parameter count, from shape numbers, or from both.
 
-Width follows the table, as Llama 1 and 2 and their neighbours chose it; heads are 128 wide; the MLP is 8/3 of the
-hidden size, rounded up to a multiple of 256; the vocabulary has 32,000 entries and a head of its own. The number of
-blocks is the one that comes nearest to the count. The exact count of the shape is stated with it.
+A bare count means a model as they are today (`released_shapes.py`). The first Llama's layers are taken where shape
+numbers are given, for counts below any model of today, and for the 4B of the Hugging Face page whose box memcalc
+reproduces. Width follows the table, as Llama 1 and 2 and their neighbours chose it; heads are 128 wide; the MLP is 8/3
+of the hidden size, rounded up to a multiple of 256; the vocabulary has 32,000 entries and a head of its own. The number
+of blocks is the one that comes nearest to the count. The exact count of the shape is stated with it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.config.reader import DEEPEST
 from memcalc.errors import UsageError, option_name
+from memcalc.models.released_shapes import spec_like
 from memcalc.models.spec import ModelSpec
 
 _WIDTHS: tuple[tuple[int, int], ...] = (
@@ -36,13 +39,25 @@ VOCABULARY = 32_000
 HEAD_DIM = 128
 WIDEST = 10**8
 """No size of a shape is larger: what follows from it has to stay within what a config may say."""
+SMALLEST_TODAY = 60_000_000
+"""Below this count the vocabulary of a model of today is half of it."""
 SMALLEST = 10_000_000
 """Below this count the vocabulary alone is larger than the model; such a shape has to be given."""
+
+
+PAGE_EXAMPLE = 4_000_000_000
+"""The count of the documentation page's example, which keeps the shape that was measured for it."""
+
+
+_CANNOT_BE_LIKE = (
+    "--like gives the whole shape of a model with so many parameters: give --params too, and leave out shape numbers."
+)
 
 
 def canonical_spec(
     parameters: int | None,
     *,
+    like: str | None = None,
     hidden_size: int | None = None,
     num_layers: int | None = None,
     num_heads: int | None = None,
@@ -52,24 +67,42 @@ def canonical_spec(
     vocab_size: int | None = None,
     tie_embeddings: bool | None = None,
 ) -> tuple[ModelSpec, list[Assumption]]:
-    """The spec of a Llama-like model of about `parameters` parameters, and the assumptions that it rests on.
+    """The spec of a model of about `parameters` parameters, and the assumptions that it rests on.
 
-    Every number of the shape can be given instead. Raises UsageError where neither a count nor enough of a shape is
-    given, or the count is too small for a shape to be guessed.
+    Every number of the shape can be given instead.
+
+    Args:
+        parameters: how many, of all weights.
+        like: a key of `released_shapes.SHAPES`, whose shape a bare count has; None: as models of that size are today.
+        hidden_size: width of the residual stream.
+        num_layers: blocks.
+        num_heads: attention heads.
+        num_kv_heads: heads of keys and values.
+        head_dim: width of a head.
+        intermediate_size: width of the MLP.
+        vocab_size: tokens in the vocabulary.
+        tie_embeddings: whether the head is the embedding matrix.
+
+    Raises:
+        UsageError: neither a count nor enough of a shape is given, or no shape has that count.
     """
     if parameters is not None:
         check_type("--params", parameters, int, "a whole number")
-    _check(
-        {
-            "hidden_size": hidden_size,
-            "num_layers": num_layers,
-            "num_heads": num_heads,
-            "num_kv_heads": num_kv_heads,
-            "head_dim": head_dim,
-            "intermediate_size": intermediate_size,
-            "vocab_size": vocab_size,
-        }
-    )
+    sizes = {
+        "hidden_size": hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": intermediate_size,
+        "vocab_size": vocab_size,
+    }
+    _check(sizes)
+    given = {name for name, value in {**sizes, "tie_embeddings": tie_embeddings}.items() if value is not None}
+    if like is not None and (given or parameters is None):
+        raise UsageError(_CANNOT_BE_LIKE)
+    if parameters is not None and (like is not None or not (given or _is_older(parameters))):
+        return spec_like(parameters, like)
     if parameters is None and (hidden_size is None or num_layers is None):
         raise UsageError("no size is given; name one with --params 4B, or a shape with --hidden-size and --num-layers.")
     if parameters is not None and parameters < SMALLEST and hidden_size is None:
@@ -123,6 +156,11 @@ def canonical_spec(
         )
     ]
     return ModelSpec.from_config(config, "Llama-like"), lines
+
+
+def _is_older(parameters: int) -> bool:
+    """Whether a bare count has the first Llama's layers."""
+    return parameters == PAGE_EXAMPLE or parameters < SMALLEST_TODAY
 
 
 def _check(sizes: Mapping[str, int | None]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
-from memcalc.nn.layers.vision_transformer import VISION
 from memcalc.nn.module import Module
+from memcalc.nn.towers import VISION
 
 
 @dataclass(frozen=True)

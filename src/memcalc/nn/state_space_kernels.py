@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
-from memcalc.nn.layers.mamba1 import MambaMixer
-from memcalc.nn.layers.mamba2 import Mamba2Mixer
 from memcalc.nn.module import Module
 
 NOTE = Assumption(
@@ -14,9 +12,16 @@ NOTE = Assumption(
 )
 
 
+class StateSpaceMixer(Module):
+    """A layer of Mamba 1 or 2, for which mamba-ssm has kernels."""
+
+    fused_kernels = False
+    """Whether they run it."""
+
+
 def has_mixers(network: Module) -> bool:
     """Whether a model has layers of Mamba 1 or 2."""
-    return any(isinstance(module, (MambaMixer, Mamba2Mixer)) for _, module in network.modules())
+    return any(isinstance(module, StateSpaceMixer) for _, module in network.modules())
 
 
 def use_mamba_ssm(network: Module) -> Assumption:
@@ -24,7 +29,7 @@ def use_mamba_ssm(network: Module) -> Assumption:
 
     Raises UsageError where there is none.
     """
-    mixers = [module for _, module in network.modules() if isinstance(module, (MambaMixer, Mamba2Mixer))]
+    mixers = [module for _, module in network.modules() if isinstance(module, StateSpaceMixer)]
     if not mixers:
         raise UsageError(
             "--state-space-kernels mamba-ssm is for models with Mamba layers, of which this one has none; leave it out."

@@ -90,6 +90,7 @@ from memcalc.ops.reduction import (
     vector_norm,
 )
 from memcalc.ops.split_cat import cat, chunk, split, stack, unbind
+from memcalc.ops.standing import as_many, first_of
 from memcalc.ops.unary import cos, erf, exp, gelu, glu, log, relu, rsqrt, sigmoid, silu, sin, softplus, sqrt, tanh
 from memcalc.ops.views import (
     clone,
@@ -115,6 +116,7 @@ __all__ = [
     "add_",
     "add_scalar",
     "addmm",
+    "as_many",
     "autograd_function",
     "avg_pool2d",
     "baddbmm",
@@ -154,6 +156,7 @@ __all__ = [
     "expand",
     "expm1",
     "finite_bound",
+    "first_of",
     "fused_linear_cross_entropy",
     "fused_log_probs",
     "gather",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 from memcalc.autograd.tape import Tape
 from memcalc.config.reader import Config
@@ -12,28 +13,22 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
-from memcalc.parallel.ddp import DistributedDataParallel
 from memcalc.parallel.engine import Engine, Job
-from memcalc.parallel.expert_parallel import divide_experts as divide_experts
-from memcalc.parallel.fsdp1 import FSDP1
-from memcalc.parallel.fsdp2 import FSDP2
-from memcalc.parallel.megatron import Megatron
 from memcalc.parallel.setup import Parallel, ParallelSetup
-from memcalc.parallel.zero3 import Zero3
-from memcalc.parallel.zero12 import ZeroOneTwo
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import FP32, short
 from memcalc.tables.precisions import PRECISIONS, PrecisionRecipe
 
-ENGINES: dict[Parallel, Callable[[Job], Engine]] = {
-    "ddp": DistributedDataParallel,
-    "fsdp2": FSDP2,
-    "fsdp1": FSDP1,
-    "zero1": ZeroOneTwo,
-    "zero2": ZeroOneTwo,
-    "zero3": Zero3,
-    "megatron": Megatron,
+ENGINES: dict[Parallel, tuple[str, str]] = {
+    "ddp": ("ddp", "DistributedDataParallel"),
+    "fsdp2": ("fsdp2", "FSDP2"),
+    "fsdp1": ("fsdp1", "FSDP1"),
+    "zero1": ("zero12", "ZeroOneTwo"),
+    "zero2": ("zero12", "ZeroOneTwo"),
+    "zero3": ("zero3", "Zero3"),
+    "megatron": ("megatron", "Megatron"),
 }
+"""Module of this package and class of each engine, which is imported when it is asked for."""
 
 _BUCKETS = ("zero1", "zero2", "zero3")
 """Engines whose buckets span blocks as it comes, so that no two blocks are alike."""
@@ -42,6 +37,14 @@ _TRACED_ONE_BY_ONE = 40
 
 _CASTING = ("fsdp2", "fsdp1")
 """Engines with a mixed-precision policy of their own: they gather fp32 shards in 16 bits."""
+
+
+def _class_of(engine: Parallel) -> Callable[[Job], Engine]:
+    if engine not in ENGINES:
+        return Engine
+    module, name = ENGINES[engine]
+    made: Callable[[Job], Engine] = getattr(import_module(f"memcalc.parallel.{module}"), name)
+    return made
 
 
 def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
@@ -136,7 +139,7 @@ def bind(  # noqa: PLR0913 (what an engine is put around)
     tensors = trained.bind(tape, recipe.weights, accumulated=in_leaves)
     inside = PRECISIONS[precision_name].autocast or (recipe.weights if recipe.weights is not FP32 else None)
     job = Job(network, tensors, layout, recipe.compute, accumulates, words, inside)
-    engine = ENGINES.get(layout.engine, Engine)(job)
+    engine = _class_of(layout.engine)(job)
     engine.learn(before)
     tape.casts_outlast_step = layout.pipeline > 1
     tape.casts_precede = tape.casts_outlast_step and accumulates

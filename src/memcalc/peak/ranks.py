@@ -6,7 +6,6 @@ from memcalc.breakdown import standing
 from memcalc.errors import UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.setup import ParallelSetup
-from memcalc.peak.pipeline import trace_rank
 from memcalc.peak.sweep import swept
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import trace
@@ -30,6 +29,8 @@ def traced_ranks(
         return {0: trace(spec, setup, layout=layout, teacher=teacher)}
     if teacher is not None:
         raise UsageError("a pipeline is described for --objective sft only; leave out --teacher.")
+    from memcalc.peak.pipeline import trace_rank  # a job without a pipeline does not pay for it
+
     if layout.rank is not None and setup.ranks != "all":
         return {layout.rank: trace_rank(spec, setup, layout, layout.rank)}
     everything = range(layout.pipeline)

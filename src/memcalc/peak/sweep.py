@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
+from operator import add
 
 from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
 from memcalc.peak.untraced_blocks import ROW_INDEX, BlockSpan, Label, Region, UntracedBlocks
@@ -22,6 +23,7 @@ class Moment:
 
     untraced: labels with the bytes that untraced blocks add to those that are alive at that sample of the tape.
     unreleased: what the traced block releases in its span, but the block of this moment does not.
+    index: how many blocks of the stack ran before, in this phase.
     """
 
     phase: str
@@ -30,6 +32,7 @@ class Moment:
     position: int | None
     untraced: Mapping[Label, int]
     unreleased: Sequence[tuple[Allocation, int]] = ()
+    index: int = 0
 
 
 class Sweep:
@@ -78,7 +81,7 @@ class Sweep:
                 ends_here = done[id(span)] + 1 == len(span.block.positions)
                 untraced = self._extra(region, span, done, settled)
                 unreleased = () if ends_here else span.released_once
-                yield Moment(region.phase, span.start, span.block, position, untraced, unreleased), span
+                yield Moment(region.phase, span.start, span.block, position, untraced, unreleased, index), span
             done[id(span)] += 1
 
     def _extra(
@@ -109,8 +112,7 @@ class Sweep:
             total = highest + sum(moment.untraced.values())
             if moment.phase not in best or total > best[moment.phase][0]:
                 best[moment.phase] = total, replace(moment, tick=tick)
-            for (row, _), nbytes in moment.untraced.items():
-                tops[ROW_INDEX[row]] += nbytes
+            tops = list(map(add, tops, self.untraced_rows(moment)))
             have = rows.setdefault(moment.phase, tops)
             rows[moment.phase] = list(map(max, have, tops))
         return best, rows
@@ -120,16 +122,33 @@ class Sweep:
         known = self._tops.get(span.start)
         if known is not None and not moment.unreleased:
             return known[0], known[1], list(known[2])
-        lives = [row[span.start : span.end] for row in self._live]
-        for allocation, copies in moment.unreleased:
-            row, ahead = lives[ROW_INDEX[allocation.row]], allocation.dies - span.start
-            row[ahead:] = [live + allocation.nbytes * copies for live in row[ahead:]]
+        lives = self._on_tape(moment, span)
         totals = [sum(values) for values in zip(*lives, strict=True)]
         highest = max(totals)
         top = highest, span.start + totals.index(highest), [max(live) for live in lives]
         if not moment.unreleased:
             self._tops[span.start] = top
         return top[0], top[1], list(top[2])
+
+    def _on_tape(self, moment: Moment, span: Span | BlockSpan) -> list[list[int]]:
+        """What the tape holds in each row at every tick of `span`, as it is for the block of `moment`."""
+        lives = [row[span.start : span.end] for row in self._live]
+        for allocation, copies in moment.unreleased:
+            row, ahead = lives[ROW_INDEX[allocation.row]], allocation.dies - span.start
+            row[ahead:] = [live + allocation.nbytes * copies for live in row[ahead:]]
+        return lives
+
+    def untraced_rows(self, moment: Moment) -> list[int]:
+        """What untraced blocks add to each row at `moment`."""
+        added = [0] * len(ROWS)
+        for (row, _), nbytes in moment.untraced.items():
+            added[ROW_INDEX[row]] += nbytes
+        return added
+
+    def rows_during(self, moment: Moment, span: Span | BlockSpan) -> list[list[int]]:
+        """Live bytes of every row at every tick of `span`, untraced blocks included."""
+        added = self.untraced_rows(moment)
+        return [[live + more for live in lives] for lives, more in zip(self._on_tape(moment, span), added, strict=True)]
 
     def live_at(self, moment: Moment) -> dict[Label, int]:
         """What is alive at `moment`, by row and part."""

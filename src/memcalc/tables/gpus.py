@@ -15,11 +15,10 @@ from types import MappingProxyType
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
+from memcalc.common.sizes import MIB
 from memcalc.errors import UsageError, close_matches
 from memcalc.tables.gpu_capacities import cuda_total
 from memcalc.units import format_bytes, parse_size
-
-MIB = 2**20
 
 SMI = "memory.total of nvidia-smi"
 SMI_ECC = "memory.total of nvidia-smi, ECC on (the default of this card)"

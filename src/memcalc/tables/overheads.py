@@ -3,10 +3,16 @@
 Each is a named part of OTHER OVERHEAD with an option that replaces it; none is a correction factor.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memcalc.tables.gpus import MIB, Gpu
+from memcalc.common.sizes import MIB
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 CUDA_CONTEXT_PART = "CUDA context"
 """Part of OTHER OVERHEAD that lies outside PyTorch's allocator."""

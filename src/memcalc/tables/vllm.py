@@ -14,9 +14,9 @@ from types import MappingProxyType
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
-from memcalc.tables.gpus import MIB, Gpu
+from memcalc.tables.gpus import Gpu
 
-GIB = 1024 * MIB
+MIB, GIB = 2**20, 2**30
 
 BLOCK = 16
 """Tokens of a page (CacheConfig.DEFAULT_BLOCK_SIZE)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memcalc.common.assumption import Assumption
 from memcalc.config.quantization import find_quantization, quantized_once
@@ -18,8 +19,6 @@ from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell
 from memcalc.nn.stack import Stack
 from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.peft.freezing import freeze, train_only
-from memcalc.peft.injection import Lora, add_lora
-from memcalc.peft.selection import tell_layers_apart
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32
 from memcalc.tables.frozen_bases import frozen_base
@@ -28,6 +27,9 @@ from memcalc.tables.stated_formats import module_formats, stated_format, unknown
 from memcalc.tables.weight_formats import WeightFormat, asked_format
 from memcalc.training.liger import use_liger
 
+if TYPE_CHECKING:
+    from memcalc.peft.injection import Lora
+
 
 def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
     """Freeze and extend `network`, unbound, as `setup` asks; returns the assumptions."""
@@ -35,6 +37,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
     if setup.lora_rank is not None:
+        from memcalc.peft.selection import tell_layers_apart  # the default, training in full, does not pay for these
+
         tell_layers_apart(network, _lora(setup).selection)
     if setup.checkpoint_every_n_blocks > 1:
         _checkpoint_every(network, setup.checkpoint_every_n_blocks)
@@ -46,6 +50,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
     notes = load(network, spec, setup)
     train_only(network, setup.train_only)
     if setup.lora_rank is not None:
+        from memcalc.peft.injection import add_lora
+
         setup = _with_new_head(network, setup, notes)
         notes += add_lora(network, spec.model_type, _lora(setup))
     if setup.freeze is not None:
@@ -204,6 +210,8 @@ def _with_new_head(network: Network, setup: TrainingSetup, notes: list[Assumptio
 
 
 def _lora(setup: TrainingSetup) -> Lora:
+    from memcalc.peft.injection import Lora
+
     assert setup.lora_rank is not None
     return Lora(
         setup.lora_rank,

@@ -87,15 +87,17 @@ def trace(
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
-    step = _trace(spec.key, same, layout, like_tracker, None if teacher is None else teacher.key, device)
+    given = frozenset(same.model_fields_set)  # setups are equal by their values alone, whoever gave them
+    step = _trace(spec.key, same, given, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
 @lru_cache(maxsize=64)
-def _trace(
+def _trace(  # noqa: PLR0913 (all that decides what a step is)
     key: SpecKey,
     setup: TrainingSetup,
+    given: frozenset[str],
     layout: ParallelSetup,
     like_tracker: bool,
     teacher: SpecKey | None,
@@ -114,7 +116,9 @@ def _trace(
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup)
     if layout.expert > 1:
-        engines.divide_experts(network, layout)
+        from memcalc.parallel.expert_parallel import divide_experts
+
+        divide_experts(network, layout)
     run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
     step = run_once()
     if step.engine is not None and step.engine.learns:

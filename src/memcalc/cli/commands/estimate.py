@@ -16,6 +16,12 @@ def _size(text: str) -> Any:
     return typer.Option(help=text, metavar="N", show_default=False, rich_help_panel=_SHAPE)
 
 
+def _families(incomplete: str) -> list[str]:
+    from memcalc.models.released_shapes import SHAPES
+
+    return [name for name in SHAPES if name.startswith(incomplete)]
+
+
 @with_job
 def command(
     *,
@@ -29,6 +35,18 @@ def command(
             show_default=False,
             rich_help_panel="Model",
             help="Parameters, such as 4B, 350M or 8030261248; a shape for that count is chosen and stated.",
+        ),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            metavar="FAMILY",
+            show_default=False,
+            rich_help_panel="Model",
+            autocompletion=_families,
+            help="Whose shape a count has: llama-2, llama-3, mistral, qwen2.5, qwen3, gemma-3, smollm2 or gpt-2. "
+            "[default: as models of that size are today; for 4B, the documentation's example]",
         ),
     ] = None,
     hidden_size: Annotated[str | None, _size("Width of the residual stream.")] = None,
@@ -48,7 +66,7 @@ def command(
         ),
     ] = None,
 ) -> None:
-    """Estimate a Llama-like model from a parameter count, from shape numbers, or from both."""
+    """Estimate a decoder from a parameter count, from shape numbers, or from both."""
     sizes = {
         "hidden_size": hidden_size,
         "num_layers": num_layers,
@@ -68,5 +86,5 @@ def command(
 
     from memcalc.models.llama_shape import canonical_spec
 
-    spec, assumptions = canonical_spec(None if params is None else parse_parameters(params), **shape)
+    spec, assumptions = canonical_spec(None if params is None else parse_parameters(params), like=like, **shape)
     job.answer(spec, assumptions)

@@ -79,16 +79,13 @@ def command(
     if not files and not line:
         raise UsageError("from-config needs a file, or a launch line after --: memcalc from-config FILE.")
     found = read(files or (), line, framework=_framework(framework), release=_release(release))
-    if model is not None:
-        found.model = model
-    elif found.model is not None and is_local(found.model) and not (show_setup or as_options):
-        raise UsageError(
-            f"the model is {quoted(found.model)} on a disk: a run file's paths are not followed; give --model PATH."
-        )
+    found.model = found.model if model is None else model
     if show_setup or as_options:
         output.write(_shown(found, request, as_options=as_options, verbose=verbose))
         return
-    _estimate(
+    if model is None:
+        refuse_path(found)
+    estimate_run(
         found,
         request,
         {
@@ -99,6 +96,14 @@ def command(
         },
         {"revision": revision, "token": token, "timeout": read_timeout(timeout), "weights": weights},
     )
+
+
+def refuse_path(found: "Mapping") -> None:
+    """Raise UsageError where the run's own model is a path: such are not followed."""
+    if found.model is not None and is_local(found.model):
+        raise UsageError(
+            f"the model is {quoted(found.model)} on a disk: a run file's paths are not followed; give --model PATH."
+        )
 
 
 def _framework(name: str | None) -> str:
@@ -143,7 +148,8 @@ def _shown(found: "Mapping", request: Request, *, as_options: bool, verbose: boo
     return "".join(visible(line, unicode) + "\n" for line in text.splitlines())
 
 
-def _estimate(found: "Mapping", request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
+def estimate_run(found: "Mapping", request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
+    """Answer for the run that was read: `how` and `where` hold the options of its model."""
     from memcalc.run_configs.model_names import repository
 
     if found.model is None:

@@ -13,6 +13,7 @@ from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import DynamicResolutionEncoder, ImageFeatures
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.packed_vision import (
     AxialRotary,
@@ -80,7 +81,7 @@ class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
         places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         hidden = self.patch_embed(pixels)
         rotation = self.rotary_pos_emb(hidden, places)
-        lengths = [pixels.shape[0] // images] * images
+        lengths = [Repeat([pixels.shape[0] // images], images)]
         for block in self.blocks:
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         merged = self.merger(hidden)
@@ -111,14 +112,14 @@ class Qwen25VLVisionEncoder(Qwen2VLVisionEncoder):
         count = pixels.shape[0] // images
         places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         rows, columns = self.grid or (isqrt(count // square), isqrt(count // square))
-        windows = [cells * square for cells in window_lengths(rows, columns, self.window)] * images
+        windows = [Repeat(window_lengths(rows, columns, self.window, square), images)]
         order = _on_host(pixels.tape, (pixels.shape[0] // square,))
         hidden = self.patch_embed(pixels)
         hidden = self._ordered(hidden, order)
         rotation = self.rotary_pos_emb(hidden, places)
         rotation = tuple(self._ordered(table, order) for table in rotation)
         for block in self.blocks:
-            lengths = [count] * images if block.traced.position in self.full else windows
+            lengths = [Repeat([count], images)] if block.traced.position in self.full else windows
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         merged = self.merger(hidden)
         merged = ops.index_select(merged, order)
@@ -158,7 +159,7 @@ class Qwen3VLVisionEncoder(Qwen2VLVisionEncoder):
         learned = ops.sum(ops.mul(self.pos_embed(indices), ops.unsqueeze(weights, -1)), 1)
         hidden = ops.add(hidden, ops.to(learned, hidden.dtype))
         rotation = self.rotary_pos_emb(hidden, places)
-        lengths = [count // images] * images
+        lengths = [Repeat([count // images], images)]
         middle: list[Tensor] = []
         for block in self.blocks:
             hidden = block(hidden, lengths=lengths, rotation=rotation)

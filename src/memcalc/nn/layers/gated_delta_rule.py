@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.nn.layers.token_loop import token_steps
 from memcalc.tables.dtypes import FP32
 
 CHUNK = 64
@@ -83,7 +84,7 @@ def chunk_rule(
     query = ops.mul(query, _wide(ops.exp(summed)))
     key = ops.mul(key, _wide(ops.exp(ops.sub(ops.narrow(summed, -1, 1), summed))))
     chunk_decay = _wide(_wide(ops.exp(ops.select(summed, -1))))
-    for _ in range(values.shape[2]):
+    for _ in token_steps(out.tape, values.shape[2]):
         new = ops.sub(ops.select(values, 2), ops.matmul(ops.select(k_summed, 2), state))
         read = ops.matmul(ops.select(query, 2), state)
         out = ops.copy_slice_(out, ops.add(read, ops.matmul(ops.select(inside, 2), new)))

@@ -17,6 +17,7 @@ from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, masked
 from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.nn.state_space_kernels import StateSpaceMixer
 from memcalc.tables.dtypes import FP32
 
 
@@ -82,7 +83,7 @@ def state_update(
     return ops.to(out, dtype)
 
 
-class MambaMixer(Module):
+class MambaMixer(StateSpaceMixer):
     """Mamba 1: one projection to inputs and gate, a causal convolution, the scan, the output projection.
 
     hidden, inner: width of the model and of the mixer.
@@ -123,7 +124,6 @@ class MambaMixer(Module):
         self.dt_proj = Linear(rank, inner, bias=True, group="state-space mixer")
         self.out_proj = Linear(inner, hidden, bias=bias, group="state-space mixer")
         self.norms = None if norms is None else norms()
-        self.fused_kernels = False
 
     def _fused(self, hidden: Tensor, projected: Tensor, a: Tensor) -> Tensor:
         """The rest of the mixer in mamba-ssm's kernels, over a sequence."""

@@ -16,6 +16,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.nn.state_space_kernels import StateSpaceMixer
 from memcalc.tables.dtypes import FP32
 
 STATE = "state-space states"
@@ -65,7 +66,7 @@ class Mamba2Shape:
         return [self.inner, self.groups * self.state, self.groups * self.state]
 
 
-class Mamba2Mixer(Module):
+class Mamba2Mixer(StateSpaceMixer):
     """Mamba 2: one projection to gate, inputs, b, c and steps; a causal convolution; the scan; a gated norm; output.
 
     hidden, shape, act: width of the model, sizes of the mixer, activation after the convolution.
@@ -101,7 +102,6 @@ class Mamba2Mixer(Module):
         self.in_proj = Linear(hidden, projected, bias=bias, group="state-space mixer")
         self.norm = norm
         self.out_proj = Linear(shape.inner, hidden, bias=out_bias, group="state-space mixer")
-        self.fused_kernels = False
 
     def _fused(self, projected: Tensor, a: Tensor) -> Tensor:
         """The rest of the mixer in mamba-ssm's kernels, over a sequence."""

@@ -6,13 +6,14 @@ window by window.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from math import prod
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import ConfigError
 from memcalc.nn.layers.attention_backends import attend
+from memcalc.nn.layers.equal_pieces import Lengths, Repeat, each_piece
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.rotary import Rotation, rotate_half
 from memcalc.nn.module import Buffer, Module, Parameter
@@ -118,15 +119,14 @@ class PackedAttention(Module):
         value = ops.unsqueeze(ops.transpose(value, 0, 1), 0)
         return query, key, value
 
-    def forward(self, hidden: Tensor, lengths: Sequence[int], rotation: Rotation) -> Tensor:
+    def forward(self, hidden: Tensor, lengths: Lengths, rotation: Rotation) -> Tensor:
         """[n, h] to [n, h]; `lengths` are those of the stretches."""
         count = hidden.shape[0]
         query, key, value = self._heads(hidden, rotation)
         if run_context(hidden).attention == "flash":  # one call that knows where stretches begin
             out, _ = attend(query, key, value, None)
         else:
-            pieces = [ops.split(tensor, lengths, 2) for tensor in (query, key, value)]
-            outs = [attend(q, k, v, None)[0] for q, k, v in zip(*pieces, strict=True)]
+            outs = each_piece(lambda q, k, v: attend(q, k, v, None)[0], lengths, (query, key, value), 2)
             out = ops.cat(outs, 1)
         out = ops.contiguous(ops.reshape(out, count, -1))
         return self.proj(out)  # type: ignore[no-any-return]
@@ -165,7 +165,7 @@ class PackedBlock(Module):
         self.attn = attn
         self.mlp = mlp
 
-    def forward(self, hidden: Tensor, lengths: Sequence[int], rotation: Rotation) -> Tensor:
+    def forward(self, hidden: Tensor, lengths: Lengths, rotation: Rotation) -> Tensor:
         """[n, h] to [n, h]."""
         hidden = ops.add(hidden, self.attn(self.norm1(hidden), lengths=lengths, rotation=rotation))
         return ops.add(hidden, self.mlp(self.norm2(hidden)))
@@ -196,8 +196,18 @@ class PatchMerger(Module):
         return second(ops.gelu(first(hidden)))  # type: ignore[no-any-return]
 
 
-def window_lengths(rows: int, columns: int, side: int) -> list[int]:
-    """How many of rows · columns places lie in each window of `side` by `side`, those at the edges being smaller."""
-    heights = [min(side, rows - start) for start in range(0, rows, side)]
-    widths = [min(side, columns - start) for start in range(0, columns, side)]
-    return [height * width for height in heights for width in widths]
+def window_lengths(rows: int, columns: int, side: int, unit: int) -> Lengths:
+    """Lengths of the windows of `side` by `side` places in rows · columns of them, those at the edges being smaller.
+
+    A place counts for `unit`.
+    """
+
+    def row(height: int) -> list[int | Repeat]:
+        return _cut(columns, side, lambda width: height * width * unit)
+
+    return [Repeat(row(side), rows // side), *(row(rows % side) if rows % side else [])]
+
+
+def _cut(count: int, size: int, length: Callable[[int], int]) -> list[int | Repeat]:
+    whole = Repeat([length(size)], count // size)
+    return [whole, length(count % size)] if count % size else [whole]

@@ -21,8 +21,9 @@ def token_steps(tape: Tape, length: int) -> Iterator[int]:
         yield from [1] * length
         return
     yield from [1] * EXACT
-    since = tape.clock
+    since, before, tape.turns = tape.clock, tape.turns, tape.turns * between
     yield between
+    tape.turns = before
     born = range(since, tape.clock)
     yield 1  # only then has the body let go of what one run hands to the next
     tape.scale_live(born, between)

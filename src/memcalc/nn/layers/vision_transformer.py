@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 from memcalc import ops
 from memcalc.autograd.graph import require_gradient
@@ -287,22 +286,6 @@ def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
     x = ops.clone(ops.permute(x, 0, 2, 1, 3), contiguous=True)
     x = ops.view(x, batch, columns // factor, rows // factor, hidden * factor**2)
     return ops.clone(ops.permute(x, 0, 2, 1, 3), contiguous=True)
-
-
-VISION = "vision"
-"""Group of the weights of a vision tower inside a larger model."""
-
-
-_M = TypeVar("_M", bound=Module)
-
-
-def as_tower(tower: _M, group: str = VISION, scope: str = "vision tower") -> _M:
-    """A tower inside a larger model: its weights and its memory are shown under one name."""
-    for _, parameter in tower.tensors():
-        parameter.group = group
-    for _, module in tower.modules():
-        module.scope = scope
-    return tower
 
 
 Reduce = Callable[[Tensor], Tensor]

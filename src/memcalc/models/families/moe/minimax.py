@@ -16,6 +16,7 @@ from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import Rotation
 from memcalc.nn.layers.ssd_scan import masked
+from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module
 from memcalc.nn.run_context import run_context
@@ -71,8 +72,10 @@ class LightningAttention(Module):
         batch, heads, length, width = query.shape
         state = value.tape.empty((batch, heads, width, width), value.dtype)
         outs: list[Tensor] = []
-        for start in range(0, length, self.size):
-            count = min(self.size, length - start)
+        blocks, done = -(-length // self.size), 0
+        for stands_for in token_steps(value.tape, blocks):
+            done += stands_for
+            count = self.size if done < blocks else length - self.size * (blocks - 1)
             q, k, v = ops.narrow(query, 2, count), ops.narrow(key, 2, count), ops.narrow(value, 2, count)
             query_decay, key_decay = ops.narrow(self.query_decay, 1, count), ops.narrow(self.key_decay, 1, count)
             diagonal = ops.narrow(ops.narrow(self.diagonal_decay, 2, count), 3, count)
@@ -81,7 +84,7 @@ class LightningAttention(Module):
             inside = ops.matmul(ops.mul(scores, diagonal), v)
             between = ops.matmul(ops.mul(q, query_decay), state)
             out = ops.add(between, inside)
-            outs.append(out)
+            outs.append(ops.as_many(out, -2, stands_for))
             new = ops.matmul(ops.transpose(ops.mul(k, key_decay), -1, -2), v)
             state = ops.add(ops.mul(state, block_decay), new)
         joined = ops.cat(outs, -2)
@@ -92,12 +95,12 @@ class LightningAttention(Module):
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         ratio = ops.exp(ops.neg(self.slope_rate))
         outs: list[Tensor] = []
-        for _ in range(query.shape[2]):
+        for stands_for in token_steps(query.tape, query.shape[2]):
             q, k, v = ops.narrow(query, 2, 1), ops.narrow(key, 2, 1), ops.narrow(value, 2, 1)
             new = ops.matmul(ops.transpose(k, -1, -2), v)
             state = ops.add(ops.mul(ratio, state), new)
             out = ops.matmul(q, state)
-            outs.append(out)
+            outs.append(ops.as_many(out, -2, stands_for))
         joined = ops.cat(outs, -2)
         return joined, state, [ratio, new, out]
 

@@ -20,9 +20,10 @@ from memcalc.nn.layers.mixture_of_experts import Experts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.routers import TopKThenSoftmaxRouter
-from memcalc.nn.layers.vision_transformer import as_tower, grid_of
+from memcalc.nn.layers.vision_transformer import grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import BOOL, INT64
 
 

@@ -17,10 +17,11 @@ from memcalc.nn.layers.losses import token_loss
 from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
-from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionBlock, VisionTower, as_tower, grid_of
+from memcalc.nn.layers.vision_transformer import PatchEmbedding, VisionBlock, VisionTower, grid_of
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.stack import Stack
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import INT64
 
 

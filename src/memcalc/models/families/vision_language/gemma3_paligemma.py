@@ -18,9 +18,10 @@ from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import tower_of, vision_config
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import GemmaRMSNorm
-from memcalc.nn.layers.vision_transformer import as_tower, grid_of
+from memcalc.nn.layers.vision_transformer import grid_of
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.towers import as_tower
 
 
 class PoolingProjector(Module):

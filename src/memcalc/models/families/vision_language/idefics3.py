@@ -14,10 +14,11 @@ from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import bidirectional_mask
 from memcalc.nn.layers.norms import LayerNorm
-from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower, grid_of, pixel_shuffle
+from memcalc.nn.layers.vision_transformer import PatchEmbedding, grid_of, pixel_shuffle
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import BOOL, INT64
 
 

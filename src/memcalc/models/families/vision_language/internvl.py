@@ -23,7 +23,6 @@ from memcalc.nn.layers.vision_transformer import (
     PatchEmbedding,
     VisionAttention,
     VisionTower,
-    as_tower,
     grid_of,
     kinds_of,
     pixel_shuffle,
@@ -31,6 +30,7 @@ from memcalc.nn.layers.vision_transformer import (
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.stack import Stack
+from memcalc.nn.towers import as_tower
 
 NAMES = ("q_proj", "k_proj", "v_proj", "projection_layer")
 

@@ -16,15 +16,17 @@ from memcalc.models.common.vision_language import (
     language_model,
 )
 from memcalc.models.family import Family, table, vit_sizes
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.packed_vision import AxialRotary, PackedBlock, SplitPackedAttention
-from memcalc.nn.layers.vision_transformer import PatchEmbedding, as_tower
+from memcalc.nn.layers.vision_transformer import PatchEmbedding
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 NEIGHBOURS = 16
@@ -119,7 +121,7 @@ class KimiTower(Module):
         hidden = self.patch_embed(pixels)
         places = pixels.tape.empty((pixels.shape[0], 2), INT64)
         rotation = self.rotary_emb(hidden, places)
-        lengths = [pixels.shape[0] // images] * images
+        lengths = [Repeat([pixels.shape[0] // images], images)]
         for block in self.layers:
             hidden = block(hidden, lengths=lengths, rotation=rotation)
         hidden = self.final_layernorm(hidden)

@@ -15,11 +15,12 @@ from memcalc.nn.layers.attention_backends import attend_same_dtype
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mlp import PlainMLP
 from memcalc.nn.layers.norms import LayerNorm
-from memcalc.nn.layers.vision_transformer import VisionBlock, as_tower, grid_of, pixel_shuffle
+from memcalc.nn.layers.vision_transformer import VisionBlock, grid_of, pixel_shuffle
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import COMPLEX64
 
 MOST_ACROSS = 4

@@ -19,8 +19,9 @@ from memcalc.models.common.vision_language import (
 )
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
-from memcalc.nn.layers.vision_transformer import as_tower, grid_of
+from memcalc.nn.layers.vision_transformer import grid_of
 from memcalc.nn.model import Network
+from memcalc.nn.towers import as_tower
 
 
 class LlavaVisionEncoder(VisionEncoder):

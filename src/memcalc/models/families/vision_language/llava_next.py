@@ -15,10 +15,11 @@ from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage,
 from memcalc.models.families.vision_language.llava import LlavaVisionEncoder
 from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.registry import vision_config
-from memcalc.nn.layers.vision_transformer import as_tower, grid_of
+from memcalc.nn.layers.vision_transformer import grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.nn.towers import as_tower
 
 
 class LlavaNextVisionEncoder(LlavaVisionEncoder):

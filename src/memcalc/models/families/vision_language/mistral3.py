@@ -17,9 +17,9 @@ from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
-from memcalc.nn.layers.vision_transformer import as_tower
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.towers import as_tower
 
 
 class SquareMerger(Module):

@@ -24,11 +24,11 @@ from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
-from memcalc.nn.layers.vision_transformer import as_tower
 from memcalc.nn.model import IMAGES, Batch, Network, Outputs, positions
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 SPECIAL = 8

@@ -26,9 +26,9 @@ from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.multimodal_rotary import MultimodalRotary
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
 from memcalc.nn.layers.packed_vision import PatchMerger
-from memcalc.nn.layers.vision_transformer import as_tower
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.nn.towers import as_tower
 from memcalc.tables.dtypes import INT64
 
 

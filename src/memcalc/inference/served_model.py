@@ -1,0 +1,112 @@
+"""A model as an engine runs it: one GPU's share, with its weights loaded; the same for every batch and length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memcalc.common.assumption import Assumption
+from memcalc.config.kv_cache_scheme import kv_cache_scheme
+from memcalc.config.quantization import find_quantization
+from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
+from memcalc.inference.weights import LoadedWeights, load_weights
+from memcalc.models.build import build
+from memcalc.models.family import Family
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.model import Network
+from memcalc.nn.quantized_layers import quantize, tell_apart
+from memcalc.nn.state_space_kernels import use_mamba_ssm
+from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
+from memcalc.setup.setup import InferenceSetup
+from memcalc.tables.dtypes import ALIASES, DType
+from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
+from memcalc.tables.gpus import Gpu
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that is ready to be run.
+
+    weights: how they are loaded.
+    kv_dtype: the dtype of the cache, by name.
+    form: the format of a quantized cache; None where it is not quantized.
+    notes: what is taken for granted about all of this.
+    """
+
+    row: Family
+    engine: Engine
+    network: Network
+    weights: LoadedWeights
+    kv_dtype: str
+    form: CacheFormat | None
+    notes: tuple[Assumption, ...]
+    gpu: Gpu | None = None
+    """The GPU that decides defaults of the engine."""
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype that it computes in."""
+        return self.engine.compute or ALIASES[self.weights.dtype]
+
+    @property
+    def resolved_options(self) -> Mapping[str, Any]:
+        """Values of options that were not given, by name."""
+        return {"dtype": self.weights.dtype, "quantization": self.weights.quantization, "kv_dtype": self.kv_dtype}
+
+
+def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> ServedModel:
+    """Build the model of `spec` and load its weights, to be served by `gpu`.
+
+    Raises MemcalcError where the setup cannot be served.
+    """
+    engine = ENGINES[setup.engine]
+    whole = build(spec)
+    network, notes = _divided(spec, whole, setup.tensor_parallel_size)
+    if setup.state_space_kernels == "mamba-ssm":
+        notes = [*notes, use_mamba_ssm(network)]
+    weights = load_weights(spec, setup, engine, network, whole)
+    if weights.form is not None and engine.attention is None:
+        if weights.format_of is not None:
+            tell_apart(network, weights.format_of)
+        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
+    kv_dtype, scheme = _kv_dtype(spec, setup, engine)
+    form = engine.format(kv_dtype, weights.dtype)
+    return ServedModel(
+        family(spec.model_type), engine, network, weights, kv_dtype, form, (*weights.notes, *notes, *scheme), gpu
+    )
+
+
+def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[Assumption]]:
+    """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
+    if size == 1:
+        return whole, []
+    row = family(spec.model_type)
+    config, notes = tensor_parallel(Config(spec.config, row.defaults, row.aliases), size)
+    try:
+        network = build(replace(spec, config=config))
+    except ConfigError:  # the family ties one size to another, so its share is no model of the family
+        raise unknown_division(size, "attention") from None
+    check_divided(whole, network, size)
+    return network, notes
+
+
+def _kv_dtype(spec: ModelSpec, setup: InferenceSetup, engine: Engine) -> tuple[str, list[Assumption]]:
+    """The dtype of the cache: the setup's, or what the repository states where the engine follows it."""
+    stated = kv_cache_scheme(find_quantization(spec.config))
+    if stated is None or setup.kv_dtype != AUTO:
+        return setup.kv_dtype, []
+    if engine.follows_scheme and stated.dtype in engine.formats:
+        return stated.dtype, [
+            Assumption(
+                "kv_cache_scheme", f"KV cache in {stated.dtype}, as {stated.where} of the config says (--kv-dtype)"
+            )
+        ]
+    return AUTO, [
+        Assumption(
+            "kv_cache_scheme_not_followed",
+            f"the config asks for a {stated.dtype} KV cache ({stated.where}), which {engine.name} does not follow",
+        )
+    ]

@@ -1,0 +1,46 @@
+"""`memcalc timeline`: for every MODEL that `memcalc MODEL` takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.cli_runs import refused, run
+from support.paths import ROOT
+from support.shapes import decoder
+
+
+def test_a_count() -> None:
+    text = run("timeline", "1B", "--width", "72").stdout
+    assert "forward" in text
+    assert "\x1b" not in text
+    assert "\x1b[" in run("timeline", "1B", "--color").stdout
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_the_json_has_the_estimate_as_its_peak(mode: str) -> None:
+    job = ("1B", "--mode", mode, "--seq-len", "300", "--json")
+    found = json.loads(run("timeline", *job).stdout)
+    report = json.loads(run("estimate", "--params", *job).stdout)
+    top = found["samples"][found["peak"]["sample"]]
+    assert top["row_bytes"] == {name: row["peak_bytes"] for name, row in report["components"].items()}
+    assert found["peak"]["moment"] == report["peak"]["moment"]
+
+
+def test_a_file_and_a_run_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(decoder(64, 3, 4, 2, 128, 320)))
+    assert "block 1" in run("timeline", str(path), "--task", "sequence-classification").stdout
+    qlora = str(ROOT / "examples" / "axolotl_qlora.yaml")
+    assert "backward" in run("timeline", qlora, "--model", "1B").stdout
+
+
+def test_check() -> None:
+    run("timeline", "8B", "--gpu", "T4", "--check", code=3)
+
+
+def test_what_is_refused() -> None:
+    assert "MODEL" in refused(2, "timeline", "what?")
+    assert "--markdown" in refused(2, "timeline", "1B", "--markdown")
+    assert "--base" in refused(2, "timeline", "1B", "--base", "x")
+    assert "--model" in refused(2, "timeline", "1B", "--model", "2B")
+    assert "--pipeline-parallel-size" in refused(2, "timeline", "1B", "--gpus", "2", "--pipeline-parallel-size", "2")
