@@ -30,6 +30,7 @@ ROOMS = (
     ("run_configs", "sources"),
     ("decide",),
     ("render",),
+    ("library",),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -65,7 +65,7 @@ def estimate(
         spec: the model.
         setup: what is run.
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: lines that the caller already has to say.
+        assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
 
     Raises:
@@ -74,7 +74,9 @@ def estimate(
     check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
-    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
+    check_type("assumptions", assumptions, (list, tuple), "a list of assumptions")
+    for assumption in assumptions:
+        check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher, gpu)
     rank = _most_loaded(steps)
@@ -107,6 +109,7 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | process_memory.resolved(),
         assumptions=(
+            *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
@@ -142,9 +145,11 @@ def _found(gpu: Gpu | str) -> Gpu:
     return find_gpu(gpu) if isinstance(gpu, str) else gpu
 
 
-def process_bytes(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+def process_bytes(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> int:
     """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
-    steps, layout = _run(spec, setup, None, gpu)
+    steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
     peak = max(phase_totals(step).values())
     process = ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process

@@ -14,6 +14,7 @@ SIZES: dict[str, Callable[[int], int]] = {
     "two slopes": lambda n: 10**9 + 1000 * min(n, 5000) + 10 * n,
     "steeper later": lambda n: 10**9 + 10 * n + 10**6 * max(n - 5000, 0),
     "level": lambda n: 10**9,
+    "copied unless aligned": lambda n: 10**9 + 1000 * n + (300 * n if n % 8 else 0),
     "too short at first": lambda n: 0 if n < 700 else 10**9 + 1000 * n,
     "too long at last": lambda n: 10**9 + n if n <= 8192 else ENDLESS,
 }
@@ -34,10 +35,12 @@ def test_the_answer_fits_and_one_more_does_not(name: str, limit: int, known: tup
         found = largest_fit(size, room, limit, {n: SIZES[name](n) for n in known})
         assert found == 0 or SIZES[name](found) <= room
         assert found == limit or SIZES[name](found + 1) > room
+        aligned = (found // 8 + 1) * 8
+        assert aligned > limit or SIZES[name](aligned) > room
         assert len(asked) == len(set(asked)) <= 30, (room, asked)
 
 
-def test_a_linear_size_takes_four_evaluations() -> None:
+def test_a_linear_size_takes_few_evaluations() -> None:
     asked: list[int] = []
 
     def size(n: int) -> int:
@@ -45,4 +48,4 @@ def test_a_linear_size_takes_four_evaluations() -> None:
         return SIZES["linear"](n)
 
     assert largest_fit(size, 80 * 10**9, known={1: size(1)}) == 639_898
-    assert len(asked) <= 5
+    assert len(asked) <= 6

@@ -30,6 +30,7 @@ def test_the_keys_of_the_contract() -> None:
         "kv_cache_bytes",
         "gpu",
         "serving",
+        "remedies",
         "cluster",
         "ranks",
     ]

@@ -10,7 +10,7 @@ from support.gguf_files import gguf
 
 from memcalc import ModelSpec
 from memcalc.models.build import build
-from memcalc.models.registry import known
+from memcalc.models.registry import families
 from memcalc.sources.gguf.architectures import MODEL_TYPES, TRANSLATIONS
 from memcalc.sources.gguf.config import config_from_gguf
 from memcalc.sources.gguf.header import read_gguf
@@ -244,9 +244,9 @@ def test_the_same_parameters(architecture: str, keys: dict[str, Any], ours: dict
 
 
 def test_every_row_leads_to_a_family() -> None:
-    unknown = {name for name, family in MODEL_TYPES.items() if family not in known()}
+    unknown = {name for name, family in MODEL_TYPES.items() if family not in families()}
     assert unknown <= {"gemma3n", "gemma4"}
-    assert set(TRANSLATIONS) <= {*MODEL_TYPES, *known()}
+    assert set(TRANSLATIONS) <= {*MODEL_TYPES, *families()}
 
 
 @pytest.mark.parametrize(("architecture", "head"), [("bert", "BertModel"), ("nomic-bert", "NomicBertModel")])

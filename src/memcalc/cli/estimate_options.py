@@ -17,6 +17,7 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
+    from memcalc.decide.what_fits import Advice
     from memcalc.models.spec import ModelSpec
     from memcalc.report.timeline import Timeline
     from memcalc.tables.gpus import Gpu
@@ -65,7 +66,7 @@ class Job:
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
         """Estimate and print the report."""
-        from memcalc import estimate
+        from memcalc.estimation import estimate
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:
@@ -82,8 +83,14 @@ class Job:
             self._show_timeline(spec, tuple(assumptions), teacher)
             return
         report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher)
-        below = "" if report.gpu is None or report.gpu.fits or self.shown.json else self._advice(spec, teacher)
-        self.show(report, below)
+        advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
+        if advice is None or self.gpu is None:
+            self.show(report)
+            return
+        from memcalc.render.advice import render
+
+        report = report.model_copy(update={"remedies": advice.reported()})
+        self.show(report, "" if self.shown.json else render(advice, self.gpu, self.shown.unit))
 
     def _show_timeline(self, spec: "ModelSpec", assumptions: tuple[Any, ...], teacher: "ModelSpec | None") -> None:
         from memcalc.render.timeline import columns
@@ -94,14 +101,13 @@ class Job:
         output.write(render_timeline(found, self.shown))
         self._check(found.report)
 
-    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> str:
+    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
         if not isinstance(self.setup, TrainingSetup) or self.gpu is None:
-            return ""
+            return None
         from memcalc.decide.what_fits import advise
-        from memcalc.render import advice
 
-        return advice.render(advise(spec, self.setup, self.gpu, teacher=teacher), self.gpu, self.shown.unit)
+        return advise(spec, self.setup, self.gpu, teacher=teacher)
 
     def show(self, report: Report, below: str = "") -> None:
         """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""

@@ -10,6 +10,7 @@ of blocks is the one that comes nearest to the count. The exact count of the sha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
@@ -52,6 +53,19 @@ PAGE_EXAMPLE = 4_000_000_000
 _CANNOT_BE_LIKE = (
     "--like gives the whole shape of a model with so many parameters: give --params too, and leave out shape numbers."
 )
+
+
+class Shape(TypedDict, total=False):
+    """Numbers of a shape, as `canonical_spec` takes them."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_embeddings: bool
 
 
 def canonical_spec(

@@ -22,6 +22,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
             "helium",
             "hunyuan_v1_dense",
             "hyperclovax",
+            "iquestcoder",
             "jais2",
             "ministral",
             "ministral3",
@@ -30,6 +31,8 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
             "smollm3",
         ),
         "gemma": ("gemma", "gemma2", "gemma3_text", "vaultgemma"),
+        "gemma3n": ("gemma3n_text",),
+        "gemma4": ("gemma4_text",),
         "phi3": ("phi3",),
         "olmo": ("olmo", "olmo2", "olmo3"),
         "cohere": ("cohere", "cohere2"),
@@ -63,9 +66,9 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "minimax": ("minimax",),
         "phimoe": ("phimoe",),
         "ernie_hunyuan_minimax_m2": ("ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "flex_olmo"),
-        "deepseek": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2"),
-        "deepseek_variants": ("dots1", "exaone_moe", "glm4_moe", "solar_open"),
-        "granite_moe": ("granitemoe", "granitemoehybrid"),
+        "deepseek": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "sarvam_mla", "youtu"),
+        "deepseek_variants": ("dots1", "exaone_moe", "glm4_moe", "sarvam_moe", "solar_open"),
+        "granite_moe": ("granitemoe", "granitemoehybrid", "granitemoeshared"),
         "llama4": ("llama4_text",),
     },
     "recurrent": {
@@ -157,7 +160,7 @@ _UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
 """What --generic makes of a config; no model's config names it."""
 
 
-def known() -> tuple[str, ...]:
+def families() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
 

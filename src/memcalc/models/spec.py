@@ -9,6 +9,7 @@ from types import NoneType
 from typing import Any
 
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
@@ -35,6 +36,8 @@ class ModelSpec:
     """Its weights as they are stored, where headers tell."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served besides the model's own (an adapter), by name."""
+    assumptions: tuple[Assumption, ...] = ()
+    """What was taken for granted when it was read; its reports begin with that."""
 
     @property
     def key(self) -> SpecKey:
@@ -76,7 +79,7 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
-        from memcalc.models.registry import known
+        from memcalc.models.registry import families
 
         if isinstance(config, str) or hasattr(config, "__fspath__"):
             raise UsageError(
@@ -87,7 +90,7 @@ class ModelSpec:
         check_type("name", name, str, "text")
         model_type = config.get("model_type")
         part = config.get("_class_name")
-        if model_type is None and isinstance(part, str) and part in known():
+        if model_type is None and isinstance(part, str) and part in families():
             return cls(name=name, model_type=part, config=dict(config))
         if model_type is None and isinstance(part, str):
             raise ConfigError(

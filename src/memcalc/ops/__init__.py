@@ -56,7 +56,7 @@ from memcalc.ops.indexing import (
     sort,
     topk,
 )
-from memcalc.ops.inplace import copy_slice_, div_, mul_scalar_, mul_slice_
+from memcalc.ops.inplace import add_view_, copy_slice_, div_, mul_, mul_scalar_, mul_slice_
 from memcalc.ops.liger import liger_glu, liger_rms_norm, liger_rope
 from memcalc.ops.mamba_ssm import CombinedShape, InnerWeights, mamba_combined, mamba_inner
 from memcalc.ops.matmul import (
@@ -86,6 +86,7 @@ from memcalc.ops.reduction import (
     nll_loss,
     rms_norm,
     softmax,
+    std,
     sum,
     vector_norm,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "add",
     "add_",
     "add_scalar",
+    "add_view_",
     "addmm",
     "as_many",
     "autograd_function",
@@ -195,6 +197,7 @@ __all__ = [
     "mm",
     "mse_loss",
     "mul",
+    "mul_",
     "mul_complex",
     "mul_scalar",
     "mul_scalar_",
@@ -229,6 +232,7 @@ __all__ = [
     "sqrt",
     "squeeze",
     "stack",
+    "std",
     "sub",
     "sum",
     "tanh",

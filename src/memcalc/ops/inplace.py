@@ -9,7 +9,7 @@ from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
 from memcalc.ops.elementwise import div_backward, empty_like, to
 from memcalc.ops.unary import backward_temporaries
-from memcalc.ops.views import clone, narrow
+from memcalc.ops.views import clone, narrow, narrow_backward
 
 
 def rebased(x: Tensor) -> Tensor:
@@ -21,6 +21,15 @@ def mul_scalar_(x: Tensor) -> Tensor:
     """x times or divided by a number, in place."""
     out = rebased(x)
     record(x.tape, out, backward_temporaries(1), (x,))
+    return out
+
+
+def mul_(x: Tensor, factor: Tensor) -> Tensor:
+    """x times `factor`, which needs no gradient, in place: keeps the factor."""
+    out = rebased(x)
+    node = record(x.tape, out, backward_temporaries(1), (x,))
+    if node is not None:
+        node.save(factor)
     return out
 
 
@@ -56,6 +65,28 @@ def div_(a: Tensor, b: Tensor) -> Tensor:
             node.save(before)
         node.save(b)
     return out
+
+
+def add_view_(x: Tensor, view: Tensor, addend: Tensor) -> tuple[Tensor, Tensor]:
+    """`addend` added in place to `view`, a view of x: x and the view, as they are then.
+
+    Backward copies the whole gradient, and then the part of it under the view; the gradient of the view as it is then
+    is a zero-filled tensor of the size of x.
+    """
+    whole = rebased(x)
+    record(x.tape, whole, _add_view_backward, (x, addend), view.shape)
+    seen = Tensor(view.shape, view.stride, x.dtype, x.storage, is_view=True)
+    record(x.tape, seen, narrow_backward, (whole,), x.shape)
+    return whole, seen
+
+
+def _add_view_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    whole = empty_like(grad)
+    part = node.tape.empty(node.context, grad.dtype)
+    return [whole if node.needs(0) else None, part if node.needs(1) else None]
 
 
 def copy_slice_(x: Tensor, piece: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
 from memcalc.ops.views import unsqueeze
-from memcalc.tables.dtypes import FP16, FP32, INT64, DType, promote
+from memcalc.tables.dtypes import BOOL, FP16, FP32, INT64, DType, promote
 
 
 def _reduced(shape: Shape, dim: int, keepdim: bool) -> Shape:
@@ -29,6 +29,34 @@ def mean(x: Tensor, dim: int = -1, *, keepdim: bool = True) -> Tensor:
 def _mean_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
+
+
+def std(x: Tensor) -> Tensor:
+    """The standard deviation over the last dimension, which is kept: keeps x and the result."""
+    out = x.tape.empty((*x.shape[:-1], 1), x.dtype)
+    node = record(x.tape, out, _std_backward, (x,), x.shape)
+    if node is not None:
+        node.save(x)
+        node.save(out)
+    return out
+
+
+def _std_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """The gradient of the variance, times twice the distance from the mean."""
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    shape = node.context
+    doubled, of_variance = empty_like(grad), empty_like(grad)
+    zero = empty_like(grad, BOOL)
+    del doubled, zero
+    scaled = empty_like(grad)
+    mean = empty_like(grad)
+    distance = node.tape.empty(shape, grad.dtype)
+    del mean
+    out = node.tape.empty(shape, grad.dtype)
+    del scaled, distance, of_variance
+    return [out]
 
 
 def sum(x: Tensor, dim: int = -1, *, keepdim: bool = False, dtype: DType | None = None) -> Tensor:

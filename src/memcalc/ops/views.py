@@ -132,14 +132,15 @@ def narrow(x: Tensor, dim: int, length: int) -> Tensor:
     dim %= len(x.shape)
     if length == x.shape[dim]:
         out = _alias(x, x.shape, x.stride)
-        record(x.tape, out, _narrow_backward, (x,), x.shape)
+        record(x.tape, out, narrow_backward, (x,), x.shape)
         return out
     out = _alias(x, (*x.shape[:dim], length, *x.shape[dim + 1 :]), x.stride)
-    record(x.tape, out, _narrow_backward, (x,), x.shape)
+    record(x.tape, out, narrow_backward, (x,), x.shape)
     return out
 
 
-def _narrow_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+def narrow_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """A zero-filled tensor of the size of what was cut."""
     (grad,) = grads
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
@@ -150,7 +151,7 @@ def slice(x: Tensor, dim: int, step: int) -> Tensor:
     length = -(-x.shape[dim] // step)
     stride = (*x.stride[:dim], x.stride[dim] * step, *x.stride[dim + 1 :])
     out = _alias(x, (*x.shape[:dim], length, *x.shape[dim + 1 :]), stride)
-    record(x.tape, out, _narrow_backward, (x,), x.shape)
+    record(x.tape, out, narrow_backward, (x,), x.shape)
     return out
 
 
@@ -158,7 +159,7 @@ def select(x: Tensor, dim: int) -> Tensor:
     """One element of `x` along `dim`, the dimension gone."""
     dim %= len(x.shape)
     out = _alias(x, (*x.shape[:dim], *x.shape[dim + 1 :]), (*x.stride[:dim], *x.stride[dim + 1 :]))
-    record(x.tape, out, _narrow_backward, (x,), x.shape)
+    record(x.tape, out, narrow_backward, (x,), x.shape)
     return out
 
 
@@ -166,7 +167,7 @@ def index(x: Tensor, *indices: Tensor) -> Tensor:
     """Elements of `x` at index tensors [n] over its first dimensions, a copy: keeps the indices."""
     shape = (*indices[0].shape, *x.shape[len(indices) :])
     out = x.tape.empty(shape, x.dtype)
-    node = record(x.tape, out, _narrow_backward, (x,), x.shape)
+    node = record(x.tape, out, narrow_backward, (x,), x.shape)
     if node is not None:
         for index in indices:
             node.save(index)

@@ -194,6 +194,32 @@ class Serving(Contract):
     )
 
 
+class RemedyOffer(Contract):
+    """A change that makes the job smaller by itself."""
+
+    name: str = Field(description="What it is.")
+    cost: str = Field(description="What one pays for it.")
+    options: dict[str, Any] = Field(description="The options of `setup` that change, with their values.")
+    command_line: str = Field(description="The same as options of the command line.")
+    saved_bytes: Bytes = Field(description="What the process then needs less: the difference of two estimates.")
+    fits: bool = Field(description="Whether the job fits with it.")
+
+
+class Remedies(Contract):
+    """What makes a job smaller that does not fit."""
+
+    alone: tuple[RemedyOffer, ...] = Field(description="What helps by itself, those that cost least first.")
+    together: dict[str, Any] | None = Field(
+        description="Options of the first combination that fits; null where none does."
+    )
+    command_line: str | None = Field(description="The same as options of the command line.")
+    process_bytes: Bytes | None = Field(description="What the process then needs.")
+    fewest_gpus: int | None = Field(
+        description="GPUs that have to share the job as it is, by FSDP2 unless it is sharded already; null where no "
+        "number is enough."
+    )
+
+
 class RankPeak(Contract):
     """What one kind of rank holds."""
 
@@ -253,6 +279,9 @@ class Report(Contract):
     gpu: GpuFit | None = Field(description="The GPU that was asked about; null where none was.")
     serving: Serving | None = Field(
         default=None, description="What the GPU can serve; null in training and where no GPU was asked about."
+    )
+    remedies: Remedies | None = Field(
+        default=None, description="What makes a training job smaller that does not fit; null where it fits."
     )
     cluster: Cluster | None = Field(default=None, description="The job on several GPUs; null on a single one.")
     ranks: tuple[RankPeak, ...] = Field(default=(), description="What each kind of rank holds; empty on a single GPU.")

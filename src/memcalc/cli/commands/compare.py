@@ -65,8 +65,8 @@ def _methods(text: str | None) -> list[str | None]:
 
 def _column(request: Request, model: str, method: str | None) -> tuple[str, Report]:
     """The heading of a column, and its report. What the user gave comes before what the method stands for."""
-    from memcalc import estimate
     from memcalc.decide.methods import METHODS
+    from memcalc.estimation import estimate
 
     spec, assumptions = read_model(model)
     job = request.job("training", METHODS[method]) if method else request.read()

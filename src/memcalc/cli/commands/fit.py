@@ -51,9 +51,9 @@ def command(
 
 def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
     """What fits one GPU, as plain values."""
-    from memcalc import estimate
     from memcalc.decide.largest import largest, smallest_gpu
     from memcalc.decide.what_fits import advise
+    from memcalc.estimation import estimate
 
     setup = job.setup
     report = estimate(spec, setup, gpu)
@@ -72,19 +72,7 @@ def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
     smallest = smallest_gpu(spec, setup)
     found["smallest_gpu"] = None if smallest is None else smallest.name
     if isinstance(setup, TrainingSetup) and not report.gpu.fits:
-        advice = advise(spec, setup, gpu)
-        found["remedies"] = [
-            {
-                "name": offer.remedy.name,
-                "cost": offer.remedy.cost,
-                "options": offer.remedy.as_options(),
-                "saved_bytes": offer.saved_bytes,
-                "fits": offer.fits,
-            }
-            for offer in advice.offers
-        ]
-        found["fits_with"] = advice.as_options() if advice.stack else None
-        found["process_bytes_with"] = advice.process_bytes if advice.stack else None
+        found["remedies"] = advise(spec, setup, gpu).reported().model_dump()
     return found
 
 
@@ -104,9 +92,13 @@ def _print(name: str, job: Job, answers: list[dict[str, Any]]) -> None:
                 size = format_bytes(found[f"process_bytes_at_largest_{field}"], unit) if value else ""
                 rows.append(("", f"{title} ({option_name(field)})", f"{value:,}" if value else "none fits", size))
         rows.append(("", "smallest GPU as given", found["smallest_gpu"] or "none of `memcalc gpus`", ""))
-        if found.get("fits_with"):
-            size = format_bytes(found["process_bytes_with"], unit)
-            rows.append(("", "fits with", found["fits_with"], size))
+        remedies = found.get("remedies")
+        if remedies:
+            gpus = remedies["fewest_gpus"]
+            rows.append(("", "fewest GPUs that share it (--gpus)", "none" if gpus is None else f"{gpus:,}", ""))
+        if remedies and remedies["command_line"]:
+            size = format_bytes(remedies["process_bytes"], unit)
+            rows.append(("", "fits with", remedies["command_line"], size))
     said = ", ".join(f"{option_name(key)} {value}" for key, value in given.items() if value is not None)
     output.write(f"{name}, {'training' if isinstance(job.setup, TrainingSetup) else 'inference'}: {said}\n")
     output.print_table(("GPU", "what", "answer", "process"), rows, right=(3,))

@@ -8,7 +8,7 @@ import typer
 from memcalc.cli import output
 from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Request, with_job
-from memcalc.cli.model_argument import is_local, short_name
+from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import (
     GENERIC,
     GENERIC_IGNORE,
@@ -26,6 +26,7 @@ from memcalc.cli.parser import CommandWithLine, command_line
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
+from memcalc.sources.display_names import short_name
 
 if TYPE_CHECKING:
     from memcalc.run_configs.mapping import Mapping

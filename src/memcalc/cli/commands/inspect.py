@@ -8,9 +8,10 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.errors import warn
-from memcalc.cli.model_argument import is_local, short_name
+from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, read_timeout
 from memcalc.render.terminal_text import visible
+from memcalc.sources.display_names import short_name
 from memcalc.units import format_bytes, format_count
 
 if TYPE_CHECKING:

@@ -64,7 +64,7 @@ def command(
 
 
 def _rows(spec: Any, assumptions: Any, request: Request, axes: Sequence[Axis]) -> list[dict[str, Any]]:
-    from memcalc import estimate
+    from memcalc.estimation import estimate
 
     rows, told = [], sys.stderr is not None and sys.stderr.isatty()
     setups = list(combinations(axes))

@@ -44,6 +44,7 @@ class LatentAttention(Module):
     bias: the down projections and the output projection have biases.
     dropout: probability of dropout on the attention probabilities.
     rotate: applies the rotary embedding to query and key.
+    query_scaling: applied to the rotated queries (Mistral 4).
     """
 
     scope = "attention"
@@ -62,7 +63,9 @@ class LatentAttention(Module):
         bias: bool = False,
         dropout: float = 0.0,
         rotate: Rotate = rotate_interleaved,
+        query_scaling: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        self.query_scaling = query_scaling
         self.query_dims = [nope_dim, rope_dim]
         self.value_dim = value_dim
         self.kv_dims = [kv_rank, rope_dim]
@@ -139,6 +142,8 @@ class LatentAttention(Module):
             if cache.absorbs_latent and length == 1:
                 return self.o_proj(self._absorbed(query_pass, query_rot, latent)), None
         query_states = ops.cat((query_pass, query_rot), -1)
+        if self.query_scaling is not None:
+            query_states = self.query_scaling(query_states)
         key, value = self._expand(latent, key_rot)
         out, weights = attend(query_states, key, value, mask, 1, self.dropout)
         out = ops.contiguous(ops.reshape(out, batch, length, -1))

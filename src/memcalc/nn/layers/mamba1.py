@@ -57,8 +57,8 @@ def selective_scan(
         state = ops.add(ops.mul(ops.select(decay, 2), state), ops.select(added, 2))
         out = ops.matmul(ops.to(state, dtype), ops.unsqueeze(ops.select(c, 1), -1))
         out = ops.select(out, 2)
-        outs.extend([out, *[out.detach()] * (count - 1)])
-    out = ops.stack(outs, -1)
+        outs.append(ops.as_many(ops.unsqueeze(out, -1), -1, count))
+    out = ops.cat(outs, -1)  # torch.stack of them
     out = ops.add(out, ops.mul(x, ops.unsqueeze(ops.unsqueeze(d, 0), -1)))
     out = ops.mul(out, ops.silu(gate))
     return out, state

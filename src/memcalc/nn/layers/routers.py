@@ -216,6 +216,31 @@ class SoftmaxGroupRouter(Module):
         return logits, ops.mul_scalar(weights), indices
 
 
+class SoftmaxLimitedRouter(Router):
+    """Mistral 4's: softmax scores; only experts of the best `top_groups` groups count, and their scores are weights."""
+
+    def __init__(
+        self, hidden: int, count: int, per_token: int, *, groups: int, top_groups: int, normalise: bool
+    ) -> None:
+        self.weight = Parameter(count, hidden, group="experts")
+        self.per_token, self.groups, self.top_groups, self.normalise = per_token, groups, top_groups, normalise
+
+    def forward(self, hidden: Tensor) -> Routing:
+        """Tokens [n, h] to their routing."""
+        hidden = ops.view(hidden, -1, hidden.shape[-1])
+        logits = ops.linear(hidden, self.weight)
+        scores = ops.softmax(logits)
+        group_scores = ops.sum(ops.topk(ops.view(scores, -1, self.groups, scores.shape[-1] // self.groups), 2)[0])
+        _group_mask, score_mask, _index = group_limit(group_scores, self.top_groups, scores)
+        choice = ops.masked_fill(scores, ops.empty_like(ops.empty_like(score_mask, BOOL)))
+        indices = ops.topk(choice, self.per_token)[1]
+        weights = ops.gather(scores, indices)
+        if self.normalise:
+            total = ops.add_scalar(ops.sum(weights, keepdim=True))
+            weights = ops.div_(weights, total)
+        return logits, ops.mul_scalar(weights), indices
+
+
 def group_limit(group_scores: Tensor, top_groups: int, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Masks of the groups that count [n, groups] and of their experts [n, experts], and the groups' indices."""
     index = ops.topk(group_scores, top_groups)[1]

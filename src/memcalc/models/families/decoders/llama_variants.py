@@ -210,6 +210,11 @@ FAMILIES = table(
         llama_sizes((150272, 3328, 26624, 32, 26, 0, 8192), hidden_act="relu2", attention_bias=True, mlp_bias=True),
         verified="measured rows",
     ),
+    Family(
+        "iquestcoder",
+        partial(llama_like, mlp_bias="mlp_bias"),
+        llama_sizes((76800, 5120, 27648, 80, 40, 8, 131072), head_dim=128),
+    ),
     Family("bitnet", bitnet, llama_sizes((128256, 2560, 6912, 30, 20, 5, 2048), hidden_act="relu2")),
     Family(
         "hyperclovax",

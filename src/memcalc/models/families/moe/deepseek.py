@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
@@ -12,13 +13,21 @@ from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.latent_attention import LatentAttention, Rotate, rotate_interleaved
 from memcalc.nn.layers.mixture_of_experts import Experts, SharedAndRoutedExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
-from memcalc.nn.layers.rotary import ComplexRotaryEmbedding, RotaryEmbedding, apply_rotary, rotary_complex
-from memcalc.nn.layers.routers import GroupLimitedRouter, SoftmaxGroupRouter
+from memcalc.nn.layers.rotary import (
+    ComplexRotaryEmbedding,
+    RotaryEmbedding,
+    apply_rotary,
+    rotary_complex,
+    scaled_by_position,
+)
+from memcalc.nn.layers.routers import GroupLimitedRouter, SoftmaxGroupRouter, SoftmaxLimitedRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 
 
-def latent_attention(c: Config, rotate: Rotate) -> LatentAttention:
+def latent_attention(
+    c: Config, rotate: Rotate, query_scaling: Callable[[Tensor], Tensor] | None = None
+) -> LatentAttention:
     """The latent attention of a DeepSeek config."""
     return LatentAttention(
         c.integer("hidden_size"),
@@ -31,6 +40,7 @@ def latent_attention(c: Config, rotate: Rotate) -> LatentAttention:
         bias=c.flag("attention_bias"),
         dropout=c.probability("attention_dropout"),
         rotate=rotate,
+        query_scaling=query_scaling,
     )
 
 
@@ -86,12 +96,45 @@ def deepseek_v2(c: Config, architecture: str | None) -> Network:
 
 def deepseek_v3(c: Config, architecture: str | None) -> Network:
     """DeepSeek V3 and R1, Kimi K2, Moonlight: latent attention, dense first layers, then experts."""
+    return _latent(c, architecture, layered(c, shared_and_routed))
+
+
+def youtu(c: Config, architecture: str | None) -> Network:
+    """Youtu-LLM: DeepSeek V3's attention, and Llama's MLP in every layer."""
+    return _latent(c, architecture, gated_mlp(c))
+
+
+def mistral4(c: Config, architecture: str | None) -> Network:
+    """Mistral 4: softmax scores choose the experts, and queries grow with the position."""
+    if c.section("rope_parameters") and c.section("rope_parameters").get("llama_4_scaling_beta") is None:
+        raise ConfigError(f"{c.where} has no 'llama_4_scaling_beta' in 'rope_parameters', which mistral4 needs.")
+
+    def mixture(c: Config) -> Module:
+        gate = SoftmaxLimitedRouter(
+            c.integer("hidden_size"),
+            c.integer("n_routed_experts"),
+            c.within("num_experts_per_tok", "n_routed_experts"),
+            groups=c.divides("n_group", "n_routed_experts"),
+            top_groups=c.within("topk_group", "n_group"),
+            normalise=c.flag("norm_topk_prob"),
+        )
+        return _with_shared(c, gate)
+
+    return _latent(c, architecture, layered(c, mixture), query_scaling=scaled_by_position)
+
+
+def _latent(
+    c: Config,
+    architecture: str | None,
+    mlp: Callable[[], Module] | list[Callable[[], Module]],
+    query_scaling: Callable[[Tensor], Tensor] | None = None,
+) -> Network:
     rotate = rotate_interleaved if c.flag("rope_interleave", True) else apply_rotary
     return dense_decoder(
         c,
         architecture,
-        make_attention=lambda _: latent_attention(c, rotate),
-        mlp=layered(c, shared_and_routed),
+        make_attention=lambda _: latent_attention(c, rotate, query_scaling),
+        mlp=mlp,
         rotary=RotaryEmbedding(c.integer("qk_rope_head_dim")),
     )
 
@@ -137,6 +180,46 @@ FAMILIES = table(
         _ALIASES,
         kinds="decoder with latent attention, experts",
         verified="deepseek_v3 by another name; exact counts",
+    ),
+    Family(
+        "sarvam_mla",
+        deepseek_v3,
+        V3
+        | sizes(
+            (262144, 4096, 16384, 32, 64, 0, 0),
+            n_routed_experts=128,
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=1,
+        ),
+        _ALIASES | {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+        kinds="decoder with latent attention, experts",
+    ),
+    Family(
+        "youtu",
+        youtu,
+        V3 | llama_sizes((128256, 2048, 6144, 32, 16, 0, 131072), tie_word_embeddings=True),
+        kinds="decoder with latent attention",
+    ),
+    Family(
+        "mistral4",
+        mistral4,
+        V3
+        | sizes(
+            (131072, 4096, 12288, 36, 32, 0, 1048576),
+            n_routed_experts=128,
+            num_experts_per_tok=4,
+            n_group=1,
+            topk_group=1,
+            first_k_dense_replace=0,
+            q_lora_rank=1024,
+            kv_lora_rank=256,
+            qk_nope_head_dim=64,
+            pad_token_id=11,
+        ),
+        _ALIASES,
+        kinds="decoder with latent attention, experts",
     ),
     Family(
         "deepseek_v2",

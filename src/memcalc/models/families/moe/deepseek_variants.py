@@ -114,6 +114,29 @@ FAMILIES = table(
         kinds="decoder, experts",
     ),
     Family(
+        "sarvam_moe",
+        glm4_moe,
+        llama_sizes(
+            (262144, 4096, 8192, 19, 64, 4, 0),
+            head_dim=64,
+            moe_intermediate_size=1024,
+            n_routed_experts=128,
+            first_k_dense_replace=1,
+            attention_dropout=0.0,
+            use_qk_norm=True,
+            partial_rotary_factor=1.0,
+            pad_token_id=0,
+            **{**_ONE_GROUP, "num_experts_per_tok": 6},
+        ),
+        _ALIASES
+        | {
+            "num_experts": "n_routed_experts",
+            "num_shared_experts": "n_shared_experts",
+            "use_qkv_bias": "attention_bias",
+        },
+        kinds="decoder, experts",
+    ),
+    Family(
         "dots1",
         dots1,
         llama_sizes(

@@ -27,10 +27,19 @@ def _mixture(c: Config) -> MixtureOfExperts:
 
 def granitemoe(c: Config, architecture: str | None) -> Network:
     """Granite 3 with experts: embeddings, residual branches and logits multiplied by numbers."""
+    width = c.integer("shared_intermediate_size", 0, minimum=0)
+
+    def feed_forward() -> Module:
+        if not width:
+            return _mixture(c)
+        names = ("input_linear", "output_linear")
+        shared = FusedGatedMLP(c.integer("hidden_size"), width, c.text("hidden_act"), names)
+        return ExpertsAndMLP(_mixture(c), shared)
+
     return dense_decoder(
         c,
         architecture,
-        mlp=partial(_mixture, c),
+        mlp=feed_forward,
         attention=biases(c),
         block=partial(DecoderBlock, residual_multiplier=True, order="self_attn norms mlp"),
         logit_transforms=[ops.mul_scalar],
@@ -75,6 +84,7 @@ _GRANITE: dict[str, object] = llama_sizes(
 )
 FAMILIES = table(
     Family("granitemoe", granitemoe, _GRANITE, kinds="decoder, experts", verified="measured rows"),
+    Family("granitemoeshared", granitemoe, _GRANITE | {"shared_intermediate_size": 0}, kinds="decoder, experts"),
     Family(
         "granitemoehybrid",
         granitemoehybrid,
