@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -46,6 +46,9 @@ from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
+
+Setup = TrainingSetup | InferenceSetup
+Ran = TypeVar("Ran")
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -124,7 +127,7 @@ def estimate(
         phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
         peak=Peak(
             phase=top,
-            moment=_moment_text(step, top, moment),
+            moment=moment_text(step, top, moment),
             allocated_bytes=process_memory.allocated,
             reserved_bytes=process_memory.reserved,
             process_bytes=process_memory.process,
@@ -231,18 +234,20 @@ def _without_kernels(
 def _run(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
-    """The traced steps of the ranks that differ.
+    """The traced steps of the ranks that differ."""
+    return within_positions(setup, lambda setup: _traced(spec, setup, teacher, gpu))
 
-    Where nobody named a length, it is no more than the model has positions for.
-    """
+
+def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
+    """What `run` makes of a setup, whose length is no more than the model has positions for where nobody named it."""
     try:
-        return _traced(spec, setup, teacher, gpu)
+        return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter, teacher, gpu)
+    return run(shorter)
 
 
 def _traced(
@@ -332,7 +337,7 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
     )
 
 
-def _moment_text(step: Step, phase: str, moment: Moment | None) -> str:
+def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
     if moment is None:
         return "optimizer step"

@@ -65,8 +65,7 @@ class Job:
     teacher: str | None = None
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
-        """Estimate and print the report."""
-        from memcalc.estimation import estimate
+        """Answer for a model: what is said of it is in `respond`."""
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:
@@ -79,10 +78,16 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        self.respond(spec, tuple(assumptions), teacher)
+
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        """Estimate and print the report."""
+        from memcalc.estimation import estimate
+
         if self.shown.timeline:
-            self._show_timeline(spec, tuple(assumptions), teacher)
+            self._show_timeline(spec, assumptions, teacher)
             return
-        report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher)
+        report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
         if advice is None or self.gpu is None:
             self.show(report)

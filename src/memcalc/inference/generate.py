@@ -13,6 +13,7 @@ from memcalc.inference.served_model import ServedModel, served_model
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
@@ -23,7 +24,9 @@ from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None) -> Step:
+def generate(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None, recorder: Recorder | None = None
+) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
@@ -33,6 +36,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         spec: the model.
         setup: what is run.
         model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
+        recorder: told where allocations come from.
     """
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
@@ -42,7 +46,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
     )
     if engine.name == "vllm":
         engine = _as_released(engine, setup, model.gpu, length)
-    tape = Tape(phase="prefill")
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -51,6 +55,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
     )
+    if recorder is not None:
+        recorder.watch(network)
     sequences = setup.batch * setup.num_beams
     notes = [*model.notes, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:

@@ -17,6 +17,7 @@ from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Module, Parameter
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import trace_every_block
@@ -65,7 +66,7 @@ The optimizer is one that takes the options of all others.
 """
 
 
-def trace(
+def trace(  # noqa: PLR0913 (what a run is traced with)
     spec: ModelSpec,
     setup: TrainingSetup,
     *,
@@ -73,12 +74,14 @@ def trace(
     like_tracker: bool = False,
     teacher: ModelSpec | None = None,
     device: CudaDevice | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does (None: the setup's own).
 
     `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
     do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
-    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
+    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run. A `recorder` is
+    told where each allocation comes from; its run is shared with nobody.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
@@ -88,7 +91,8 @@ def trace(
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
     given = frozenset(same.model_fields_set)  # setups are equal by their values alone, whoever gave them
-    step = _trace(spec.key, same, given, layout, like_tracker, None if teacher is None else teacher.key, device)
+    run = _trace if recorder is None else partial(_trace.__wrapped__, recorder=recorder)
+    step = run(spec.key, same, given, layout, like_tracker, None if teacher is None else teacher.key, device)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
@@ -102,6 +106,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     like_tracker: bool,
     teacher: SpecKey | None,
     device: CudaDevice | None,
+    recorder: Recorder | None = None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
@@ -119,7 +124,9 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         from memcalc.parallel.expert_parallel import divide_experts
 
         divide_experts(network, layout)
-    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
+    run_once = partial(
+        _run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device, recorder=recorder
+    )
     step = run_once()
     if step.engine is not None and step.engine.learns:
         step = run_once(before=step.engine)
@@ -140,12 +147,13 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     teacher: SpecKey | None,
     device: CudaDevice | None,
     before: Engine | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
-    tape = Tape(sum_out_of_place=like_tracker)
+    tape = Tape(sum_out_of_place=like_tracker) if recorder is None else recorder.new_tape("forward", like_tracker)
     tape.device = device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
@@ -162,6 +170,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
     tensors = engine.job.tensors
+    if recorder is not None:
+        recorder.watch(trained)
     updater = _updater(tape, trained, setup)
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
