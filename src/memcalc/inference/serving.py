@@ -47,6 +47,8 @@ def serving(
     `step` is the job itself, `process_of` says what a job's process takes; with `pool_of`, the sequences have to fit
     the pool. The context ends at the positions of the model, if they end.
     """
+    if step.components:  # a diffusion pipeline has no context
+        return _pictures(spec, setup, gpu, step, process_of)
     model = served_model(spec, setup, gpu)
     room = usable(setup, gpu)
 
@@ -79,3 +81,15 @@ def cache_bytes(setup: InferenceSetup, step: Step, batch: int, length: int) -> i
     """Bytes of the pool that `batch` sequences need when the last token is decoded."""
     assert step.cache_for is not None
     return step.cache_for(batch * setup.num_beams, length + setup.max_new_tokens - 1)
+
+
+def _pictures(
+    spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, process_of: Callable[[Step, InferenceSetup], int]
+) -> Capacity:
+    """The most prompts of a diffusion pipeline's call."""
+
+    def size(batch: int) -> int:
+        candidate = setup.model_copy(update={"batch": batch})
+        return process_of(generate(spec, candidate), candidate)
+
+    return Capacity(largest_fit(size, usable(setup, gpu), known={setup.batch: process_of(step, setup)}), 0)

@@ -4,9 +4,10 @@ from typing import Self
 
 from memcalc.errors import UsageError
 from memcalc.setup.conflicts import conflicts
-from memcalc.setup.defaults import OF_PAIRS, WITH_REFERENCE
+from memcalc.setup.defaults import OF_PAIRS, OFFLOADS, WITH_REFERENCE
 from memcalc.setup.inference_conflicts import inference_conflicts
 from memcalc.setup.inference_options import InferenceOptions
+from memcalc.setup.sentences import choice_sentence
 from memcalc.setup.training_options import TrainingOptions
 
 
@@ -54,6 +55,8 @@ class InferenceSetup(InferenceOptions):
     """
 
     def check(self) -> None:
-        """Raise UsageError for the first option that belongs to another engine."""
+        """Raise UsageError for a way of offloading that is none, and for options of another engine."""
+        if self.cpu_offload not in (None, *OFFLOADS):
+            raise UsageError(choice_sentence("--cpu-offload", self.cpu_offload, OFFLOADS))
         for sentence in inference_conflicts(self):
             raise UsageError(sentence)
