@@ -108,7 +108,7 @@ def test_versions() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--max-num-seqs", "4"], "--max-num-seqs belongs to --engine vllm"),
+        (["--engine", "sglang", "--max-num-seqs", "4"], "--max-num-seqs belongs to --engine vllm"),
         (["--engine", "vllm", "--batch", "8", "--max-num-seqs", "4"], "--batch 8 is more than the 4 sequences"),
         (["--engine", "vllm", "--prefill-chunk-size", "4", "--max-num-batched-tokens", "8"], "leave one of them out"),
     ],

@@ -51,6 +51,8 @@ def generate(
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
+    if engine.name == "llama.cpp" and network.image_side(setup.image) is None and row.blocks != "encoder-decoder":
+        return _llama_cpp(spec, setup, model, length, recorder)
     if engine.name == "vllm":
         engine = _as_released(engine, setup, model.gpu, length)
     tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
@@ -129,6 +131,38 @@ OF_PIPELINES = (
     "components_to_quantize",
 )
 """Options that a language model has no use for."""
+
+
+def _llama_cpp(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel, length: int, recorder: Recorder | None
+) -> Step:
+    """llama.cpp's run: everything is allocated before it, so that prefill and decode take the same."""
+    from memcalc.inference.llama_cpp import buffers
+
+    encoder = encodes(model.row, model.network)
+    if encoder:
+        check_encoder(spec.model_type, setup)
+    found = buffers(spec, setup, model, length, encoder=encoder)
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
+    tape.run = RunContext(attention="flash" if setup.flash_attn != "off" else "eager", training=False)
+    tape.finish()
+    standing = {"KV cache": found.cache, "recurrent states": found.states, "compute buffer": found.compute}
+    return Step(
+        tape,
+        model.network,
+        tuple(model.network.tensors()),
+        setup,
+        None,
+        0,
+        length,
+        phases=("prefill", "decode"),
+        cache_bytes=found.cache + found.host_cache,
+        preallocated_cache={name: nbytes for name, nbytes in standing.items() if nbytes},
+        weights=found.weights,
+        extra_weights=spec.extra_weights,
+        resolved_options={**model.resolved_options, "gpu_memory_utilization": setup.gpu_memory_utilization},
+        notes=(*model.notes, *_said(setup, model.engine), *found.notes(setup), *([ONE_PASS] if encoder else [])),
+    )
 
 
 def _decode(
