@@ -122,6 +122,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "blip": ("blip",),
         "llava": ("llava",),
         "gemma3_paligemma": ("gemma3", "paligemma"),
+        "gemma4": ("gemma4",),
         "llava_next": ("llava_next", "llava_onevision"),
         "mistral3": ("mistral3",),
         "mllama": ("mllama",),
