@@ -1,4 +1,4 @@
-"""Gemma 4's towers: patches with positions in a table a side, pooled to a fixed number of tokens; and audio's weights."""
+"""Gemma 4's vision tower: patches with positions in a table a side, pooled to a fixed number of tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memcalc.tables.dtypes import BOOL, FP32, INT64
 
 
 class ClippableLinear(Module):
-    """A linear layer whose input and output may be kept within bounds that the checkpoint has (`use_clipped_linears`)."""
+    """A linear layer; its input and output may be kept within bounds of the checkpoint (`use_clipped_linears`)."""
 
     def __init__(self, inputs: int, outputs: int, *, clips: bool, group: str = "other") -> None:
         self.linear = Linear(inputs, outputs, group=group)

@@ -49,8 +49,7 @@ class Gemma4AudioWeights(Module):
     """A conformer after two strided convolutions, and its embedder; it is never run here."""
 
     assumption = Assumption(
-        "audio_not_heard",
-        "no recordings: the audio tower's weights stand in memory, and what it would compute does not",
+        "audio_not_heard", "no recordings: the audio tower's weights stand in memory, and nothing that it would compute"
     )
 
     def __init__(self, a: Config, width: int) -> None:

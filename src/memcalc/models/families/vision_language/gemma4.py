@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
@@ -17,6 +17,7 @@ from memcalc.models.common.vision_language import (
     VisionLanguage,
     language_model,
 )
+from memcalc.models.families.decoders.gemma4 import Gemma4TextModel
 from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.gemma4 import Gemma4VisionTower, MultimodalEmbedder
 from memcalc.models.vision_towers.gemma4_audio import Gemma4AudioWeights
@@ -74,8 +75,8 @@ class Gemma4(VisionLanguage):
         """Tokens of an image attend to each other in both directions, in layers with a window."""
 
     def _read(self, batch: Batch) -> tuple[Tensor, tuple[Any, ...], tuple[Any, ...]]:
-        ids, tape, model = batch.ids, batch.ids.tape, self.text.model
-        parts = vars(model)
+        ids, tape, text = batch.ids, batch.ids.tape, cast(Gemma4TextModel, self.text.model)
+        parts = vars(text)
         run = run_context(tape)
         places = [ops.compare(ids) for _ in range(3)]
         first = ops.empty_like(places[0])
@@ -91,12 +92,12 @@ class Gemma4(VisionLanguage):
             pad_embedding = ops.select(parts["embed_tokens"].weight, 0)
             wide = ops.unsqueeze(multimodal, -1)
             padded = ops.where(wide, ops.view(pad_embedding, 1, 1, -1), inputs_embeds)
-            of_tokens = model.of_tokens(text_ids)
+            of_tokens = text.of_tokens(text_ids)
         outputs: ImageFeatures | None = None
         sees = bool(batch.images) and run.past_length == 0
         if sees:
             outputs = self._encode_images(batch)
-            features = ops.to(ops.cat(outputs.features, 0), inputs_embeds.dtype)
+            features = ops.to(ops.cat(list(outputs.features), 0), inputs_embeds.dtype)
             _count = tape.empty((), INT64)
             mask = ops.expand(ops.unsqueeze(places[0], -1), *inputs_embeds.shape)
             compared = ops.index_mask(inputs_embeds, mask, features.shape[0] * features.shape[1])
@@ -105,7 +106,7 @@ class Gemma4(VisionLanguage):
         position_ids = positions(tape, ids.shape[1])
         groups = tape.empty(ids.shape, INT64) if sees and self.sees_both else None
         masks = {window: self._mask(batch, inputs_embeds, window, groups) for window in parts["windows"]}
-        hidden = model(
+        hidden = text(
             ids, batch.padding, embeds=inputs_embeds, of_tokens=of_tokens, position_ids=position_ids, masks=masks
         )
         del padded, places, text_ids, multimodal
