@@ -97,7 +97,7 @@ class Gemma4(VisionLanguage):
         sees = bool(batch.images) and run.past_length == 0
         if sees:
             outputs = self._encode_images(batch)
-            features = ops.to(ops.cat(list(outputs.features), 0), inputs_embeds.dtype)
+            features = ops.to(ops.cat(outputs.returned[1], 0), inputs_embeds.dtype)
             _count = tape.empty((), INT64)
             mask = ops.expand(ops.unsqueeze(places[0], -1), *inputs_embeds.shape)
             compared = ops.index_mask(inputs_embeds, mask, features.shape[0] * features.shape[1])
