@@ -35,6 +35,7 @@ from memcalc.report.schema import (
     Part,
     Peak,
     Phase,
+    PipelinePhases,
     Report,
     Serving,
     TrainingPhases,
@@ -115,6 +116,7 @@ def estimate(
             *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
+            *_elsewhere(step, rows[WEIGHTS]),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
             *_attended(spec, setup, step, teacher),
             *_without_kernels(spec, setup, step, teacher),
@@ -124,7 +126,7 @@ def estimate(
         ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
-        phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
+        phases=_phases(step, peaks),
         peak=Peak(
             phase=top,
             moment=moment_text(step, top, moment),
@@ -132,7 +134,7 @@ def estimate(
             reserved_bytes=process_memory.reserved,
             process_bytes=process_memory.process,
         ),
-        kv_cache_bytes=None if step.training else step.cache_bytes,
+        kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
         gpu=None
         if gpu is None
         else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
@@ -140,6 +142,24 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
+    if step.training:
+        return TrainingPhases(**peaks)
+    return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
+
+
+def _elsewhere(step: Step, weights: Mapping[str, int]) -> Iterator[Assumption]:
+    """The components of a pipeline that are not on the GPU at the peak, or not wholly."""
+    away = [
+        f"{name} ({format_bytes(nbytes - weights.get(name, 0))})"
+        for name, nbytes in step.components.items()
+        if weights.get(name, 0) < nbytes
+    ]
+    if away:
+        text = f"at the peak these weights are in host memory: {', '.join(away)} (--cpu-offload)"
+        yield Assumption("components_in_host_memory", text)
 
 
 def _found(gpu: Gpu | str) -> Gpu:
@@ -315,7 +335,7 @@ def _maxima(
 
 
 def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
-    total = trainable = embedding = 0
+    total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
     if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
         whole = build(spec)
         adapt(whole, spec, step.setup)
@@ -332,9 +352,11 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
 
 def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
+    if moment is None and not step.training:
+        return f"{phase}, weights alone"
     if moment is None:
         return "optimizer step"
     if moment.block is not None and moment.position is not None:
         return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
     scope = step.tape.allocations[moment.tick].name
-    return f"{phase} of {scope}"
+    return f"{phase} of {step.running[phase]}, {scope}" if phase in step.running else f"{phase} of {scope}"

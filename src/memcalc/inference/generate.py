@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
+from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.inference.served_model import ServedModel, served_model
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
@@ -34,6 +36,11 @@ def generate(
         model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
         recorder: told where allocations come from.
     """
+    if spec.model_type in (*denoisers(), *autoencoders()):
+        from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
+
+        return call_pipeline(spec, setup, recorder=recorder)
+    _refuse_pipeline_options(setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
     usual = network.default_length or DEFAULT_SEQ_LEN
@@ -90,6 +97,30 @@ def generate(
         },
         notes=tuple(notes),
     )
+
+
+def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+    """Raise UsageError for options of diffusion pipelines."""
+    for name in OF_PIPELINES:
+        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
+
+
+OF_PIPELINES = (
+    "resolution",
+    "height",
+    "width",
+    "num_frames",
+    "max_sequence_length",
+    "num_images_per_prompt",
+    "guidance_scale",
+    "cpu_offload",
+    "vae_tiling",
+    "vae_slicing",
+    "vae_dtype",
+    "components_to_quantize",
+)
+"""Options that a language model has no use for."""
 
 
 def _decode(

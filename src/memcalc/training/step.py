@@ -119,7 +119,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup)
+        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 

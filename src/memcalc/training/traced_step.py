@@ -57,6 +57,10 @@ class Step:
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
+    components: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the weights of a pipeline's components, wherever they lie, by their parts of the box."""
+    running: Mapping[str, str] = field(default_factory=dict)
+    """The component of a pipeline that runs in a phase, where it is one."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of other models' weights, by name (reference model, adapter)."""
     held_until_step_bytes: int = 0
