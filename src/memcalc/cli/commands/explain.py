@@ -74,8 +74,7 @@ class ExplainedJob(Job):
 
         found = explain_oom(spec, self.setup, parse_message(message), self.gpu, teacher)
         if self.shown.json:
-            self.shown.write(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "
-")
+            self.shown.write(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
             return
         from memcalc.render.oom import render
 
