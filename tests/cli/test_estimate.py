@@ -5,6 +5,7 @@ import json
 import pytest
 from support.cli_runs import answer, refused, run
 
+from memcalc import estimation
 from memcalc.tables.gpus import GPUS
 
 FOUR_B = ("estimate", "--params", "4B", "--batch", "16")
@@ -169,12 +170,10 @@ def test_version_and_help() -> None:
 
 
 def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memcalc
-
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary\x1b[2J")
 
-    monkeypatch.setattr(memcalc, "estimate", broken, raising=False)
+    monkeypatch.setattr(estimation, "estimate", broken)
     result = run(*FOUR_B, code=1)
     assert result.stdout == ""
     assert "please report it" in result.stderr
@@ -184,12 +183,10 @@ def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memcalc
-
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary")
 
-    monkeypatch.setattr(memcalc, "estimate", broken, raising=False)
+    monkeypatch.setattr(estimation, "estimate", broken)
     monkeypatch.setenv("MEMCALC_DEBUG", "1")
     with pytest.raises(KeyError):
         run(*FOUR_B, catch_exceptions=False)

@@ -93,7 +93,8 @@ def _print(reports: dict[str, Report], unit: Unit) -> None:
         fits = ("does not fit" if report.gpu and not report.gpu.fits else "fits" for report in reports.values())
         rows.append((first.gpu.name, *fits))
     shown = [row for row in rows if any(row)]
-    output.print_table(("", *reports), shown, right=range(1, len(reports) + 1))
+    columns = [output.Column("", whole=True), *(output.Column(name, right=True) for name in reports)]
+    output.print_table(columns, shown)
 
 
 def _change(nbytes: int, unit: Unit) -> str:

@@ -101,4 +101,5 @@ def _print(name: str, job: Job, answers: list[dict[str, Any]]) -> None:
             rows.append(("", "fits with", remedies["command_line"], size))
     said = ", ".join(f"{option_name(key)} {value}" for key, value in given.items() if value is not None)
     output.write(f"{name}, {'training' if isinstance(job.setup, TrainingSetup) else 'inference'}: {said}\n")
-    output.print_table(("GPU", "what", "answer", "process"), rows, right=(3,))
+    columns = [output.Column(head) for head in ("GPU", "what", "answer")]
+    output.print_table([*columns, output.Column("process", right=True, whole=True)], rows)

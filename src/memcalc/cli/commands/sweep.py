@@ -113,13 +113,13 @@ def _grid(axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], unit: Unit) -
         (value, *(_size(row, unit) for row in rows[index * width : (index + 1) * width]))
         for index, value in enumerate(down.values)
     ]
-    heads = (f"{option_name(down.name)} \\ {option_name(across.name)}", *across.values)
-    output.print_table(heads, lines, right=range(1, width + 1))
+    corner = output.Column(f"{option_name(down.name)} \\ {option_name(across.name)}")
+    output.print_table([corner, *(output.Column(value, right=True) for value in across.values)], lines)
 
 
 def _table(axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], unit: Unit) -> None:
-    heads = (*(option_name(axis.name) for axis in axes), "process", "peak")
     lines = [
         (*(str(row[axis.name]) for axis in axes), _size(row, unit), row["peak"] or str(row["error"])) for row in rows
     ]
-    output.print_table(heads, lines, right=range(len(axes) + 1))
+    numbers = [output.Column(head, right=True) for head in (*(option_name(axis.name) for axis in axes), "process")]
+    output.print_table([*numbers, output.Column("peak")], lines)
