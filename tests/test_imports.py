@@ -28,7 +28,7 @@ ROOMS = (
     ("report",),
     ("estimation", "diffusion", "timeline"),
     ("run_configs", "sources"),
-    ("decide",),
+    ("decide", "provenance"),
     ("render",),
     ("library",),
     ("cli",),

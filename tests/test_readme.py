@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from memcalc.cli import app
 
 LINES = [line for _, block in BLOCKS for line in block.splitlines()]
-RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config"))]
+RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config", "memcalc explain"))]
 
 
 def memcalc(line: str) -> str:

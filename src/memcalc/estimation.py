@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -35,6 +35,7 @@ from memcalc.report.schema import (
     Part,
     Peak,
     Phase,
+    PipelinePhases,
     Report,
     Serving,
     TrainingPhases,
@@ -46,6 +47,9 @@ from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
+
+Setup = TrainingSetup | InferenceSetup
+Ran = TypeVar("Ran")
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -112,6 +116,7 @@ def estimate(
             *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
+            *_elsewhere(step, rows[WEIGHTS]),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
             *_attended(spec, setup, step, teacher),
             *_without_kernels(spec, setup, step, teacher),
@@ -121,15 +126,15 @@ def estimate(
         ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
-        phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
+        phases=_phases(step, peaks),
         peak=Peak(
             phase=top,
-            moment=_moment_text(step, top, moment),
+            moment=moment_text(step, top, moment),
             allocated_bytes=process_memory.allocated,
             reserved_bytes=process_memory.reserved,
             process_bytes=process_memory.process,
         ),
-        kv_cache_bytes=None if step.training else step.cache_bytes,
+        kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
         gpu=None
         if gpu is None
         else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
@@ -137,6 +142,24 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
+    if step.training:
+        return TrainingPhases(**peaks)
+    return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
+
+
+def _elsewhere(step: Step, weights: Mapping[str, int]) -> Iterator[Assumption]:
+    """The components of a pipeline that are not on the GPU at the peak, or not wholly."""
+    away = [
+        f"{name} ({format_bytes(nbytes - weights.get(name, 0))})"
+        for name, nbytes in step.components.items()
+        if weights.get(name, 0) < nbytes
+    ]
+    if away:
+        text = f"at the peak these weights are in host memory: {', '.join(away)} (--cpu-offload)"
+        yield Assumption("components_in_host_memory", text)
 
 
 def _found(gpu: Gpu | str) -> Gpu:
@@ -230,18 +253,20 @@ def _without_kernels(
 def _run(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
-    """The traced steps of the ranks that differ.
+    """The traced steps of the ranks that differ."""
+    return within_positions(setup, lambda setup: _traced(spec, setup, teacher))
 
-    Where nobody named a length, it is no more than the model has positions for.
-    """
+
+def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
+    """What `run` makes of a setup, whose length is no more than the model has positions for where nobody named it."""
     try:
-        return _traced(spec, setup, teacher)
+        return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter, teacher)
+    return run(shorter)
 
 
 def _traced(
@@ -310,7 +335,7 @@ def _maxima(
 
 
 def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
-    total = trainable = embedding = 0
+    total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
     if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
         whole = build(spec)
         adapt(whole, spec, step.setup)
@@ -325,11 +350,13 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
     )
 
 
-def _moment_text(step: Step, phase: str, moment: Moment | None) -> str:
+def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
+    if moment is None and not step.training:
+        return f"{phase}, weights alone"
     if moment is None:
         return "optimizer step"
     if moment.block is not None and moment.position is not None:
         return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
     scope = step.tape.allocations[moment.tick].name
-    return f"{phase} of {scope}"
+    return f"{phase} of {step.running[phase]}, {scope}" if phase in step.running else f"{phase} of {scope}"

@@ -1,6 +1,6 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +17,7 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
+    from memcalc.decide.remedies import Remedy
     from memcalc.decide.what_fits import Advice
     from memcalc.models.spec import ModelSpec
     from memcalc.report.timeline import Timeline
@@ -63,10 +64,11 @@ class Job:
     check: bool
     shown: Shown
     teacher: str | None = None
+    known_remedies: "Callable[[TrainingSetup], Sequence[Remedy] | None] | None" = None
+    """What would make a setup smaller, where not all that memcalc knows is at hand."""
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
-        """Estimate and print the report."""
-        from memcalc.estimation import estimate
+        """Answer for a model: what is said of it is in `respond`."""
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:
@@ -79,10 +81,16 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        self.respond(spec, tuple(assumptions), teacher)
+
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        """Estimate and print the report."""
+        from memcalc.estimation import estimate
+
         if self.shown.timeline:
-            self._show_timeline(spec, tuple(assumptions), teacher)
+            self._show_timeline(spec, assumptions, teacher)
             return
-        report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher)
+        report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
         if advice is None or self.gpu is None:
             self.show(report)
@@ -107,7 +115,8 @@ class Job:
             return None
         from memcalc.decide.what_fits import advise
 
-        return advise(spec, self.setup, self.gpu, teacher=teacher)
+        known = None if self.known_remedies is None else self.known_remedies(self.setup)
+        return advise(spec, self.setup, self.gpu, teacher=teacher, known=known)
 
     def show(self, report: Report, below: str = "") -> None:
         """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""

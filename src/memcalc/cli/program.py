@@ -18,6 +18,7 @@ COMMANDS = {
     "fit": "Find the largest job that fits a GPU, and the smallest GPU for the job.",
     "compare": "Estimate several models, or ways to train one, side by side.",
     "sweep": "Estimate one model under many setups.",
+    "explain": "Show the tensors that are alive at the peak, what made them and why they are there.",
     "timeline": "Draw the memory of one step over time.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",

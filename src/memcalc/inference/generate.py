@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
+from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.inference.served_model import ServedModel, served_model
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
@@ -19,7 +22,9 @@ from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None) -> Step:
+def generate(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None, recorder: Recorder | None = None
+) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
@@ -29,14 +34,20 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         spec: the model.
         setup: what is run.
         model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
+        recorder: told where allocations come from.
     """
+    if spec.model_type in (*denoisers(), *autoencoders()):
+        from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
+
+        return call_pipeline(spec, setup, recorder=recorder)
+    _refuse_pipeline_options(setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
-    tape = Tape(phase="prefill")
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -45,6 +56,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
     )
+    if recorder is not None:
+        recorder.watch(network)
     sequences = setup.batch * setup.num_beams
     notes = [*model.notes, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
@@ -84,6 +97,30 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         },
         notes=tuple(notes),
     )
+
+
+def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+    """Raise UsageError for options of diffusion pipelines."""
+    for name in OF_PIPELINES:
+        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
+
+
+OF_PIPELINES = (
+    "resolution",
+    "height",
+    "width",
+    "num_frames",
+    "max_sequence_length",
+    "num_images_per_prompt",
+    "guidance_scale",
+    "cpu_offload",
+    "vae_tiling",
+    "vae_slicing",
+    "vae_dtype",
+    "components_to_quantize",
+)
+"""Options that a language model has no use for."""
 
 
 def _decode(

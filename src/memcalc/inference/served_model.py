@@ -10,10 +10,9 @@ from memcalc.common.assumption import Assumption
 from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError, UsageError
+from memcalc.errors import ConfigError
 from memcalc.inference.weights import LoadedWeights, load_weights
 from memcalc.models.build import build
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.family import Family
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
@@ -59,11 +58,6 @@ def served_model(spec: ModelSpec, setup: InferenceSetup) -> ServedModel:
     """Build the model of `spec` and load its weights. Raises MemcalcError where the setup cannot be served."""
     engine = ENGINES[setup.engine]
     whole = build(spec)
-    if isinstance(whole, Denoiser):
-        raise UsageError(
-            f"{spec.model_type} is a denoiser of a diffusion pipeline, whose inference is not described; use --mode "
-            "training, or give the whole pipeline, whose weights are counted."
-        )
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]

@@ -38,6 +38,8 @@ def serving(
     `step` is the job itself, `process_of` says what a job's process takes. The context ends at the positions of the
     model, if they end.
     """
+    if step.components:  # a diffusion pipeline has no context
+        return _pictures(spec, setup, gpu, step, process_of)
     model = served_model(spec, setup)
     room, here = usable(setup, gpu), process_of(step, setup)
 
@@ -59,3 +61,16 @@ def serving(
             context = 0
     fills = ENGINES[setup.engine].utilization is not None
     return Capacity(batch, context), room if fills else here
+
+
+def _pictures(
+    spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, process_of: Callable[[Step, InferenceSetup], int]
+) -> tuple[Capacity, int]:
+    """The most prompts of a diffusion pipeline's call, and the bytes that are taken."""
+
+    def size(batch: int) -> int:
+        candidate = setup.model_copy(update={"batch": batch})
+        return process_of(generate(spec, candidate), candidate)
+
+    here = process_of(step, setup)
+    return Capacity(largest_fit(size, usable(setup, gpu), known={setup.batch: here}), 0), here

@@ -145,6 +145,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "sd3": ("SD3Transformer2DModel",),
         "unet": ("UNet2DConditionModel",),
     },
+    "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
@@ -168,6 +169,11 @@ def families() -> tuple[str, ...]:
 def denoisers() -> tuple[str, ...]:
     """The classes of diffusers that denoise and that memcalc can answer for."""
     return tuple(name for names in _FILES["diffusion"].values() for name in names)
+
+
+def autoencoders() -> tuple[str, ...]:
+    """The classes of diffusers that make latents and pictures and that memcalc can answer for."""
+    return tuple(name for names in _FILES["autoencoders"].values() for name in names)
 
 
 def family(model_type: str) -> Family:

@@ -10,6 +10,8 @@ def workload(report: Report) -> str:
     batch, source, target = setup.get("sequences", setup.get("batch")), setup.get("seq_len"), setup.get("target_len")
     if batch is None:
         return "weights only"
+    if setup.get("height") and setup.get("width"):
+        return f"batch {batch} × {setup['width']} × {setup['height']} pixels"
     lengths = [str(length) for length in dict.fromkeys((source, target)) if length]
     return f"batch {batch} × {' → '.join(lengths)} tokens" if lengths else f"batch {batch}"
 

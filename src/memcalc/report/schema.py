@@ -123,7 +123,7 @@ class InferencePhases(Phases):
 
 
 class PipelinePhases(Phases):
-    """The phases of a diffusion pipeline; only its weights are counted."""
+    """The phases of a diffusion pipeline. Where memcalc does not know its denoiser, only weights are counted."""
 
     encode: Phase = Field(description="Text and image encoders work on the prompt.")
     denoise: Phase = Field(description="The transformer or UNet denoises.")
@@ -177,7 +177,7 @@ class RemedyOffer(Contract):
     name: str = Field(description="What it is.")
     cost: str = Field(description="What one pays for it.")
     options: dict[str, Any] = Field(description="The options of `setup` that change, with their values.")
-    command_line: str = Field(description="The same as options of the command line.")
+    change: str = Field(description="The same as options of the command line, or as keys of the run file.")
     saved_bytes: Bytes = Field(description="What the process then needs less: the difference of two estimates.")
     fits: bool = Field(description="Whether the job fits with it.")
 
@@ -189,7 +189,7 @@ class Remedies(Contract):
     together: dict[str, Any] | None = Field(
         description="Options of the first combination that fits; null where none does."
     )
-    command_line: str | None = Field(description="The same as options of the command line.")
+    change: str | None = Field(description="The same in the words of `alone`.")
     process_bytes: Bytes | None = Field(description="What the process then needs.")
     fewest_gpus: int | None = Field(
         description="GPUs that have to share the job as it is, by FSDP2 unless it is sharded already; null where no "
@@ -252,7 +252,9 @@ class Report(Contract):
     )
     phases: TrainingPhases | InferencePhases | PipelinePhases = Field(description="Peak of each phase.")
     peak: Peak = Field(description="The peak of the whole job.")
-    kv_cache_bytes: Bytes | None = Field(description="Bytes of the key-value cache after prefill; null in training.")
+    kv_cache_bytes: Bytes | None = Field(
+        description="Bytes of the key-value cache after prefill; null in training and for pipelines."
+    )
     gpu: GpuFit | None = Field(description="The GPU that was asked about; null where none was.")
     serving: Serving | None = Field(
         default=None, description="What the GPU can serve; null in training and where no GPU was asked about."

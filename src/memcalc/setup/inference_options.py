@@ -29,6 +29,34 @@ class InferenceOptions(SharedOptions):
     gpu_memory_utilization: float | None = option(
         "Serving", None, "Share of the GPU that a serving engine fills.", unset="the engine's", gt=0, le=1
     )
+    num_images_per_prompt: PositiveInt = option(
+        "Diffusion", 1, "Pictures of every prompt, all denoised and decoded at once."
+    )
+    guidance_scale: float | None = option(
+        "Diffusion",
+        None,
+        "Scale of classifier-free guidance; at most 1 switches it off.",
+        unset="the pipeline's own, which guides",
+        ge=0,
+    )
+    cpu_offload: str | None = option(
+        "Parallel",
+        None,
+        "What waits in host memory. Of a pipeline: model (one component at a time), sequential (one layer at a time), "
+        "group or group-leaf (blocks or layers of diffusers' models). In training: optimizer, parameters, or both.",
+        unset="nothing",
+    )
+    vae_tiling: bool = option("Diffusion", False, "Decode in tiles (vae.enable_tiling).")
+    vae_slicing: bool = option("Diffusion", False, "Decode one picture at a time (vae.enable_slicing).")
+    vae_dtype: Literal["fp32", "bf16", "fp16"] | None = option(
+        "Diffusion", None, "Dtype of the autoencoder.", unset="--dtype, or the one that it is stored in"
+    )
+    components_to_quantize: str | None = option(
+        "Diffusion",
+        None,
+        "Components that --quantization is for, by name and with commas, such as transformer,text_encoder_2.",
+        unset="the denoiser",
+    )
     tensor_parallel_size: PositiveInt = option(
         "Parallel", 1, "GPUs that share every layer; the report is for one of them."
     )

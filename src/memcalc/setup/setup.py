@@ -4,8 +4,9 @@ from typing import Self
 
 from memcalc.errors import UsageError
 from memcalc.setup.conflicts import conflicts
-from memcalc.setup.defaults import OF_PAIRS, WITH_REFERENCE
+from memcalc.setup.defaults import OF_PAIRS, OFFLOADS, WITH_REFERENCE
 from memcalc.setup.inference_options import InferenceOptions
+from memcalc.setup.sentences import choice_sentence
 from memcalc.setup.training_options import TrainingOptions
 
 
@@ -51,3 +52,8 @@ class InferenceSetup(InferenceOptions):
 
     Raises UsageError, in one sentence, for a value of the wrong kind.
     """
+
+    def check(self) -> None:
+        """Raise UsageError for a way of offloading that is none."""
+        if self.cpu_offload not in (None, *OFFLOADS):
+            raise UsageError(choice_sentence("--cpu-offload", self.cpu_offload, OFFLOADS))

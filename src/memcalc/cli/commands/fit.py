@@ -96,9 +96,9 @@ def _print(name: str, job: Job, answers: list[dict[str, Any]]) -> None:
         if remedies:
             gpus = remedies["fewest_gpus"]
             rows.append(("", "fewest GPUs that share it (--gpus)", "none" if gpus is None else f"{gpus:,}", ""))
-        if remedies and remedies["command_line"]:
+        if remedies and remedies["change"]:
             size = format_bytes(remedies["process_bytes"], unit)
-            rows.append(("", "fits with", remedies["command_line"], size))
+            rows.append(("", "fits with", remedies["change"], size))
     said = ", ".join(f"{option_name(key)} {value}" for key, value in given.items() if value is not None)
     output.write(f"{name}, {'training' if isinstance(job.setup, TrainingSetup) else 'inference'}: {said}\n")
     columns = [output.Column(head) for head in ("GPU", "what", "answer")]

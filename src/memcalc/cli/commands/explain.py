@@ -1,0 +1,153 @@
+"""`memcalc explain`: which tensors are alive at the peak, what made them, and why they are still there."""
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memcalc.cli import output
+from memcalc.cli.any_model import answer_for
+from memcalc.cli.estimate_options import WIDEST, Job, Request, with_job
+from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
+from memcalc.cli.options import read_count
+from memcalc.common.assumption import Assumption
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError, close_matches
+from memcalc.report.schema import Report
+
+if TYPE_CHECKING:
+    from memcalc.models.spec import ModelSpec
+
+_MOST_SHOWN = 20
+"""Entries of the text where nobody says how many; JSON has all."""
+
+
+def _option(name: str, text: str, metavar: str) -> Any:
+    return typer.Option(name, help=text, metavar=metavar, show_default=False, rich_help_panel="Explanation")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be explained."""
+
+    row: str | None
+    phase: str | None
+    at: str | None
+    top: int | None
+
+
+@dataclass(frozen=True)
+class ExplainedJob(Job):
+    """A job whose answer is an explanation in place of the box."""
+
+    asked: Asked = Asked(None, None, None, None)
+
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        """Explain and print."""
+        from memcalc.provenance.explain import explain
+
+        asked = self.asked
+        found = explain(
+            spec, self.setup, self.gpu, phase=asked.phase, at=asked.at, assumptions=assumptions, teacher=teacher
+        )
+        if self.shown.json:
+            output.write(json.dumps(found.shown(asked.row, asked.top).to_dict(), indent=2, ensure_ascii=False) + "\n")
+            return
+        from memcalc.render.explanation import render
+
+        width = min(output.terminal_width(), WIDEST) if self.shown.width is None else self.shown.width
+        shown = found.shown(asked.row, asked.top or _MOST_SHOWN)
+        output.write(render(shown, width, self.shown.unit, unicode=not self.shown.ascii and output.speaks_unicode()))
+
+    def show(self, report: Report, below: str = "") -> None:
+        """A report without operations cannot be explained."""
+        raise UsageError("explain needs a model whose operations memcalc knows; this one is counted by its weights.")
+
+
+@dataclass(frozen=True)
+class ExplainedRequest(Request):
+    """The options as they were given, for a job that is explained."""
+
+    asked: Asked = Asked(None, None, None, None)
+
+    def read(self) -> Job:
+        """The job of these options. Raises UsageError."""
+        return ExplainedJob(**vars(super().read()), asked=self.asked)
+
+    def job(self, mode: str, below: Any) -> Job:
+        """The job of these options, and of those `below` where none was given. Raises UsageError."""
+        return ExplainedJob(**vars(super().job(mode, below)), asked=self.asked)
+
+
+@with_job
+def command(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A path, a model of the Hub (ORG/NAME), a count such as 8B, or a framework's run file.",
+            show_default=False,
+        ),
+    ],
+    *,
+    request: Request,
+    row: Annotated[str | None, _option("--row", "Only this row of the box, such as activations.", "ROW")] = None,
+    phase: Annotated[
+        str | None, _option("--phase", "The peak of a phase: forward, backward, step; prefill, decode.", "PHASE")
+    ] = None,
+    at: Annotated[
+        str | None, _option("--at", 'A moment, such as "backward of block 3" or "forward of head and loss".', "MOMENT")
+    ] = None,
+    top: Annotated[str | None, _option("--top", "How many, the largest first. [default: 20; all in JSON]", "N")] = None,
+    of_run: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH|ID|COUNT",
+            help="The model of a run file, in place of its own.",
+            show_default=False,
+            rich_help_panel="Model",
+        ),
+    ] = None,
+    revision: Annotated[str | None, REVISION] = None,
+    token: Annotated[str | None, TOKEN] = None,
+    timeout: Annotated[str | None, TIMEOUT] = None,
+    weights: Annotated[str | None, WEIGHTS] = None,
+    base: Annotated[str | None, BASE] = None,
+    generic: Annotated[bool, GENERIC] = False,
+    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
+    head: Annotated[str | None, HEAD] = None,
+    num_labels: Annotated[str | None, LABELS] = None,
+) -> None:
+    """Show the tensors that are alive at the peak, the largest first: shape, what made each, why it is still there,
+    when it dies, and its size as a formula. The sizes sum to the box."""
+    if request.chosen["markdown"] or request.chosen["check"]:
+        raise UsageError("explain answers with text or with --json; leave out --markdown and --check.")
+    if phase is not None and at is not None:
+        raise UsageError("--phase and --at both name a moment: choose one.")
+    asked = Asked(_row(row), phase, at, None if top is None else read_count("--top", top))
+    how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
+    where = {
+        "revision": revision,
+        "token": token,
+        "timeout": timeout,
+        "weights": weights,
+        "base": base,
+        "model": of_run,
+    }
+    answer_for(model, ExplainedRequest(request.mode, request.given, request.chosen, asked), how, where)
+
+
+def _row(text: str | None) -> str | None:
+    """A row of the box by its name or the beginning of it. Raises UsageError."""
+    from memcalc.autograd.tape import ROWS
+
+    if text is None:
+        return None
+    wanted = text.strip().lower().replace("-", "_").replace(" ", "_")
+    found = [name for name in ROWS if wanted and name.startswith(wanted)]
+    if len(found) != 1:
+        near = close_matches(wanted, ROWS) or f": choose from {', '.join(ROWS)}."
+        raise UsageError(f"--row cannot be {quoted(text)}{near}")
+    return found[0]

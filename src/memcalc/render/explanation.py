@@ -1,0 +1,70 @@
+"""`explain` as text: the tensors of a moment, each with what made it, why it is alive, and its formula."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memcalc.provenance.explanation import Explanation, TensorEntry
+from memcalc.render.terminal_text import visible, wrap
+from memcalc.tables.dtypes import ALIASES, short
+from memcalc.units import Unit, format_bytes
+
+_INDENT = " " * 12
+_NAME = re.compile(r"\b[a-z_]\w*\b(?!\()")
+
+
+def render(found: Explanation, width: int, unit: Unit, *, unicode: bool = True) -> str:
+    """The explanation in lines of at most `width` columns."""
+    peak = ", the peak" if found.is_peak else ""
+    lines = [f"{found.model}: {found.moment}{peak}: {format_bytes(found.total_bytes, unit)}", ""]
+    for entry in found.tensors:
+        lines += _entry(entry, width, unit)
+    if found.left_out_bytes:
+        lines.append(f"{format_bytes(found.left_out_bytes, unit):>10}  everything else (--top, --row)")
+    rows = ", ".join(f"{_title(row)} {format_bytes(nbytes, unit)}" for row, nbytes in found.rows.items())
+    lines += ["", *wrap(f"Rows of the box: {rows}", width)]
+    for line in found.assumptions:
+        lines += [("- " if not index else "  ") + text for index, text in enumerate(wrap(line.text, width - 2))]
+    return "".join(visible(line, unicode).rstrip() + "\n" for line in lines)
+
+
+def _entry(entry: TensorEntry, width: int, unit: Unit) -> Iterator[str]:
+    made = f"{entry.module} · {entry.operation}" if entry.module else entry.operation
+    head = f"{_layout(entry)}{_title(entry.row)}: {made}"
+    if entry.made_in != "before the step":
+        head += f" (made in {entry.made_in})"
+    first, *more = wrap(head, width - len(_INDENT))
+    yield f"{format_bytes(entry.bytes, unit):>10}  {first}"
+    said = f"{entry.alive_because}; dies {entry.until}" if not entry.until.startswith("never") else entry.alive_because
+    for text in (said, _formula(entry, unit), entry.source):
+        more += wrap(text, width - len(_INDENT)) if text else []
+    yield from (_INDENT + line for line in more)
+
+
+def _title(row: str) -> str:
+    return row.replace("_", " ").upper()
+
+
+def _layout(entry: TensorEntry) -> str:
+    """How many of which shape and dtype."""
+    times = f"{entry.count:,} × " if entry.count > 1 else ""
+    if entry.shape is None:
+        return times
+    dtype = "" if entry.dtype is None else f" {short(ALIASES[entry.dtype]) if entry.dtype in ALIASES else entry.dtype}"
+    return f"{times}[{', '.join(map(str, entry.shape))}]{dtype}  "
+
+
+def _formula(entry: TensorEntry, unit: Unit) -> str:
+    """The formula with the values of its names beside them."""
+    if entry.formula.lstrip("-").isdecimal():
+        return ""
+    text = _NAME.sub(lambda name: _with_value(name[0], entry), entry.formula).replace(" * ", " × ")
+    each = entry.bytes // entry.count
+    times = f" × {entry.count:,} = {format_bytes(entry.bytes, unit)}" if entry.count > 1 else ""
+    return f"{text} = {each:,} bytes{times}"
+
+
+def _with_value(name: str, entry: TensorEntry) -> str:
+    value = entry.numbers.get(name)
+    return name if value is None else f"{name} ({value:,})"
