@@ -3,8 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -12,8 +11,9 @@ from memcalc.errors import MemcalcError
 from memcalc.render.terminal_text import encodable, visible
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.text import Text
+    from rich.console import Console
+
+    from memcalc.render.tables import Column
 
 CLOSED = "The answer could not be written: standard output is closed."
 
@@ -87,69 +87,22 @@ def console() -> "Console":
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
+def print_table(columns: Sequence["Column"], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table for this terminal, or for a pipe."""
+    from memcalc.render import tables
 
-    right: aligned to the right, as numbers are.
-    whole: its cells are not wrapped.
-    needs: the width of a terminal from which on it is shown.
-    """
-
-    head: str
-    right: bool = False
-    whole: bool = False
-    needs: int = 0
-
-
-def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Write a table as Rich lays it out: cells wrap where the terminal is narrow.
-
-    One that cannot be so narrow keeps its width: nothing is cut.
-    """
-    from rich.table import Table
-
-    out = console()
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    shown = [index for index, column in enumerate(columns) if column.needs <= out.width]
-    for index in shown:
-        column = columns[index]
-        justify: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(_cell(column.head), justify=justify, no_wrap=column.whole, overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row[index]) for index in shown))
-    print_rich(table)
+    write(tables.laid_out(columns, rows, unicode=speaks_unicode(), width=terminal_width()))
 
 
 def print_text(text: str) -> None:
     """Write `text`, wrapped at words."""
-    print_rich(_cell(text))
+    from memcalc.render.terminal_text import wrap
+
+    write("".join(line + "\n" for line in wrap(visible(text, speaks_unicode()), terminal_width())))
 
 
 def print_fields(fields: Sequence[tuple[str, str]]) -> None:
     """Write names with their values, which wrap beside them."""
-    from rich.table import Table
+    from memcalc.render import tables
 
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for name, text in fields:
-        grid.add_row(_cell(name), _cell(text))
-    print_rich(grid)
-
-
-def print_rich(shown: "RenderableType") -> None:
-    """Write what Rich renders for this terminal, or for a pipe; what cannot be so narrow keeps its width."""
-    from rich.measure import Measurement
-
-    out = console()
-    out.width = max(out.width, Measurement.get(out, out.options.update(max_width=10**4), shown).minimum)
-    with out.capture() as captured:
-        out.print(shown)
-    write("".join(line.rstrip() + "\n" for line in captured.get().splitlines()))
-
-
-def _cell(text: str) -> "Text":
-    from rich.text import Text
-
-    return Text("\n".join(visible(line, speaks_unicode()) for line in text.split("\n")))
+    write(tables.fields(fields, unicode=speaks_unicode(), width=terminal_width()))

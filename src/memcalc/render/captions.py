@@ -1,7 +1,30 @@
-"""What the box and the Markdown table say in the same words."""
+"""What the box, the Markdown table and the page say in the same words."""
 
-from memcalc.report.schema import Report
+from collections.abc import Sequence
+
+from memcalc.report.schema import Part, Report
 from memcalc.units import format_count
+
+_SMALL_SHARE = 100
+"""Parts below one in so many bytes of a row are shown as one."""
+_MOST_PARTS = 8
+
+
+def shown_parts(parts: Sequence[Part]) -> list[tuple[str, int]]:
+    """Name and bytes of the parts of a row, the small ones and those beyond the eighth as one."""
+    shown = [(part.name, part.bytes) for part in parts if part.bytes]
+    total = _sum(shown)
+    small = [part for part in shown if part[1] * _SMALL_SHARE < total]
+    if len(small) > 1:
+        shown = [*(part for part in shown if part not in small), (f"{len(small)} smaller", _sum(small))]
+    if len(shown) > _MOST_PARTS:
+        more = shown[_MOST_PARTS - 1 :]
+        shown = [*shown[: _MOST_PARTS - 1], (f"{len(more)} more", _sum(more))]
+    return shown
+
+
+def _sum(parts: Sequence[tuple[str, int]]) -> int:
+    return sum(nbytes for _, nbytes in parts)
 
 
 def workload(report: Report) -> str:

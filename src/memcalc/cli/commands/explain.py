@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import WIDEST, Job, Request, with_job
+from memcalc.cli.estimate_options import Job, Request, with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
@@ -18,6 +17,7 @@ from memcalc.report.schema import Report
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
+    from memcalc.report.timeline import Timeline
 
 _MOST_SHOWN = 20
 """Entries of the text where nobody says how many; JSON has all."""
@@ -52,15 +52,16 @@ class ExplainedJob(Job):
             spec, self.setup, self.gpu, phase=asked.phase, at=asked.at, assumptions=assumptions, teacher=teacher
         )
         if self.shown.json:
-            output.write(json.dumps(found.shown(asked.row, asked.top).to_dict(), indent=2, ensure_ascii=False) + "\n")
+            self.shown.write(
+                json.dumps(found.shown(asked.row, asked.top).to_dict(), indent=2, ensure_ascii=False) + "\n"
+            )
             return
         from memcalc.render.explanation import render
 
-        width = min(output.terminal_width(), WIDEST) if self.shown.width is None else self.shown.width
         shown = found.shown(asked.row, asked.top or _MOST_SHOWN)
-        output.write(render(shown, width, self.shown.unit, unicode=not self.shown.ascii and output.speaks_unicode()))
+        self.shown.write(render(shown, self.shown.columns, self.shown.unit, unicode=self.shown.unicode))
 
-    def show(self, report: Report, below: str = "") -> None:
+    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
         """A report without operations cannot be explained."""
         raise UsageError("explain needs a model whose operations memcalc knows; this one is counted by its weights.")
 
@@ -122,8 +123,9 @@ def command(
 ) -> None:
     """Show the tensors that are alive at the peak, the largest first: shape, what made each, why it is still there,
     when it dies, and its size as a formula. The sizes sum to the box."""
-    if request.chosen["markdown"] or request.chosen["check"]:
-        raise UsageError("explain answers with text or with --json; leave out --markdown and --check.")
+    request.shown().only("explain", "json")
+    if request.chosen["check"]:
+        raise UsageError("explain says what is there, so there is nothing to check; leave out --check.")
     if phase is not None and at is not None:
         raise UsageError("--phase and --at both name a moment: choose one.")
     asked = Asked(_row(row), phase, at, None if top is None else read_count("--top", top))

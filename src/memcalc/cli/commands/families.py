@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from memcalc.cli.output import JSON, Column, print_json, print_table, print_text
+from memcalc.cli.output import JSON, print_json, print_table, print_text, write
 from memcalc.models.family import Family
 from memcalc.models.registry import families, family
+from memcalc.render.tables import Column
 from memcalc.tables.lora_targets import LORA_TARGETS
 
 _USUAL = {"attention": "eager, sdpa, flash", "supports": "training, inference, LoRA"}
@@ -31,7 +32,8 @@ def command(json: Annotated[bool, JSON] = False) -> None:
         print_json([_object(row) for row in rows])
         return
     print_table(_COLUMNS, [_row(row) for row in rows])
-    print_text(f"\n{_BELOW}")
+    write("\n")
+    print_text(_BELOW)
 
 
 def _object(row: Family) -> dict[str, object]:

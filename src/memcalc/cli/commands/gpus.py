@@ -2,7 +2,8 @@
 
 from typing import Annotated
 
-from memcalc.cli.output import JSON, Column, print_json, print_table
+from memcalc.cli.output import JSON, print_json, print_table
+from memcalc.render.tables import Column
 from memcalc.tables.gpus import GPUS
 from memcalc.units import format_bytes
 

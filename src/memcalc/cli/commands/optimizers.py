@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from memcalc.cli.output import JSON, Column, print_json, print_table
+from memcalc.cli.output import JSON, print_json, print_table
 from memcalc.optim.weight import Weight
+from memcalc.render.tables import Column
 from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
 _SAMPLE = Weight((4096, 4096), 4)
