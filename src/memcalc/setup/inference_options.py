@@ -103,7 +103,7 @@ class InferenceOptions(SharedOptions):
     vae_tiling: bool = option("Diffusion", False, "Decode in tiles (vae.enable_tiling).")
     vae_slicing: bool = option("Diffusion", False, "Decode one picture at a time (vae.enable_slicing).")
     vae_dtype: Literal["fp32", "bf16", "fp16"] | None = option(
-        "Diffusion", None, "Dtype of the autoencoder.", unset="--dtype, or the one that it is stored in"
+        "Diffusion", None, "Dtype of the autoencoder.", unset="--dtype or the stored one; in training the script's"
     )
     components_to_quantize: str | None = option(
         "Diffusion",
