@@ -46,7 +46,7 @@ def answer_for(model: str, request: Request, how: dict[str, Any], where: dict[st
             refuse_path(found)
         found.model = found.model if of_run is None else of_run
         how = {**how, "head": how["head"] or found.setup.get("task")}
-        estimate_run(found, request, how, where)
+        estimate_run(found, request, how, where, lambda words: read([model], words))
     else:
         _refuse({"model": where.pop("model")})
         from memcalc.sources import load

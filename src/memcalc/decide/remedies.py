@@ -21,6 +21,8 @@ class Remedy:
     cost: str
     options: Mapping[str, Any]
     only_from: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    keys: str = ""
+    """The same in the keys of the framework whose file was read; empty where there was none."""
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup | None:
         """`setup` with the remedy; None where it has it already, or cannot have it."""
@@ -34,8 +36,8 @@ class Remedy:
             return None
 
     def as_options(self) -> str:
-        """The remedy as options of the command line."""
-        return " ".join(_option(name, value) for name, value in self.options.items() if value is not None)
+        """The remedy as options of the command line, or in the framework's keys."""
+        return self.keys or " ".join(_option(name, value) for name, value in self.options.items() if value is not None)
 
 
 def _option(name: str, value: Any) -> str:

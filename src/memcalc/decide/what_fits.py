@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memcalc.decide.largest import fewest_gpus, sharding
@@ -45,7 +45,8 @@ class Advice:
     def together(self) -> Remedy:
         """The stack as one remedy, each option once."""
         options = {name: value for remedy in self.stack for name, value in remedy.options.items()}
-        return Remedy(" and ".join(remedy.name for remedy in self.stack), "", options)
+        keys = ", ".join(dict.fromkeys(remedy.keys for remedy in self.stack))
+        return Remedy(" and ".join(remedy.name for remedy in self.stack), "", options, keys=keys)
 
     def reported(self) -> Remedies:
         """As the JSON of a report has it."""
@@ -54,7 +55,7 @@ class Advice:
                 name=offer.remedy.name,
                 cost=offer.remedy.cost,
                 options=dict(offer.remedy.options),
-                command_line=offer.remedy.as_options(),
+                change=offer.remedy.as_options(),
                 saved_bytes=offer.saved_bytes,
                 fits=offer.fits,
             )
@@ -63,16 +64,31 @@ class Advice:
         return Remedies(
             alone=tuple(offers),
             together=dict(self.together.options) if self.stack else None,
-            command_line=self.together.as_options() if self.stack else None,
+            change=self.together.as_options() if self.stack else None,
             process_bytes=self.process_bytes if self.stack else None,
             fewest_gpus=self.fewest_gpus,
         )
 
 
-def advise(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: ModelSpec | None = None) -> Advice:
+def advise(
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    gpu: Gpu,
+    *,
+    teacher: ModelSpec | None = None,
+    known: Sequence[Remedy] | None = None,
+) -> Advice:
     """What would make `setup` fit `gpu`, where it does not.
 
-    Raises MemcalcError where the job itself cannot be estimated.
+    Args:
+        spec: the model.
+        setup: what is run.
+        gpu: what it has to fit.
+        teacher: the model that distillation asks.
+        known: the remedies that there are, those that cost least first; None: memcalc's own.
+
+    Raises:
+        MemcalcError: the job itself cannot be estimated.
     """
 
     def run(candidate: TrainingSetup) -> int | None:
@@ -83,7 +99,7 @@ def advise(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: ModelSpe
 
     before = process_bytes(spec, setup, gpu, teacher)
     room = usable_bytes(setup, gpu)
-    known = list(remedies(setup))
+    known = list(remedies(setup)) if known is None else known
     offers = []
     for remedy in known:
         candidate = remedy.applied(setup)
@@ -110,7 +126,7 @@ def _fitting(setup: TrainingSetup, stack: list[Remedy], room: int, run: _Run) ->
     return size if size is not None and size <= room else None
 
 
-def _first_that_fits(setup: TrainingSetup, known: list[Remedy], room: int, run: _Run) -> tuple[list[Remedy], int]:
+def _first_that_fits(setup: TrainingSetup, known: Sequence[Remedy], room: int, run: _Run) -> tuple[list[Remedy], int]:
     """Remedies, those that cost least first, while each saves something, until it fits; none where it never does."""
     stack: list[Remedy] = []
     before = least = run(setup) or 0
