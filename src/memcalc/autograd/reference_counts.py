@@ -7,11 +7,17 @@ locals to calls instead of counting them), so that it is measured when this modu
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from sys import getrefcount
 
 from memcalc.errors import UnsupportedPythonError
+
+try:
+    from sys import getrefcount
+except ImportError:  # PyPy
+
+    def getrefcount(object: object, /) -> int:  # type: ignore[misc]
+        """No count."""
+        return 0
 
 
 def only_reference(held: Sequence[object]) -> bool:
@@ -43,10 +49,12 @@ def _measured() -> int:
     del other
     counts = shared == alone + 1 and getrefcount(held[0]) == alone
     held.clear()
-    if sys.implementation.name != "cpython" or not counts or _Probe.alive:
+    if not counts or _Probe.alive:
+        from platform import python_implementation, python_version
+
         raise UnsupportedPythonError(
             "memcalc reads how long tensors live off the reference counts of CPython 3.11 or newer, which this "
-            f"interpreter ({sys.implementation.name} {sys.version.split()[0]}) does not keep: run it with CPython."
+            f"interpreter ({python_implementation()} {python_version()}) does not keep: run it with CPython."
         )
     return alone
 
