@@ -31,7 +31,8 @@ def render(found: Explanation, width: int, unit: Unit, *, unicode: bool = True) 
 
 def _entry(entry: TensorEntry, width: int, unit: Unit) -> Iterator[str]:
     made = f"{entry.module} · {entry.operation}" if entry.module else entry.operation
-    head = f"{_layout(entry)}{_title(entry.row)}: {made}"
+    layout = layout_of(entry)
+    head = f"{layout}{'  ' if layout else ''}{_title(entry.row)}: {made}"
     if entry.made_in != "before the step":
         head += f" (made in {entry.made_in})"
     first, *more = wrap(head, width - len(_INDENT))
@@ -46,13 +47,13 @@ def _title(row: str) -> str:
     return row.replace("_", " ").upper()
 
 
-def _layout(entry: TensorEntry) -> str:
-    """How many of which shape and dtype."""
+def layout_of(entry: TensorEntry) -> str:
+    """How many of which shape and dtype; "" for what is no tensor."""
     times = f"{entry.count:,} × " if entry.count > 1 else ""
     if entry.shape is None:
-        return times
+        return times.removesuffix(" × ")
     dtype = "" if entry.dtype is None else f" {short(ALIASES[entry.dtype]) if entry.dtype in ALIASES else entry.dtype}"
-    return f"{times}[{', '.join(map(str, entry.shape))}]{dtype}  "
+    return f"{times}[{', '.join(map(str, entry.shape))}]{dtype}"
 
 
 def _formula(entry: TensorEntry, unit: Unit) -> str:
