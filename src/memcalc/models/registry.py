@@ -122,6 +122,8 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "blip": ("blip",),
         "llava": ("llava",),
         "gemma3_paligemma": ("gemma3", "paligemma"),
+        "gemma4": ("gemma4",),
+        "glm4v": ("glm46v", "glm4v", "glm4v_moe"),
         "llava_next": ("llava_next", "llava_onevision"),
         "mistral3": ("mistral3",),
         "mllama": ("mllama",),

@@ -71,6 +71,30 @@ def _full_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
 
 
+def grid_sample(x: Tensor, places: Tensor) -> Tensor:
+    """x [b, c, height, width] interpolated at places [b, rows, columns, 2]: keeps both.
+
+    Backward makes a gradient of the places too, whether it is needed or not.
+    """
+    out = x.tape.empty((*x.shape[:2], *places.shape[1:3]), x.dtype)
+    node = record(x.tape, out, _grid_sample_backward, (x,), (x.shape, places.shape))
+    if node is not None:
+        node.save(x)
+        node.save(places)
+    return out
+
+
+def _grid_sample_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    shape, places = node.context
+    out = node.tape.empty(shape, grad.dtype)
+    of_places = node.tape.empty(places, grad.dtype)
+    del of_places
+    return [out]
+
+
 def max_pool2d(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """The largest element of squares of x [b, c, height, width]: keeps x, and where each was found."""
     sizes = tuple((size + 2 * padding - kernel) // stride + 1 for size in x.shape[2:])
