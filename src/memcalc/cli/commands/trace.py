@@ -15,7 +15,7 @@ from memcalc.report.schema import Report
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
-    from memcalc.report.timeline import Timeline
+    from memcalc.render.page_setup import Setup
 
 _HEADS = ("tick", "dies", "bytes", "live", "phase", "row", "part", "block", "operation", "module")
 
@@ -55,7 +55,7 @@ class TracedJob(Job):
         ]
         self.shown.write(tables.text(_HEADS, cells, (0, 1, 2), self.shown.unicode))
 
-    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """A report without operations has no tape."""
         raise UsageError("trace needs a model whose operations memcalc knows; this one is counted by its weights.")
 
