@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
     from memcalc.render.page_setup import Setup
 
-_HEADS = ("tick", "dies", "bytes", "live", "phase", "row", "part", "block", "operation", "module")
-
 
 def _option(name: str, text: str, metavar: str) -> Any:
     return typer.Option(name, help=text, metavar=metavar, show_default=False, rich_help_panel="Tape")
@@ -41,19 +39,9 @@ class TracedJob(Job):
 
             self.shown.write(json.dumps([vars(line) for line in lines], ensure_ascii=False) + "\n")
             return
-        from memcalc.render import tables
+        from memcalc.render.tape import render
 
-        cells = [
-            (
-                f"{line.tick:,}",
-                "" if line.dies is None else f"{line.dies:,}",
-                f"{line.bytes:,}",
-                f"{line.live_bytes:,}{' (peak)' if line.is_peak else ''}",
-                *(line.phase, line.row, line.part, line.block, line.operation, line.module),
-            )
-            for line in lines
-        ]
-        self.shown.write(tables.text(_HEADS, cells, (0, 1, 2), self.shown.unicode))
+        self.shown.write(render(lines, unicode=self.shown.unicode))
 
     def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """A report without operations has no tape."""
