@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Ring, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
+from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
@@ -179,6 +180,11 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     )
     if not network.source_is_text:
         length = setup.target_len or length
+    if layout.context > 1:
+        if not isinstance(network, CausalLM):
+            raise UsageError("--context-parallel-size is described for decoders alone; leave it out.")
+        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
+        length //= layout.context
     restore_retained(network, tape)
     loss: Tensor | None
     if isinstance(network, Denoiser):
