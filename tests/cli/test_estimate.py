@@ -169,12 +169,12 @@ def test_version_and_help() -> None:
 
 
 def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memcalc
+    from memcalc import estimation
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary\x1b[2J")
 
-    monkeypatch.setattr(memcalc, "estimate", broken, raising=False)
+    monkeypatch.setattr(estimation, "estimate", broken)
     result = run(*FOUR_B, code=1)
     assert result.stdout == ""
     assert "please report it" in result.stderr
@@ -184,12 +184,12 @@ def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memcalc
+    from memcalc import estimation
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary")
 
-    monkeypatch.setattr(memcalc, "estimate", broken, raising=False)
+    monkeypatch.setattr(estimation, "estimate", broken)
     monkeypatch.setenv("MEMCALC_DEBUG", "1")
     with pytest.raises(KeyError):
         run(*FOUR_B, catch_exceptions=False)

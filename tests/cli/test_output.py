@@ -135,7 +135,7 @@ def test_ctrl_c_is_quiet() -> None:
         "def slow(*_, **__):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    import time; time.sleep(10)\n"
-        "memcalc.estimate = slow\n"
+        "import memcalc.estimation; memcalc.estimation.estimate = slow\n"
         "from memcalc.cli import main; main()"
     )
     start = time.monotonic()

@@ -39,9 +39,12 @@ def test_too_many() -> None:
 
 
 def test_a_grid_of_two_options() -> None:
-    lines = run("sweep", "1B", "--batch", "1..4*2", "--seq-len", "512,1024", "--gpu", "24GB").stdout.splitlines()
-    assert lines[0].split() == ["--batch", "\\", "--seq-len", "512", "1024"]
-    assert [line.split()[0] for line in lines[1:]] == ["1", "2", "4"]
+    lines = run("sweep", "1B", "--batch", "1..4*2", "--seq-len", "512,2048", "--gpu", "24GB").stdout.splitlines()
+    assert lines[0] == "--batch down, --seq-len across"
+    assert lines[1].split() == ["512", "2048"]
+    assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "4"]
+    assert lines[2].split()[-1] == "✓"
+    assert lines[4].split()[-1] == "×"
 
 
 def test_csv_and_json_say_the_same_as_estimate() -> None:

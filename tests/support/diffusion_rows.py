@@ -14,9 +14,10 @@ from memcalc.breakdown import standing
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
-from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.training.step import trace
+from memcalc.training.traced_step import Tracing
 from support.paths import DATA
+from support.tape_events import DEVICES
 
 PHASES = ("forward", "backward", "step")
 RECIPES: dict[str, dict[str, Any]] = {
@@ -65,19 +66,11 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
     return TrainingSetup(**found)
 
 
-DEVICES = {
-    "h100": CudaDevice((9, 0), 132),
-    "a100": CudaDevice((8, 0), 108),
-    "rtx4090": CudaDevice((8, 9), 128),
-    "t4": CudaDevice((7, 5), 40),
-}
-
-
 def differences(row: dict[str, Any]) -> tuple[int, ...]:
     """Measured less computed bytes of forward, backward and step."""
     case, measured = row["case"], row["measured"]
     spec = ModelSpec.from_config({"_class_name": case["model"], **case["config"]})
-    step = trace(spec, setup(case), device=DEVICES[case.get("device", "h100")])
+    step = trace(spec, setup(case), tracing=Tracing(DEVICES[case.get("device", "h100")]))
     found, _ = Sweep(step.tape).peaks()
     outside = measured["workspaces"] + measured["earlier"]
     computed = {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in PHASES}

@@ -161,6 +161,8 @@ class Tape:
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
         self.device: CudaDevice | None = None
         """The GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out."""
+        self.multiplied: dict[str, int] = {}
+        """The tick of the first product in each phase: once it is allocated, cuBLAS asks for its workspace."""
         self.sum_out_of_place = sum_out_of_place
         """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
         self.run: object = None

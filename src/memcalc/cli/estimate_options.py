@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
+from memcalc.cli.shown import SAMPLES, Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
-from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.decide.remedies import Remedy
@@ -23,36 +21,11 @@ if TYPE_CHECKING:
     from memcalc.report.timeline import Timeline
     from memcalc.tables.gpus import Gpu
 
-NARROWEST, WIDEST = 60, 1000
-"""Bounds of --width, columns."""
-
-_SHOWN = ("json", "markdown", "unit", "ascii", "width", "color", "timeline")
-"""The options that say how the answer is shown."""
-
 _BOTH = "width"
 """The option that is the picture's width for a denoiser, and the box's for all other models."""
 
 DOES_NOT_FIT = 3
 """Exit code of --check."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """How the answer is to be shown."""
-
-    json: bool
-    markdown: bool
-    unit: Unit
-    ascii: bool
-    width: int | None
-    color: bool | None
-    timeline: bool = False
-    """Show the step over time in place of the box."""
-
-    def check_width(self) -> None:
-        """Raise UsageError for a box that is too narrow or too wide."""
-        if self.width is not None and not NARROWEST <= self.width <= WIDEST:
-            raise UsageError(f"--width must lie between {NARROWEST} and {WIDEST} columns, not {self.width}.")
 
 
 @dataclass(frozen=True)
@@ -87,27 +60,31 @@ class Job:
         """Estimate and print the report."""
         from memcalc.estimation import estimate
 
-        if self.shown.timeline:
-            self._show_timeline(spec, assumptions, teacher)
-            return
-        report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+        self.shown.only("an estimate", "json", "markdown", "html", "svg")
+        picture = self.picture(spec, assumptions, teacher) if self.shown.pictured else None
+        report = (
+            estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+            if picture is None
+            else picture.report
+        )
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
         if advice is None or self.gpu is None:
-            self.show(report)
+            self.show(report, picture=picture)
             return
         from memcalc.render.advice import render
 
         report = report.model_copy(update={"remedies": advice.reported()})
-        self.show(report, "" if self.shown.json else render(advice, self.gpu, self.shown.unit))
+        self.show(report, render(advice, self.gpu, self.shown.unit), picture)
 
-    def _show_timeline(self, spec: "ModelSpec", assumptions: tuple[Any, ...], teacher: "ModelSpec | None") -> None:
-        from memcalc.render.timeline import columns
-        from memcalc.timeline import SAMPLES, timeline
+    def picture(
+        self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
+    ) -> "Timeline | None":
+        """The step over time, as a page shows it; None for a job that has no such picture."""
+        from memcalc.timeline import has_timeline, timeline
 
-        pieces = SAMPLES if self.shown.json else columns(_width(self.shown))
-        found = timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=pieces)
-        output.write(render_timeline(found, self.shown))
-        self._check(found.report)
+        if not has_timeline(self.setup):
+            return None
+        return timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=SAMPLES)
 
     def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
@@ -118,15 +95,20 @@ class Job:
         known = None if self.known_remedies is None else self.known_remedies(self.setup)
         return advise(spec, self.setup, self.gpu, teacher=teacher, known=known)
 
-    def show(self, report: Report, below: str = "") -> None:
-        """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
+    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
+        """Print `report` and what stands `below` it, and check it."""
         self.shown.check_width()
-        if self.shown.timeline:
-            raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
-        output.write(render(report, self.shown) + below)
-        self._check(report)
+        texts = report_texts(report, self.shown, below)
+        if self.shown.pictured:
+            from memcalc.render.html import Setup
 
-    def _check(self, report: Report) -> None:
+            self.shown.answer(texts, [Setup(report, picture)], picture)
+        else:
+            self.shown.write(texts[self.shown.format]())
+        self.check_fit(report)
+
+    def check_fit(self, report: Report) -> None:
+        """Exit with 3 when the report was to be checked and does not fit."""
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)
 
@@ -144,9 +126,11 @@ class Request:
         """Whether --json was given."""
         return bool(self.chosen["json"])
 
-    def read_unit(self) -> Unit:
-        """The unit of sizes. Raises UsageError."""
-        return _shown(**{name: self.chosen[name] for name in _SHOWN if name in self.chosen}).unit
+    def shown(self, *, as_csv: bool = False) -> Shown:
+        """How the answer is shown. Raises UsageError."""
+        of_job = ("gpu", "check", "teacher")
+        given = {name: value for name, value in self.chosen.items() if name not in of_job}
+        return read_shown(as_csv=as_csv, **given)
 
     def read(self) -> Job:
         """The job of these options. Raises UsageError."""
@@ -159,43 +143,6 @@ class Request:
         values = {name: value if isinstance(value, bool) else str(value) for name, value in below.items()}
         values.update((name, value) for name, value in self.given.items() if value is not None)
         return _job(mode, values, **self.chosen)
-
-
-def render(report: Report, shown: Shown) -> str:
-    """The report as text, in the form that was asked for; only the form at hand is imported."""
-    if shown.json:
-        from memcalc.render import json_report
-
-        return json_report.render(report)
-    if shown.markdown:
-        from memcalc.render import markdown
-
-        return markdown.render(report, shown.unit)
-    from memcalc.render import box, styles
-
-    lines = box.render(report, _width(shown), shown.unit, unicode=not shown.ascii and output.speaks_unicode())
-    return styles.coloured(lines) if _coloured(shown) else styles.plain(lines)
-
-
-def render_timeline(found: "Timeline", shown: Shown) -> str:
-    """The step over time as text, in the form that was asked for."""
-    if shown.json:
-        import json
-
-        return json.dumps(found.to_dict()) + "\n"
-    from memcalc.render import styles, timeline
-
-    unicode, colour = not shown.ascii and output.speaks_unicode(), _coloured(shown)
-    lines = timeline.render(found, _width(shown), shown.unit, unicode=unicode, colour=colour)
-    return styles.coloured(lines) if colour else styles.plain(lines)
-
-
-def _width(shown: Shown) -> int:
-    return min(output.terminal_width(), WIDEST) if shown.width is None else shown.width
-
-
-def _coloured(shown: Shown) -> bool:
-    return output.wants_colour() if shown.color is None else shown.color
 
 
 def with_job(function: Callable[..., None]) -> Callable[..., None]:
@@ -232,17 +179,7 @@ def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teac
         from memcalc.tables.gpus import find_gpu
 
         found = find_gpu(gpu)
-    return Job(build_setup(mode, given), found, check, _shown(**shown), teacher)
-
-
-def _shown(*, json: bool, markdown: bool, unit: str, width: str | None, **more: Any) -> Shown:
-    if json and markdown:
-        raise UsageError("--json and --markdown exclude each other: choose one.")
-    columns = None if width is None else read_value("--width", int, width)
-    units: dict[str, Unit] = {"gib": "GiB", "gb": "GB"}
-    if unit.lower() not in units:
-        raise UsageError(f"--unit cannot be {quoted(unit)}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
-    return Shown(json=json, markdown=markdown, unit=units[unit.lower()], width=columns, **more)
+    return Job(build_setup(mode, given), found, check, read_shown(**shown), teacher)
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
@@ -288,6 +225,17 @@ def _output_options() -> list[Parameter]:
     return [
         _option("json", bool, False, "Print one JSON object; `memcalc schema` describes it.", heading),
         _option("markdown", bool, False, "Print a Markdown table.", heading),
+        _option("html", str | None, None, "Also write a page with pictures to this file.", heading, "FILE"),
+        _option("svg", str | None, None, "Also write the step over time, as a picture, to this file.", heading, "FILE"),
+        _option(
+            "output",
+            str | None,
+            None,
+            "Write the answer to this file, whole or not at all, and print nothing; without an option that chooses, "
+            ".json, .md, .html and .svg choose the format.",
+            heading,
+            "FILE",
+        ),
         _option("unit", str, "GiB", "Unit of sizes. [default: GiB]", heading, "GiB|GB", _complete_unit),
         _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
         _option(

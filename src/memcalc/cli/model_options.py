@@ -108,13 +108,12 @@ def answer(  # noqa: PLR0913 (the options of three commands)
     if model.components:
         if head is not None or labels is not None:
             raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
-        from memcalc.setup.setup import TrainingSetup
         from memcalc.sources.diffusers_report import pipeline_report
-        from memcalc.sources.diffusers_training import describe_denoiser
+        from memcalc.sources.diffusers_spec import describe_pipeline
 
         if generic or job.teacher is not None:
             raise UsageError("--generic and --teacher are for transformers; a diffusion pipeline has no use for them.")
-        if isinstance(job.setup, TrainingSetup) and (found := describe_denoiser(model, name, job.setup)) is not None:
+        if (found := describe_pipeline(model, name, job.setup)) is not None:
             replace(job, setup=found.setup).answer(found.spec, found.assumptions)
             return
         job.show(pipeline_report(model, name, job.setup, job.gpu))

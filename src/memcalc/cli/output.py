@@ -8,7 +8,7 @@ from typing import TextIO
 import typer
 
 from memcalc.errors import MemcalcError
-from memcalc.render.terminal_text import cells, encodable, visible
+from memcalc.render.terminal_text import encodable
 
 CLOSED = "The answer could not be written: standard output is closed."
 
@@ -77,11 +77,6 @@ def print_json(rows: Sequence[Mapping[str, object]]) -> None:
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
     """Write a table with aligned columns; those in `right` are aligned to the right."""
-    table = [tuple(visible(cell, speaks_unicode()) for cell in row) for row in (heads, *rows)]
-    widths = [max(cells(row[column]) for row in table) for column in range(len(heads))]
+    from memcalc.render import tables
 
-    def padded(column: int, text: str) -> str:
-        space = " " * (widths[column] - cells(text))
-        return space + text if column in right else text + space
-
-    write("".join("  ".join(padded(*item) for item in enumerate(row)).rstrip() + "\n" for row in table))
+    write(tables.text(heads, rows, right, speaks_unicode()))

@@ -35,4 +35,8 @@ def read_model(text: str, what: str = "MODEL") -> tuple["ModelSpec", tuple["Assu
     from memcalc.sources.model_spec import spec_of
 
     model = load(text, kind="file" if local else "hub", progress=warn)
+    if model.components:
+        from memcalc.sources.diffusers_spec import pipeline_spec
+
+        return pipeline_spec(model, short_name(text) if local else model.name)
     return spec_of(model, short_name(text) if local else model.name, generic=False)

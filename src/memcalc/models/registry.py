@@ -122,6 +122,8 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "blip": ("blip",),
         "llava": ("llava",),
         "gemma3_paligemma": ("gemma3", "paligemma"),
+        "gemma4": ("gemma4",),
+        "glm4v": ("glm46v", "glm4v", "glm4v_moe"),
         "llava_next": ("llava_next", "llava_onevision"),
         "mistral3": ("mistral3",),
         "mllama": ("mllama",),
@@ -145,6 +147,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "sd3": ("SD3Transformer2DModel",),
         "unet": ("UNet2DConditionModel",),
     },
+    "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
@@ -168,6 +171,11 @@ def families() -> tuple[str, ...]:
 def denoisers() -> tuple[str, ...]:
     """The classes of diffusers that denoise and that memcalc can answer for."""
     return tuple(name for names in _FILES["diffusion"].values() for name in names)
+
+
+def autoencoders() -> tuple[str, ...]:
+    """The classes of diffusers that make latents and pictures and that memcalc can answer for."""
+    return tuple(name for names in _FILES["autoencoders"].values() for name in names)
 
 
 def family(model_type: str) -> Family:

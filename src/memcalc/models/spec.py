@@ -18,6 +18,23 @@ from memcalc.models.stored_weights import StoredWeights
 
 
 @dataclass(frozen=True, kw_only=True)
+class PipelineComponent:
+    """A model of a diffusion pipeline beside its denoiser.
+
+    name: that of model_index.json.
+    class_name: its class in diffusers or Transformers.
+    spec: the model; None where no family describes it.
+    nbytes, parameters: its weights, where there is no spec.
+    """
+
+    name: str
+    class_name: str
+    spec: ModelSpec | None = None
+    nbytes: int = 0
+    parameters: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model as its config.json describes it.
 
@@ -36,6 +53,10 @@ class ModelSpec:
     """Its weights as they are stored, where headers tell."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served besides the model's own (an adapter), by name."""
+    component: str = ""
+    """What the pipeline that a denoiser belongs to calls it."""
+    components: tuple[PipelineComponent, ...] = ()
+    """The other models of the diffusion pipeline that a denoiser belongs to, in the order in which they run."""
     assumptions: tuple[Assumption, ...] = ()
     """What was taken for granted when it was read; its reports begin with that."""
 

@@ -25,6 +25,8 @@ def forward_kernel(query: Tensor, call: Attention, kernel: str) -> tuple[Tensor,
     rows = call.length
     if kernel == "efficient":
         rows = -(-rows // 32) * 32 if call.needs_grad else 0
+    if kernel == "cudnn" and tape.device is not None and not call.needs_grad:
+        rows = 0  # PyTorch's trackers make one all the same
     lse = tape.empty((call.batch, call.heads, rows, 1), FP32)
     scratch = [] if tape.device is None else list(_forward_scratch(tape, call, kernel, tape.device))
     random = random or _random_state(tape, call, kernel)

@@ -103,6 +103,10 @@ class _Travelling:
 
     def send(self, joined: Tensor) -> None:
         """Start the exchange."""
+        if not self.ring.gathers or self.buffer is None:
+            turns = self.ring.ranks - 1 if self.ring.gathers else 1
+            collective = "all-gather" if self.ring.gathers else "all-to-all"
+            self.tape.send(collective, turns * self.elements * self.dtype.itemsize)
         if not self.ring.gathers:
             self.buffer, self.sent = self.tape.empty((self.elements,), self.dtype), joined
         elif self.buffer is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from math import prod
 
 from memcalc.autograd.tape import ROWS, Allocation
@@ -30,8 +30,10 @@ from memcalc.training.step import trace
 from memcalc.training.traced_step import Step
 
 
-def record_step(spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None) -> Step:
-    """The step with every block traced, told to a recorder. Raises UsageError for a pipeline."""
+def record_step(
+    spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None, *, every_block: bool = True
+) -> Step:
+    """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline."""
 
     def run(setup: Setup) -> Step:
         if isinstance(setup, TrainingSetup):
@@ -46,7 +48,7 @@ def record_step(spec: ModelSpec, setup: Setup, recording: Recording, teacher: Mo
 
         return generate(spec, setup, recorder=recording)
 
-    with every_block_by_itself():
+    with every_block_by_itself() if every_block else nullcontext():
         return within_positions(setup, run)
 
 
@@ -71,7 +73,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     recording = Recording()
     step = record_step(spec, setup, recording, teacher)
     sample = find_moment(step, phase, at)
-    memory = _process_memory(step, setup, gpu)
+    memory = process_memory(step, setup, gpu)
     sizes = sizes_of(spec, step)
     around = [*standing_tensors(step, sample.phase, sizes), *process_parts(step, memory, sizes)]
     entries = [
@@ -93,7 +95,8 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     )
 
 
-def _process_memory(step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
+def process_memory(step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
+    """What the process takes besides tensors, at the peak of a recorded step."""
     peak = find_moment(step, None, None)
     ranks = communicators(layout_of(setup, {})) if isinstance(setup, TrainingSetup) else 0
     return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, ranks)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from memcalc.render.captions import served, trained, workload
+from memcalc.render.captions import pooled, served, shown_parts, trained, workload
 from memcalc.render.cluster_lines import cluster_lines as _of_cluster
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
@@ -26,13 +26,6 @@ NARROWEST = 60
 
 _WIDE = 78  # from here on the notes have a column of their own; below, they go under the row's title
 _LABEL, _SIZE, _NOTE, _HEADING = 18, 12, 17, 9
-_SMALL_SHARE = 100
-"""Parts below one in so many bytes of a row are shown as one."""
-_MOST_PARTS = 8
-
-
-def _sum(parts: list[tuple[str, int]]) -> int:
-    return sum(nbytes for _, nbytes in parts)
 
 
 @dataclass(frozen=True)
@@ -161,14 +154,7 @@ class _Box:
         return bar + self.glyphs.beyond * (component.max_bytes * self.body // scale - len(bar))
 
     def _parts(self, parts: tuple[Part, ...]) -> Iterator[tuple[str, str]]:
-        shown = [(part.name, part.bytes) for part in parts if part.bytes]
-        total = sum(nbytes for _, nbytes in shown)
-        small = [part for part in shown if part[1] * _SMALL_SHARE < total]
-        if len(small) > 1:
-            shown = [*(part for part in shown if part not in small), (f"{len(small)} smaller", _sum(small))]
-        if len(shown) > _MOST_PARTS:
-            more = shown[_MOST_PARTS - 1 :]
-            shown = [*shown[: _MOST_PARTS - 1], (f"{len(more)} more", _sum(more))]
+        shown = shown_parts(parts)
         for index, (name, nbytes) in enumerate(shown):
             branch = self.glyphs.last if index == len(shown) - 1 else self.glyphs.branch
             yield branch + visible(name, self.unicode), format_bytes(nbytes, self.unit)
@@ -222,7 +208,11 @@ class _Box:
             if serving.engine_reserved_bytes > peak.process_bytes:
                 taken = format_bytes(serving.engine_reserved_bytes, self.unit)
                 setup = self.report.setup
-                yield "", f"{setup['engine']} reserves {taken} ({setup['gpu_memory_utilization']:.0%} of the GPU)", ""
+                share = f"{setup['gpu_memory_utilization']:.0%} of the GPU"
+                beyond = "" if serving.pool is None else ", and CUDA context and graphs"
+                yield "", f"{setup['engine']} reserves {taken} ({share}{beyond})", ""
+            if serving.pool is not None:
+                yield "", pooled(serving.pool, self.unit), ""
 
     def _is_default_length(self) -> bool:
         """Whether nobody said how long sequences are: the verdict is for that length alone."""

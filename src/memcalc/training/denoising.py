@@ -5,6 +5,8 @@ Source: examples/{text_to_image,dreambooth} of diffusers 0.42.1, with latents an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc import ops
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
@@ -25,7 +27,7 @@ _OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "paddi
 
 def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
     """Raise UsageError for sizes of another kind of model than `network` is."""
-    denoises = isinstance(network, Denoiser)
+    denoises = network.input_kind == "latents"
     for name in _OF_TEXT if denoises else _SIZES:
         if name in setup.model_fields_set and getattr(setup, name):
             raise UsageError(
@@ -73,14 +75,20 @@ def as_scripts_train(setup: TrainingSetup) -> TrainingSetup:
     return setup.model_copy(update=chosen)
 
 
-def denoising_notes(model: Denoiser, asked: Picture, setup: TrainingSetup) -> list[Assumption]:
+def denoising_notes(
+    model: Denoiser, asked: Picture, setup: TrainingSetup, others: Sequence[str] = ()
+) -> list[Assumption]:
     """What is taken for granted of a training step of a denoiser, for the Assumptions."""
     size = f"{asked.width} x {asked.height} pixels"
     if model.makes_videos:
         size += f", {asked.frames} frame{'s' if asked.frames > 1 else ''} (--num-frames)"
     lines = [
         Assumption("picture_size", f"{size} (--resolution), {asked.text} tokens of text (--max-sequence-length)"),
-        Assumption("cached_latents", "latents and text embeddings are cached: only the denoiser is on the GPU"),
+        Assumption(
+            "cached_latents",
+            "latents and text embeddings are cached: only the denoiser is on the GPU"
+            + (f", not {', '.join(others)}" if others else ""),
+        ),
         Assumption("largest_resolution", "the largest resolution of a run decides its peak"),
     ]
     if setup.trainer == "diffusers":

@@ -27,7 +27,9 @@ def model_loss(
     counts_items = runs_trainer(setup) and any(isinstance(module, CausalLM) for module in network.all_modules)
     if counts_items:
         labels = tape.external_tensor(ids.shape, INT64, OVERHEAD, "token ids and labels")
-    if runs_trainer(setup) and setup.padding_mask:
+    if not network.reads_text:
+        tape.inputs.clear()  # their shape alone is asked for
+    if setup.padding_mask:
         run_context(tape).padding = tape.external_tensor(ids.shape, INT64, OVERHEAD, "padding mask")
     with tape.autocasting(autocast):
         outputs = network(replace(micro_batch(ids, labels, setup), counts_items=counts_items))

@@ -52,6 +52,8 @@ def trainer_notes(asked: TrainingSetup, used: TrainingSetup) -> Iterator[Assumpt
 
 def scalar_bytes(setup: TrainingSetup, phase: str) -> int:
     """Bytes of tensors of one element that the loop keeps during `phase`."""
+    if setup.trainer == "diffusers" and setup.autocast == "fp16":  # its loops keep no other
+        return ALIGNMENT * _SCALER[phase]
     if not runs_trainer(setup):
         return 0
     count = _SCALARS[phase] - (setup.objective not in COUNTS_ITEMS)

@@ -5,10 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.read_model import read_model
+from memcalc.cli.shown import SAMPLES
 from memcalc.errors import UsageError
+from memcalc.render import tables
+from memcalc.render.html import Setup
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -37,16 +39,26 @@ def command(
 
     Below the sizes stands what each column has more or less than the first.
     """
-    if request.chosen["markdown"] or request.chosen["check"]:
-        raise UsageError("compare answers with a table or with --json; leave out --markdown and --check.")
+    shown = request.shown()
+    shown.only("compare", "json", "markdown", "html")
+    if request.chosen["check"]:
+        raise UsageError("--check is for one job, and compare has several; leave it out.")
     columns = [(model, method) for model in models for method in _methods(methods)]
     if len(columns) < 2:
         raise UsageError("compare needs two columns: give two models, or --methods full,lora,qlora.")
-    reports = dict(_column(request, *column) for column in columns)
-    if request.json:
-        output.write(json.dumps([{"column": name, **report.model_dump()} for name, report in reports.items()]) + "\n")
-    else:
-        _print(reports, request.read_unit())
+    found = [_column(request, *column, pictured=shown.pictured) for column in columns]
+    reports = {setup.heading: setup.report for setup in found}
+
+    def as_json() -> str:
+        return json.dumps([{"column": name, **report.model_dump()} for name, report in reports.items()]) + "\n"
+
+    table = (("", *reports), _rows(reports, shown.unit), range(1, len(reports) + 1))
+    texts = {
+        "text": lambda: tables.text(*table, shown.unicode),
+        "json": as_json,
+        "markdown": lambda: tables.markdown(*table),
+    }
+    shown.answer(texts, found, None)
 
 
 def _methods(text: str | None) -> list[str | None]:
@@ -63,17 +75,22 @@ def _methods(text: str | None) -> list[str | None]:
     return names
 
 
-def _column(request: Request, model: str, method: str | None) -> tuple[str, Report]:
-    """The heading of a column, and its report. What the user gave comes before what the method stands for."""
+def _column(request: Request, model: str, method: str | None, *, pictured: bool) -> Setup:
+    """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
     from memcalc.decide.methods import METHODS
     from memcalc.estimation import estimate
+    from memcalc.timeline import has_timeline, timeline
 
     spec, assumptions = read_model(model)
     job = request.job("training", METHODS[method]) if method else request.read()
-    return f"{model} {method or ''}".strip(), estimate(spec, job.setup, job.gpu, assumptions=assumptions)
+    heading = f"{model} {method or ''}".strip()
+    if pictured and has_timeline(job.setup):
+        drawn = timeline(spec, job.setup, job.gpu, assumptions=assumptions, samples=SAMPLES)
+        return Setup(drawn.report, drawn, heading)
+    return Setup(estimate(spec, job.setup, job.gpu, assumptions=assumptions), None, heading)
 
 
-def _print(reports: dict[str, Report], unit: Unit) -> None:
+def _rows(reports: dict[str, Report], unit: Unit) -> list[tuple[str, ...]]:
     first = next(iter(reports.values()))
 
     def line(title: str, size_of: Any) -> list[tuple[str, ...]]:
@@ -81,7 +98,7 @@ def _print(reports: dict[str, Report], unit: Unit) -> None:
         changes = ["", *(_change(size - sizes[0], unit) for size in sizes[1:])]
         return [(title, *(format_bytes(size, unit) for size in sizes)), ("", *changes)]
 
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("parameters", *(format_count(report.model.parameters.total) for report in reports.values())),
         ("trained", *(format_count(report.model.parameters.trainable) for report in reports.values())),
     ]
@@ -92,8 +109,7 @@ def _print(reports: dict[str, Report], unit: Unit) -> None:
     if first.gpu is not None:
         fits = ("does not fit" if report.gpu and not report.gpu.fits else "fits" for report in reports.values())
         rows.append((first.gpu.name, *fits))
-    shown = [row for row in rows if any(row)]
-    output.print_table(("", *reports), shown, right=range(1, len(reports) + 1))
+    return [row for row in rows if any(row)]
 
 
 def _change(nbytes: int, unit: Unit) -> str:

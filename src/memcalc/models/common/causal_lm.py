@@ -34,7 +34,8 @@ class DecoderModel(Module):
     embedding_multiplier: multiply the embeddings by a number.
     dropout: probability of dropout on the embeddings.
     norm_embeddings: apply `norm` to the embeddings too (the same module as after the last block).
-    position_ids: "passed" to the blocks, "kept" alive without being passed, or "none" made. Given ones are kept.
+    position_ids: "passed" to the blocks, or "kept" alive without being passed, as given ones are; "always" passed, or
+        "none" made.
     passes_all_masks: every block gets the dict of masks by window instead of its own.
     frees_inputs_embeds: dropout rebinds `inputs_embeds`, so that the embeddings are freed (Phi).
     chunked: windows are chunks (Llama 4).
@@ -54,7 +55,7 @@ class DecoderModel(Module):
         embedding_multiplier: bool = False,
         dropout: float = 0.0,
         norm_embeddings: bool = False,
-        position_ids: Literal["passed", "kept", "none"] = "passed",
+        position_ids: Literal["passed", "always", "kept", "none"] = "passed",
         passes_all_masks: bool = False,
         frees_inputs_embeds: bool = False,
         chunked: bool = False,
@@ -113,7 +114,9 @@ class DecoderModel(Module):
         rotation = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
         if self.norm_embeddings:
             hidden = self.norm(hidden)
-        passed = position_ids if self.position_ids == "passed" and not given else None
+        passed = (
+            position_ids if self.position_ids == "always" or (self.position_ids == "passed" and not given) else None
+        )
         carried: Tensor | None = None
         for layer in self.layers:
             window = _mixer(layer.module)[1]

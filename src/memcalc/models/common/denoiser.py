@@ -5,7 +5,10 @@ Names are those of diffusers 0.42: a class of its models, `in_channels`, `joint_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
@@ -45,8 +48,43 @@ class Picture:
         return (self.frames - 1) // 4 + 1
 
 
+@dataclass(frozen=True)
+class PromptCall:
+    """How a pipeline calls one of its text encoders.
+
+    hidden: the layers whose outputs it takes, for which every layer's output is kept (`output_hidden_states`).
+    mask: it passes an attention mask.
+    cache: a decoder keeps keys and values, as `use_cache` is not switched off.
+    tokens: tokens of a prompt, where they are not those that the denoiser reads less `fewer`.
+    fewer: how many tokens the denoiser reads beside (positive) or does not read of it (negative: a chat template).
+    """
+
+    hidden: tuple[int, ...] = ()
+    mask: bool = False
+    cache: bool = True
+    tokens: int | None = None
+    fewer: int = 0
+
+    def length(self, text: int) -> int:
+        """Tokens of a prompt where the denoiser reads `text`."""
+        return max(text - self.fewer, 1) if self.tokens is None else self.tokens
+
+
+CLIP = PromptCall(tokens=77)
+CLIP_HIDDEN = PromptCall(hidden=(-2,), tokens=77)
+
+
 class Denoiser(Network):
     """A denoiser. `predict` is its forward."""
+
+    guidance_in: Literal["batch", "two", "none"] = "batch"
+    """Classifier-free guidance: in one forward of twice the batch, in two forwards, or in none as it is an input."""
+    fp32_latents = False
+    """The pipeline keeps latents in fp32 whatever the dtype of the weights."""
+    upcasts_vae = False
+    """The pipeline lets an autoencoder that is loaded in fp16 decode in fp32."""
+    prompt_calls: Mapping[str, PromptCall] = MappingProxyType({"CLIPTextModel": CLIP})
+    """How the pipeline calls its text encoders, by their classes."""
 
     reads_text = False
     input_kind = "latents"
