@@ -217,8 +217,11 @@ def _of_context(setup: TrainingSetup) -> Iterator[str]:
             f"--context-parallel-size {size} gives each rank two chunks of a sequence, and {length} tokens are no "
             f"multiple of {2 * size}; change --seq-len."
         )
-    if setup.padding_mask or setup.attention != "sdpa":
-        yield "--context-parallel-size attends with sdpa and without masks; leave out --padding-mask and --attention."
+    if setup.padding_mask or setup.packing or setup.attention != "sdpa":
+        yield (
+            "--context-parallel-size attends with sdpa and without masks; leave out --padding-mask, --packing and "
+            "--attention."
+        )
     others = (setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.expert_parallel_size)
     if max(others) > 1 or setup.objective != "sft":
         yield (

@@ -52,6 +52,7 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
     )
     if not network.source_is_text:
         length = setup.target_len or length
+    length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
     if layout.context > 1 and not isinstance(network, CausalLM):
         raise UsageError("--context-parallel-size is described for decoders of text; leave it out.")
     return length // layout.context

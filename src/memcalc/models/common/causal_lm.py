@@ -102,6 +102,8 @@ class DecoderModel(Module):
                 attention, window = _mixer(block)
                 if window != RECURRENT:
                     cache.register_layer(attention, window, block.copies, inputs_embeds)
+        if position_ids is None and (packed := run_context(ids).position_ids) is not None:
+            position_ids, run_context(ids).packing_read = packed, RECURRENT not in self.windows
         if position_ids is None and self.position_ids != "none" and ids.tape.ring is not None:  # cut as the ids are
             position_ids = ids.tape.external_tensor(ids.shape, INT64, OVERHEAD, "position ids")
         given = position_ids is not None
