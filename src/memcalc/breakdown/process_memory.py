@@ -43,6 +43,7 @@ class ProcessMemory:
         given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
+        buffers = isinstance(setup, InferenceSetup) and setup.engine == "llama.cpp"  # it has no caching allocator
         context = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
         return cls(
             tensors,
@@ -50,9 +51,11 @@ class ProcessMemory:
             (
                 workspace.name,
                 workspace.nbytes if setup.cublas_workspace is None else parse_size(setup.cublas_workspace),
-                overheads.WORKSPACES_TRAINING if training else overheads.WORKSPACES_INFERENCE,
+                overheads.WORKSPACES_TRAINING if training else 0 if buffers else overheads.WORKSPACES_INFERENCE,
             ),
-            overheads.ALLOCATOR_RESERVE if setup.allocator_reserve is None else setup.allocator_reserve,
+            (0.0 if buffers else overheads.ALLOCATOR_RESERVE)
+            if setup.allocator_reserve is None
+            else setup.allocator_reserve,
             context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
             communicators * NCCL.communicator if given is None else parse_size(given),
             frozenset(setup.model_fields_set),

@@ -164,7 +164,9 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
         else:
             function(job=Request(mode, given, chosen).read(), **values)
 
-    parameters = [*own, *shared[:1], *setup_options, *shared[1:]]
+    first = ("mode", "gpu", "check")  # what everyone wants
+    parameters = sorted(shared, key=lambda parameter: parameter.name not in first)
+    parameters = [*own, *parameters[: len(first)], *setup_options, *parameters[len(first) :]]
     command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = function.__doc__
@@ -198,7 +200,7 @@ def _complete_unit(incomplete: str) -> list[str]:
 
 def _job_options() -> list[Parameter]:
     return [
-        _option("mode", str, "training", "What the model is used for.", "Setup", "training|inference", _complete_mode),
+        _option("mode", str, "training", "What the model is used for.", "Mode", "training|inference", _complete_mode),
         _option(
             "gpu",
             str | None,
@@ -213,7 +215,7 @@ def _job_options() -> list[Parameter]:
             str | None,
             None,
             "Teacher of --objective distillation and gkd: a path, a model of the Hub, or a size.",
-            "Setup of --mode training",
+            "Objective",
             "PATH|ORG/NAME|SIZE",
         ),
         _option("check", bool, False, "Exit with code 3 when the job does not fit the --gpu.", "GPU"),
@@ -236,27 +238,34 @@ def _output_options() -> list[Parameter]:
             heading,
             "FILE",
         ),
-        _option("unit", str, "GiB", "Unit of sizes. [default: GiB]", heading, "GiB|GB", _complete_unit),
+        _option("unit", str, "GiB", "Unit of sizes.", heading, "GiB|GB", _complete_unit),
         _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
         _option(
             "width",
             str | None,
             None,
-            "Width of the box in columns [default: the terminal's]; for a denoiser, of the picture in pixels.",
+            "Width of the box in columns; for a denoiser, of the picture in pixels.",
             heading,
             "N",
+            unset="the terminal's",
         ),
-        _option("color", bool | None, None, "Colours. [default: on a terminal without NO_COLOR]", heading),
+        _option("color", bool | None, None, "Colours.", heading, unset="on a terminal without NO_COLOR"),
     ]
 
 
 def _option(  # noqa: PLR0913 (what typer.Option takes)
-    name: str, kind: Any, default: Any, text: str, heading: str, metavar: str | None = None, complete: Any = None
+    name: str,
+    kind: Any,
+    default: Any,
+    text: str,
+    heading: str,
+    metavar: str | None = None,
+    complete: Any = None,
+    unset: str = "",
 ) -> Parameter:
     both = f"--{name}/--no-{name}" if kind == bool | None else f"--{name}"
-    if default is not None and not isinstance(default, bool) and "[default" not in text:
-        text = f"{text} [default: {default}]"
+    shown = unset if default is None or isinstance(default, bool) else str(default)
     info = typer.Option(
-        both, help=text, show_default=False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
+        both, help=text, show_default=shown or False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
     )
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from memcalc.render.captions import served, shown_parts, trained, workload
+from memcalc.render.captions import pooled, served, shown_parts, trained, workload
 from memcalc.render.cluster_lines import cluster_lines as _of_cluster
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
@@ -206,7 +206,11 @@ class _Box:
             if serving.engine_reserved_bytes > peak.process_bytes:
                 taken = format_bytes(serving.engine_reserved_bytes, self.unit)
                 setup = self.report.setup
-                yield "", f"{setup['engine']} reserves {taken} ({setup['gpu_memory_utilization']:.0%} of the GPU)", ""
+                share = f"{setup['gpu_memory_utilization']:.0%} of the GPU"
+                beyond = "" if serving.pool is None else ", and CUDA context and graphs"
+                yield "", f"{setup['engine']} reserves {taken} ({share}{beyond})", ""
+            if serving.pool is not None:
+                yield "", pooled(serving.pool, self.unit), ""
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

@@ -18,6 +18,8 @@ Panel = Literal[
     "Objective",
     "Diffusion",
     "Serving",
+    "vLLM",
+    "llama.cpp",
     "Parallel",
     "Pipeline",
     "FSDP and DDP",

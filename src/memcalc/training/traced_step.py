@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,8 @@ class Step:
     """Bytes of keys, values and states after prefill."""
     preallocated_cache: Mapping[str, int] = field(default_factory=dict)
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
+    cache_for: Callable[[int, int], int] | None = None
+    """Bytes that a pool of pages needs for so many sequences of so many tokens; None where there is none."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
     components: Mapping[str, int] = field(default_factory=dict)

@@ -54,7 +54,7 @@ def command(
 
     table = (("", *reports), _rows(reports, shown.unit), range(1, len(reports) + 1))
     texts = {
-        "text": lambda: tables.text(*table, shown.unicode),
+        "text": lambda: tables.text(*table, shown.unicode, shown.columns),
         "json": as_json,
         "markdown": lambda: tables.markdown(*table),
     }
