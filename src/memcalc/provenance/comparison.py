@@ -19,6 +19,7 @@ from memcalc.provenance.real_snapshot import WHOLE, RealPhase, real_phases
 from memcalc.provenance.snapshot import OUTSIDE
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
 from memcalc.report.schema import Contract
+from memcalc.tables.gpus import Gpu
 from memcalc.training.traced_step import Step
 
 
@@ -50,22 +51,22 @@ class SnapshotComparison(Contract):
     phases: tuple[PhaseComparison, ...] = Field(description="The phases that the snapshot tells, in order.")
 
 
-def compare_snapshot(spec: ModelSpec, setup: Setup, found: Any, teacher: ModelSpec | None = None) -> SnapshotComparison:
+def compare_snapshot(spec: ModelSpec, setup: Setup, found: Any, gpu: Gpu | None = None) -> SnapshotComparison:
     """Lay a snapshot (plain containers) beside a job. Raises MemcalcError where it is none, or no job on one GPU."""
     real = real_phases(found)
-    step = record_step(spec, setup, Recording(), teacher)
+    step = record_step(spec, setup, Recording())
     if step.engine is not None:
         raise UsageError("a memory snapshot is of one GPU; leave out the options of several.")
     phases = []
     for name in sorted(real, key=lambda name: (*step.phases, name).index(name) if name in step.phases else -1):
         sample = find_moment(step, None if name == WHOLE or name not in step.phases else name, None)
-        phases.append(_compared(name, real[name], step, sample, setup))
+        phases.append(_compared(name, real[name], _alive(step, sample, setup, gpu)))
     return SnapshotComparison(model=spec.name, phases=tuple(phases))
 
 
-def _compared(name: str, real: RealPhase, step: Step, sample: Sample, setup: Setup) -> PhaseComparison:
+def _compared(name: str, real: RealPhase, alive: Iterator[tuple[int, str]]) -> PhaseComparison:
     sizes, names = Counter[int](), dict[int, str]()
-    for nbytes, what in _alive(step, sample, setup):
+    for nbytes, what in alive:
         sizes[nbytes] += 1
         names.setdefault(nbytes, what)
     different = [nbytes for nbytes in sizes.keys() | real.sizes.keys() if sizes[nbytes] != real.sizes[nbytes]]
@@ -87,15 +88,13 @@ def _compared(name: str, real: RealPhase, step: Step, sample: Sample, setup: Set
     )
 
 
-def _alive(step: Step, sample: Sample, setup: Setup) -> Iterator[tuple[int, str]]:
+def _alive(step: Step, sample: Sample, setup: Setup, gpu: Gpu | None) -> Iterator[tuple[int, str]]:
     """Bytes and name of each piece that PyTorch's allocator holds at a moment of the estimate."""
     tape = step.tape
     assert isinstance(tape, RecordingTape)
     sizes, life = Sizes({}, {}), Lives(tape)  # nobody reads the formulas
     parts = [*standing_tensors(step, sample.phase, sizes)]
-    parts += [
-        part for part in process_parts(step, process_memory(step, setup, None), sizes) if part.part not in OUTSIDE
-    ]
+    parts += [part for part in process_parts(step, process_memory(step, setup, gpu), sizes) if part.part not in OUTSIDE]
     for part in parts:
         for _ in range(part.count):
             yield part.nbytes // part.count, _said(part)

@@ -145,6 +145,6 @@ def _peaks(events: Sequence[_Event], first: int, start: dict[int, tuple[int, str
         else:
             alive.pop(event.address, None)
         if index in wanted:
-            makers = {nbytes: maker for nbytes, maker in alive.values()}
+            makers = dict(alive.values())
             found[wanted[index]] = RealPhase(live[index], Counter(nbytes for nbytes, _ in alive.values()), makers)
     return {phase: found[phase] for phase in highest}

@@ -23,6 +23,7 @@ from memcalc.provenance.moments import Lives
 from memcalc.provenance.origins import Recording, RecordingTape
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
 from memcalc.tables import overheads
+from memcalc.tables.gpus import Gpu
 from memcalc.training.traced_step import Step
 
 _BASE = 0x7F00_0000_0000
@@ -34,14 +35,14 @@ OUTSIDE = (overheads.CUDA_CONTEXT_PART, overheads.NCCL_PART, overheads.ALLOCATOR
 _POOL = (0, 0)
 
 
-def snapshot(spec: ModelSpec, setup: Setup, teacher: ModelSpec | None = None) -> dict[str, Any]:
+def snapshot(spec: ModelSpec, setup: Setup, gpu: Gpu | None = None, teacher: ModelSpec | None = None) -> dict[str, Any]:
     """The snapshot of a job's step, of plain containers alone. Raises UsageError for a job on several GPUs."""
     step = record_step(spec, setup, Recording(), teacher)
     if step.engine is not None:
         raise UsageError("a memory snapshot is written for a job on one GPU; leave out the options of several.")
     sizes = sizes_of(spec, step)
     trace = _Trace()
-    _run(trace, step, process_memory(step, setup, None), sizes)
+    _run(trace, step, process_memory(step, setup, gpu), sizes)
     return {
         "segments": trace.segments(),
         "device_traces": [trace.events],
