@@ -13,7 +13,7 @@ from memcalc.report.schema import Report
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
-    from memcalc.render.html import Setup
+    from memcalc.render.page_setup import Setup
     from memcalc.report.timeline import Timeline
 
 NARROWEST, WIDEST = 60, 1000
@@ -24,9 +24,6 @@ _SUFFIXES = {".json": "json", ".md": "markdown", ".csv": "csv", ".html": "html",
 
 _IN_A_FILE = 80
 """Columns of what is written to a file."""
-
-SAMPLES = 600
-"""Pieces of the axis of a page's pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,8 +144,12 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "diffusion": {
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
+        "pixart": ("PixArtTransformer2DModel",),
+        "qwen_image": ("QwenImageTransformer2DModel",),
+        "sana": ("SanaTransformer2DModel",),
         "sd3": ("SD3Transformer2DModel",),
         "unet": ("UNet2DConditionModel",),
+        "wan": ("WanTransformer3DModel",),
     },
     "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
 }

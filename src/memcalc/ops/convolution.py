@@ -54,6 +54,8 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
     del copied
+    if node.needs(2):  # the bias's is a sum
+        node.tape.reduce(grad, (0, *range(2, len(grad.shape))))
     return made
 
 

@@ -81,7 +81,7 @@ def trace(
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
-        setup = as_scripts_train(setup)
+        setup = as_scripts_train(setup, spec.model_type)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)

@@ -7,10 +7,9 @@ import typer
 
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.read_model import read_model
-from memcalc.cli.shown import SAMPLES
 from memcalc.errors import UsageError
 from memcalc.render import tables
-from memcalc.render.html import Setup
+from memcalc.render.page_setup import Setup, page_setup
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -101,14 +100,12 @@ def _column(request: Request, model: str, method: str | None, *, pictured: bool)
     """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
     from memcalc.decide.methods import METHODS
     from memcalc.estimation import estimate
-    from memcalc.timeline import has_timeline, timeline
 
     spec, assumptions = read_model(model)
     job = request.job("training", METHODS[method]) if method else request.read()
     heading = f"{model} {method or ''}".strip()
-    if pictured and has_timeline(job.setup):
-        drawn = timeline(spec, job.setup, job.gpu, assumptions=assumptions, samples=SAMPLES)
-        return Setup(drawn.report, drawn, heading)
+    if pictured:
+        return page_setup(spec, job.setup, job.gpu, assumptions=assumptions, heading=heading)
     return Setup(estimate(spec, job.setup, job.gpu, assumptions=assumptions), None, heading)
 
 
