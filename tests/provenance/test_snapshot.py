@@ -1,7 +1,7 @@
 """Memory snapshots: what memcalc writes has PyTorch's structure, and a real one is laid beside the estimate.
 
 `data/snapshots/llama_two_blocks.pickle` is what `torch.cuda.memory._snapshot()` of torch 2.14.1 gave for the second
-step of a Llama of two blocks (transformers 5.24.0, AdamW, a loop without Trainer) with PyTorch's CUDA allocator on a GPU
+step of a Llama of two blocks (transformers 5.24.0, AdamW, a loop without Trainer) and PyTorch's allocator on a GPU
 whose kernels do nothing, an H100 by its properties; paths are cut, and the innermost six frames of events are kept.
 """
 
