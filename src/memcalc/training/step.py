@@ -172,6 +172,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     )
     if not network.source_is_text:
         length = setup.target_len or length
+    length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
     restore_retained(network, tape)
     loss: Tensor | None
     if isinstance(network, Denoiser):

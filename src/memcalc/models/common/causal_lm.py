@@ -101,6 +101,8 @@ class DecoderModel(Module):
                 attention, window = _mixer(block)
                 if window != RECURRENT:
                     cache.register_layer(attention, window, block.copies, inputs_embeds)
+        if position_ids is None and (packed := run_context(ids).position_ids) is not None:
+            position_ids, run_context(ids).packing_read = packed, RECURRENT not in self.windows
         given = position_ids is not None
         if position_ids is None and self.position_ids != "none":
             position_ids = positions(ids.tape, ids.shape[1])
