@@ -44,8 +44,8 @@ def test_every_estimate_in_the_readme_runs(line: str, monkeypatch: pytest.Monkey
 
 
 def test_every_command_is_documented() -> None:
-    listing = memcalc("memcalc --help").split("Commands:")[1]
-    commands = re.findall(r"^  (\S+)", listing, re.MULTILINE)
+    listing = memcalc("memcalc --help").split("─ Commands ─")[1]
+    commands = re.findall(r"^│ (\S+)", listing, re.MULTILINE)
     assert len(commands) >= 8
     for command in commands:
         assert f"`memcalc {command}`" in README, command

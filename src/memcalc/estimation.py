@@ -28,6 +28,7 @@ from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, r
 from memcalc.report.schema import (
     Component,
     Components,
+    EncodingTrainingPhases,
     GpuFit,
     InferencePhases,
     Model,
@@ -85,9 +86,11 @@ def estimate(
     for assumption in assumptions:
         check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
-    steps, layout = _run(spec, setup, teacher)
+    steps, layout = _run(spec, setup, teacher, gpu)
     rank = _most_loaded(steps)
     step = steps[rank]
+    if layout.context > 1:
+        steps, layout = {rank: step}, replace(layout, context_rank=rank)
     sweep, found, highest = swept(step.tape)
     phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
@@ -138,9 +141,7 @@ def estimate(
             process_bytes=process_memory.process,
         ),
         kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
-        gpu=None
-        if gpu is None
-        else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
+        gpu=None if gpu is None else _gpu_fit(spec, setup, gpu, step, process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
@@ -149,7 +150,7 @@ def estimate(
 
 def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
     if step.training:
-        return TrainingPhases(**peaks)
+        return EncodingTrainingPhases(**peaks) if "encode" in peaks else TrainingPhases(**peaks)
     return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
 
 
@@ -176,10 +177,13 @@ def _found(gpu: Gpu | str) -> Gpu:
 def process_bytes(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
 ) -> int:
-    """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
-    steps, layout = _run(spec, setup, teacher)
+    """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
+    steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
-    return process_memory_of((spec, setup, gpu), step, max(phase_totals(step).values()), layout).process
+    process = process_memory_of((spec, setup, gpu), step, max(phase_totals(step).values()), layout).process
+    if isinstance(setup, TrainingSetup):
+        return process
+    return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
 
 
 def process_memory_of(
@@ -218,7 +222,7 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
     """
     from memcalc.allocator.training_job import needed, not_simulated
 
-    steps, layout = _run(spec, setup, teacher)
+    steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
     if setup.allocator_reserve is not None or not_simulated(step, setup, gpu) is not None:
         return None
@@ -237,7 +241,7 @@ def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
 
 def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
     """The traced step that `estimate` reports: that of the rank that holds most."""
-    steps, _ = _run(spec, setup, teacher)
+    steps, _ = _run(spec, setup, teacher, None)
     return steps[_most_loaded(steps)]
 
 
@@ -302,10 +306,10 @@ def _without_kernels(
 
 
 def _run(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
     """The traced steps of the ranks that differ."""
-    return within_positions(setup, lambda setup: _traced(spec, setup, teacher))
+    return within_positions(setup, lambda setup: _traced(spec, setup, teacher, gpu))
 
 
 def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
@@ -321,7 +325,7 @@ def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
 
 
 def _traced(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
     if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
         raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
@@ -329,22 +333,28 @@ def _traced(
         layout = layout_of(setup, spec.config)
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
+    from memcalc.inference.served_model import served_model
 
-    return {0: generate(spec, setup)}, SINGLE
+    return {0: generate(spec, setup, served_model(spec, setup, gpu))}, SINGLE
+
+
+def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
+    """How a process of `process` bytes fits what the job may take; what vLLM leaves of its pool is what is free."""
+    usable = usable_bytes(setup, gpu)
+    if isinstance(setup, InferenceSetup):
+        from memcalc.report.serving import free_bytes
+
+        usable = max(0, process + free_bytes(spec, setup, gpu, step, process))
+    return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
 def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
         return None
-    from memcalc.inference.serving import serving
+    from memcalc.report.serving import serving_of
 
-    def process_of(run: Step, candidate: InferenceSetup) -> int:
-        peak = max(phase_totals(run).values())
-        return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
-
-    found, occupied = serving(spec, setup, gpu, step, process_of)
-    return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
+    return serving_of(spec, setup, gpu, step)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:

@@ -5,6 +5,7 @@ import json
 import pytest
 from support.cli_runs import answer, refused, run
 
+from memcalc import estimation
 from memcalc.tables.gpus import GPUS
 
 FOUR_B = ("estimate", "--params", "4B", "--batch", "16")
@@ -172,8 +173,6 @@ def test_version_and_help() -> None:
 
 
 def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memcalc import estimation
-
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary\x1b[2J")
 
@@ -187,8 +186,6 @@ def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memcalc import estimation
-
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary")
 

@@ -30,10 +30,19 @@ def test_every_measured_family_trains_generates_and_is_adapted(model_type: str) 
 
 
 def test_the_table_has_a_line_for_every_family() -> None:
-    heads, *lines = run("families").stdout.splitlines()
+    heads, *lines = run("families", env={"COLUMNS": "200"}).stdout.splitlines()
     assert heads.split("  ")[0] == "model_type"
-    assert [line.split()[0] for line in lines] == list(families())
-    assert any(line.startswith("llama ") and "q_proj, v_proj" in line for line in lines)
+    table = lines[: lines.index("")]
+    assert [line.split()[0] for line in table if not line.startswith(" ")] == list(families())
+    assert any(line.startswith("llama ") and "q_proj, v_proj" in line for line in table)
+
+
+@pytest.mark.parametrize("command", ["families", "optimizers", "gpus"])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_keep_within_the_terminal(command: str, width: int) -> None:
+    lines = run(command, env={"COLUMNS": str(width)}).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any(line.endswith(" ") or "\x1b" in line for line in lines)
 
 
 @pytest.mark.parametrize("model_type", families())

@@ -118,7 +118,7 @@ def test_what_is_assumed_has_a_code_and_a_text(setup: TrainingSetup | InferenceS
 def test_fits_and_free_are_what_they_say() -> None:
     """An engine is told to fill a share of the GPU, and only that is usable."""
     gpu = find_gpu("RTX 4090")
-    report = estimate(canonical_spec(8 * 10**9)[0], InferenceSetup(engine="vllm", batch=24, seq_len=2048), gpu)
+    report = estimate(canonical_spec(8 * 10**9)[0], InferenceSetup(engine="sglang", batch=24, seq_len=2048), gpu)
     assert report.gpu is not None
     assert report.gpu.usable_bytes == int(0.9 * gpu.usable_bytes) < gpu.total_bytes == report.gpu.total_bytes
     assert report.gpu.free_bytes == report.gpu.usable_bytes - report.peak.process_bytes

@@ -48,6 +48,8 @@ class ProcessMemory:
     """Bytes of the communicators' buffers."""
     explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
+    cudnn: int = 0
+    """Bytes of workspaces of convolutions."""
     counters: AllocatorCounters | None = None
     """What the allocator was simulated to say; None where it was not."""
     not_simulated: str = ""
@@ -64,6 +66,7 @@ class ProcessMemory:
         given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
+        buffers = isinstance(setup, InferenceSetup) and setup.engine == "llama.cpp"  # it has no caching allocator
         context = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
         return cls(
             tensors,
@@ -71,12 +74,15 @@ class ProcessMemory:
             (
                 workspace.name,
                 workspace.nbytes if setup.cublas_workspace is None else parse_size(setup.cublas_workspace),
-                overheads.WORKSPACES_TRAINING if training else overheads.WORKSPACES_INFERENCE,
+                overheads.WORKSPACES_TRAINING if training else 0 if buffers else overheads.WORKSPACES_INFERENCE,
             ),
-            overheads.ALLOCATOR_RESERVE if setup.allocator_reserve is None else setup.allocator_reserve,
+            (0.0 if buffers else overheads.ALLOCATOR_RESERVE)
+            if setup.allocator_reserve is None
+            else setup.allocator_reserve,
             context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
             communicators * NCCL.communicator if given is None else parse_size(given),
             frozenset(setup.model_fields_set),
+            0 if setup.cudnn_workspace is None else parse_size(setup.cudnn_workspace),
         )
 
     def with_counters(self, counters: AllocatorCounters | None, not_simulated: str = "") -> ProcessMemory:
@@ -86,7 +92,7 @@ class ProcessMemory:
     @property
     def counted(self) -> int:
         """Bytes of the tensors and workspaces that are counted."""
-        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2]
+        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2] + self.cudnn
 
     @property
     def unsplit(self) -> int:
@@ -121,6 +127,7 @@ class ProcessMemory:
         yield overheads.CUDA_CONTEXT_PART, self.context
         yield overheads.NCCL_PART, self.nccl
         yield f"{name}s" if count > 1 else name, nbytes * count
+        yield "cuDNN workspaces", self.cudnn
         yield overheads.UNSPLIT_PART, self.unsplit
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
@@ -130,6 +137,7 @@ class ProcessMemory:
         return {
             "cuda_context": self.context,
             "cublas_workspace": self.workspaces[1],
+            "cudnn_workspace": self.cudnn,
             "allocator_reserve": self.reserve_fraction if self.counters is None else None,
         }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
-from memcalc.cli.shown import SAMPLES, Shown, read_shown, report_texts
+from memcalc.cli.shown import Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memcalc.decide.remedies import Remedy
     from memcalc.decide.what_fits import Advice
     from memcalc.models.spec import ModelSpec
-    from memcalc.report.timeline import Timeline
+    from memcalc.render.page_setup import Setup
     from memcalc.tables.gpus import Gpu
 
 _BOTH = "width"
@@ -54,37 +54,46 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        if self.shown.snapshot is not None:
+            self._write_snapshot(self.shown.snapshot, spec, teacher)
+            replace(self, shown=replace(self.shown, snapshot=None)).respond(spec, tuple(assumptions), teacher)
+            return
         self.respond(spec, tuple(assumptions), teacher)
+
+    def _write_snapshot(self, path: str, spec: "ModelSpec", teacher: "ModelSpec | None") -> None:
+        import pickle
+
+        from memcalc.cli.files import write_whole
+        from memcalc.provenance.snapshot import snapshot
+
+        write_whole(path, pickle.dumps(snapshot(spec, self.setup, self.gpu, teacher), protocol=4))
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
         from memcalc.estimation import estimate
 
         self.shown.only("an estimate", "json", "markdown", "html", "svg")
-        picture = self.picture(spec, assumptions, teacher) if self.shown.pictured else None
-        report = (
-            estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
-            if picture is None
-            else picture.report
-        )
+        drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None
+        if drawn is None:
+            report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+        else:
+            report = drawn.report
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
         if advice is None or self.gpu is None:
-            self.show(report, picture=picture)
+            self.show(report, drawn=drawn)
             return
         from memcalc.render.advice import render
 
         report = report.model_copy(update={"remedies": advice.reported()})
-        self.show(report, render(advice, self.gpu, self.shown.unit), picture)
+        self.show(report, render(advice, self.gpu, self.shown.unit), drawn)
 
-    def picture(
+    def page_setup(
         self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
-    ) -> "Timeline | None":
-        """The step over time, as a page shows it; None for a job that has no such picture."""
-        from memcalc.timeline import has_timeline, timeline
+    ) -> "Setup":
+        """What a page shows of the job."""
+        from memcalc.render.page_setup import page_setup
 
-        if not has_timeline(self.setup):
-            return None
-        return timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=SAMPLES)
+        return page_setup(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
 
     def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
@@ -95,14 +104,16 @@ class Job:
         known = None if self.known_remedies is None else self.known_remedies(self.setup)
         return advise(spec, self.setup, self.gpu, teacher=teacher, known=known)
 
-    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """Print `report` and what stands `below` it, and check it."""
+        self.shown.only("a report", "json", "markdown", "html", "svg")
         self.shown.check_width()
         texts = report_texts(report, self.shown, below)
         if self.shown.pictured:
-            from memcalc.render.html import Setup
+            from memcalc.render.page_setup import Setup
 
-            self.shown.answer(texts, [Setup(report, picture)], picture)
+            page = Setup(report) if drawn is None else drawn.with_report(report)
+            self.shown.answer(texts, [page], page.timeline)
         else:
             self.shown.write(texts[self.shown.format]())
         self.check_fit(report)
@@ -164,7 +175,9 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
         else:
             function(job=Request(mode, given, chosen).read(), **values)
 
-    parameters = [*own, *shared[:1], *setup_options, *shared[1:]]
+    first = ("mode", "gpu", "check")  # what everyone wants
+    parameters = sorted(shared, key=lambda parameter: parameter.name not in first)
+    parameters = [*own, *parameters[: len(first)], *setup_options, *parameters[len(first) :]]
     command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = function.__doc__
@@ -198,7 +211,7 @@ def _complete_unit(incomplete: str) -> list[str]:
 
 def _job_options() -> list[Parameter]:
     return [
-        _option("mode", str, "training", "What the model is used for.", "Setup", "training|inference", _complete_mode),
+        _option("mode", str, "training", "What the model is used for.", "Mode", "training|inference", _complete_mode),
         _option(
             "gpu",
             str | None,
@@ -213,7 +226,7 @@ def _job_options() -> list[Parameter]:
             str | None,
             None,
             "Teacher of --objective distillation and gkd: a path, a model of the Hub, or a size.",
-            "Setup of --mode training",
+            "Objective",
             "PATH|ORG/NAME|SIZE",
         ),
         _option("check", bool, False, "Exit with code 3 when the job does not fit the --gpu.", "GPU"),
@@ -228,6 +241,14 @@ def _output_options() -> list[Parameter]:
         _option("html", str | None, None, "Also write a page with pictures to this file.", heading, "FILE"),
         _option("svg", str | None, None, "Also write the step over time, as a picture, to this file.", heading, "FILE"),
         _option(
+            "snapshot",
+            str | None,
+            None,
+            "Also write the step as PyTorch's memory snapshot, for its memory viewer; `compare` reads a real one.",
+            heading,
+            "FILE",
+        ),
+        _option(
             "output",
             str | None,
             None,
@@ -236,27 +257,34 @@ def _output_options() -> list[Parameter]:
             heading,
             "FILE",
         ),
-        _option("unit", str, "GiB", "Unit of sizes. [default: GiB]", heading, "GiB|GB", _complete_unit),
+        _option("unit", str, "GiB", "Unit of sizes.", heading, "GiB|GB", _complete_unit),
         _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
         _option(
             "width",
             str | None,
             None,
-            "Width of the box in columns [default: the terminal's]; for a denoiser, of the picture in pixels.",
+            "Width of the box in columns; for a denoiser, of the picture in pixels.",
             heading,
             "N",
+            unset="the terminal's",
         ),
-        _option("color", bool | None, None, "Colours. [default: on a terminal without NO_COLOR]", heading),
+        _option("color", bool | None, None, "Colours.", heading, unset="on a terminal without NO_COLOR"),
     ]
 
 
 def _option(  # noqa: PLR0913 (what typer.Option takes)
-    name: str, kind: Any, default: Any, text: str, heading: str, metavar: str | None = None, complete: Any = None
+    name: str,
+    kind: Any,
+    default: Any,
+    text: str,
+    heading: str,
+    metavar: str | None = None,
+    complete: Any = None,
+    unset: str = "",
 ) -> Parameter:
     both = f"--{name}/--no-{name}" if kind == bool | None else f"--{name}"
-    if default is not None and not isinstance(default, bool) and "[default" not in text:
-        text = f"{text} [default: {default}]"
+    shown = unset if default is None or isinstance(default, bool) else str(default)
     info = typer.Option(
-        both, help=text, show_default=False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
+        both, help=text, show_default=shown or False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
     )
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

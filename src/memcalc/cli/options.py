@@ -53,7 +53,9 @@ class Declared:
                 "metavar": "|".join(choices) or _METAVARS[self.kind],
                 "autocompletion": _completion(self.name, choices),
             }
-        info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=self.panel, **values)
+        shown = self.unset if self.default is None else str(self.default).lower()
+        default = False if shown in ("", "false") else shown
+        info = typer.Option(names, help=self._help(), show_default=default, rich_help_panel=self.panel, **values)
         kind = bool if self.kind is bool else str
         return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
 
@@ -62,9 +64,7 @@ class Declared:
         return given if isinstance(given, bool) else read_value(self.option, self.kind, given)
 
     def _help(self) -> str:
-        only = "" if len(self.modes) == len(SETUPS) else f" ({self.modes[0]})"
-        shown = self.unset if self.default is None else str(self.default).lower()
-        return f"{self.help}{only}" if shown in ("", "false") else f"{self.help}{only} [default: {shown}]"
+        return self.help if len(self.modes) == len(SETUPS) else f"{self.help} ({self.modes[0]})"
 
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}

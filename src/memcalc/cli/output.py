@@ -3,12 +3,17 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from memcalc.errors import MemcalcError
-from memcalc.render.terminal_text import encodable
+from memcalc.render.terminal_text import encodable, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memcalc.render.tables import Column
 
 CLOSED = "The answer could not be written: standard output is closed."
 
@@ -75,8 +80,29 @@ def print_json(rows: Sequence[Mapping[str, object]]) -> None:
     write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Write a table with aligned columns; those in `right` are aligned to the right."""
+def console() -> "Console":
+    """Rich's view of stdout: its width, its colours (NO_COLOR, FORCE_COLOR, TERM) and its characters."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+
+
+def print_table(columns: Sequence["Column"], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table for this terminal, or for a pipe."""
     from memcalc.render import tables
 
-    write(tables.text(heads, rows, right, speaks_unicode()))
+    write(tables.laid_out(columns, rows, unicode=speaks_unicode(), width=terminal_width()))
+
+
+def print_text(text: str) -> None:
+    """Write `text`, wrapped at words."""
+    from memcalc.render.terminal_text import wrap
+
+    write("".join(line + "\n" for line in wrap(visible(text, speaks_unicode()), terminal_width())))
+
+
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Write names with their values, which wrap beside them."""
+    from memcalc.render import tables
+
+    write(tables.fields(fields, unicode=speaks_unicode(), width=terminal_width()))

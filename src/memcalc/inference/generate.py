@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
@@ -18,6 +21,7 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.engines import CacheFormat, Engine
+from memcalc.tables.gpus import Gpu
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
@@ -47,6 +51,10 @@ def generate(
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
+    if engine.name == "llama.cpp" and network.image_side(setup.image) is None and row.blocks != "encoder-decoder":
+        return _llama_cpp(spec, setup, model, length, recorder)
+    if engine.name == "vllm":
+        engine = _as_released(engine, setup, model.gpu, length)
     tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
@@ -66,7 +74,7 @@ def generate(
         check_encoder(spec.model_type, setup)
         network.bind(tape, model.dtype)
         encode(tape, network, setup, engine.batched_tokens, length)
-        cache_bytes, standing = 0, dict[str, int]()
+        cache_bytes, standing, cache_for = 0, dict[str, int](), None
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
@@ -76,6 +84,7 @@ def generate(
             tape.begin_span("previous tokens", None)
             run.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
+        cache_for = _cache_for(network, run.cache, engine, form)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
     return Step(
@@ -89,6 +98,7 @@ def generate(
         phases=("prefill", "decode"),
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
+        cache_for=cache_for,
         weights=model.weights.parts,
         extra_weights=spec.extra_weights,
         resolved_options={
@@ -121,6 +131,38 @@ OF_PIPELINES = (
     "components_to_quantize",
 )
 """Options that a language model has no use for."""
+
+
+def _llama_cpp(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel, length: int, recorder: Recorder | None
+) -> Step:
+    """llama.cpp's run: everything is allocated before it, so that prefill and decode take the same."""
+    from memcalc.inference.llama_cpp import buffers
+
+    encoder = encodes(model.row, model.network)
+    if encoder:
+        check_encoder(spec.model_type, setup)
+    found = buffers(spec, setup, model, length, encoder=encoder)
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
+    tape.run = RunContext(attention="flash" if setup.flash_attn != "off" else "eager", training=False)
+    tape.finish()
+    standing = {"KV cache": found.cache, "recurrent states": found.states, "compute buffer": found.compute}
+    return Step(
+        tape,
+        model.network,
+        tuple(model.network.tensors()),
+        setup,
+        None,
+        0,
+        length,
+        phases=("prefill", "decode"),
+        cache_bytes=found.cache + found.host_cache,
+        preallocated_cache={name: nbytes for name, nbytes in standing.items() if nbytes},
+        weights=found.weights,
+        extra_weights=spec.extra_weights,
+        resolved_options={**model.resolved_options, "gpu_memory_utilization": setup.gpu_memory_utilization},
+        notes=(*model.notes, *_said(setup, model.engine), *found.notes(setup), *([ONE_PASS] if encoder else [])),
+    )
 
 
 def _decode(
@@ -165,9 +207,10 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
                 f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)",
             )
         )
-    if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
-        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)"
-        lines.append(Assumption("prefill_chunk_size", text))
+    if engine.batched_tokens is not None and (setup.prefill_chunk_size, setup.max_num_batched_tokens) == (None, None):
+        option = "max_num_batched_tokens" if engine.name == "vllm" else "prefill_chunk_size"
+        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--{option.replace('_', '-')})"
+        lines.append(Assumption(option, text))
     return lines
 
 
@@ -204,6 +247,41 @@ def _prefill(  # noqa: PLR0913 (what a prompt is run with)
     prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(micro_batch(prompt, None, setup))
     cache.length = length
+
+
+def _as_released(engine: Engine, setup: InferenceSetup, gpu: Gpu | None, length: int) -> Engine:
+    """vLLM with the defaults that its version has for `gpu` and for sequences of `length` tokens."""
+    from memcalc.tables import vllm
+
+    rules = vllm.release(setup.engine_version, gpu)
+    tokens = vllm.batched_tokens(rules, gpu, length + setup.max_new_tokens)
+    return replace(
+        engine, batched_tokens=setup.max_num_batched_tokens or tokens, utilization=rules.utilization, page=vllm.BLOCK
+    )
+
+
+def _cache_for(
+    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None
+) -> Callable[[int, int], int] | None:
+    """Bytes of the pool for so many sequences of so many tokens; None where there is no pool of pages.
+
+    A layer with a window needs room for it and for the tokens of one pass, in one page more.
+    """
+    if not isinstance(cache, PooledCache) or engine.cache != "paged":
+        return None
+    copies = {id(module): module.copies for _, module in network.modules()}
+    beyond = (engine.batched_tokens or 0) + engine.page - 1
+    widths = [
+        (width if width.window is None else replace(width, window=width.window + beyond), copies[layer])
+        for layer, width in cache.widths.items()
+    ]
+    states = sum(sum(sizes.values()) * copies[layer] for layer, sizes in cache.state_bytes.items())
+
+    def needed(sequences: int, tokens: int) -> int:
+        pages = sum(pool_bytes(width, engine, form, sequences, tokens) * count for width, count in widths)
+        return pages + states * sequences
+
+    return needed
 
 
 def _cache_bytes(

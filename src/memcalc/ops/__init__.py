@@ -18,7 +18,16 @@ from memcalc.ops.clamp import (
     minimum,
 )
 from memcalc.ops.complex import mul_complex, polar, view_as_complex, view_as_real
-from memcalc.ops.convolution import avg_pool2d, conv1d, convolution, interpolate, max_pool2d, unfold, upsample_nearest
+from memcalc.ops.convolution import (
+    avg_pool2d,
+    conv1d,
+    convolution,
+    grid_sample,
+    interpolate,
+    max_pool2d,
+    unfold,
+    upsample_nearest,
+)
 from memcalc.ops.custom_function import autograd_function, routed_multiplier
 from memcalc.ops.einsum import einsum
 from memcalc.ops.elementwise import (
@@ -164,6 +173,7 @@ __all__ = [
     "gather",
     "gelu",
     "glu",
+    "grid_sample",
     "group_norm",
     "grouped_mm",
     "index",

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.ops.elementwise import compare, empty_like, empty_like_both, fp32_under_autocast, result_type
 from memcalc.ops.unary import backward_temporaries
 from memcalc.ops.views import clone
-from memcalc.tables.dtypes import BOOL, FP32, promote
+from memcalc.tables.dtypes import BOOL, FP32
 
 
 def clamp(x: Tensor, bounds: int = 2) -> Tensor:
@@ -24,7 +24,7 @@ def clamp(x: Tensor, bounds: int = 2) -> Tensor:
 
 def clamp_tensor(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """x kept between two tensors of its shape: keeps all three."""
-    out = empty_like(x, promote(x.dtype, low.dtype))
+    out = empty_like(x, result_type(x, low))
     node = record(x.tape, out, _clamp_tensor_backward, (x,))
     if node is not None:
         for tensor in (x, low, high):

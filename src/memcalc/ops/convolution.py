@@ -54,12 +54,14 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
     del copied
+    if node.needs(2):  # the bias's is a sum
+        node.tape.reduce(grad, (0, *range(2, len(grad.shape))))
     return made
 
 
-def avg_pool2d(x: Tensor, kernel: int) -> Tensor:
-    """The mean of squares of `kernel` by `kernel` of x [b, c, height, width]: keeps x."""
-    out = x.tape.empty((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
+def avg_pool2d(x: Tensor, kernel: int, rows: int | None = None) -> Tensor:
+    """The mean of squares of `kernel` by `kernel`, or of `rows` by `kernel`, of x [b, c, height, width]: keeps x."""
+    out = x.tape.empty((*x.shape[:2], x.shape[2] // (rows or kernel), x.shape[3] // kernel), x.dtype)
     node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -69,6 +71,30 @@ def avg_pool2d(x: Tensor, kernel: int) -> Tensor:
 def _full_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     return [None if grad is None else node.tape.empty(node.context, grad.dtype)]
+
+
+def grid_sample(x: Tensor, places: Tensor) -> Tensor:
+    """x [b, c, height, width] interpolated at places [b, rows, columns, 2]: keeps both.
+
+    Backward makes a gradient of the places too, whether it is needed or not.
+    """
+    out = x.tape.empty((*x.shape[:2], *places.shape[1:3]), x.dtype)
+    node = record(x.tape, out, _grid_sample_backward, (x,), (x.shape, places.shape))
+    if node is not None:
+        node.save(x)
+        node.save(places)
+    return out
+
+
+def _grid_sample_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None]
+    shape, places = node.context
+    out = node.tape.empty(shape, grad.dtype)
+    of_places = node.tape.empty(places, grad.dtype)
+    del of_places
+    return [out]
 
 
 def max_pool2d(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:

@@ -216,7 +216,7 @@ def where(mask: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
         out = empty_like_both(a, mask, a.dtype)
         del fill
     else:
-        out = empty_like(a)
+        out = empty_like_both(a, b, a.dtype)
     node = record(a.tape, out, _where_backward, (a,) if b is None else (a, b))
     if node is not None:
         node.save(mask)

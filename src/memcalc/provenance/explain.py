@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from math import prod
 
 from memcalc.autograd.tape import ROWS, Allocation
@@ -24,14 +24,17 @@ from memcalc.provenance.moments import Lives, Sample, find_moment, module_name
 from memcalc.provenance.origins import Looked, Recording, RecordingTape
 from memcalc.provenance.references import References
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
+from memcalc.report.cluster import communicators
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
 from memcalc.training.step import trace
 from memcalc.training.traced_step import Step
 
 
-def record_step(spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None) -> Step:
-    """The step with every block traced, told to a recorder. Raises UsageError for a pipeline."""
+def record_step(
+    spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None, *, every_block: bool = True
+) -> Step:
+    """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline."""
 
     def run(setup: Setup) -> Step:
         if isinstance(setup, TrainingSetup):
@@ -46,7 +49,7 @@ def record_step(spec: ModelSpec, setup: Setup, recording: Recording, teacher: Mo
 
         return generate(spec, setup, recorder=recording)
 
-    with every_block_by_itself():
+    with every_block_by_itself() if every_block else nullcontext():
         return within_positions(setup, run)
 
 
@@ -71,7 +74,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     recording = Recording()
     step = record_step(spec, setup, recording, teacher)
     sample = find_moment(step, phase, at)
-    memory = _process_memory(spec, step, setup, gpu)
+    memory = process_memory(step, setup, gpu, spec)
     sizes = sizes_of(spec, step)
     around = [*standing_tensors(step, sample.phase, sizes), *process_parts(step, memory, sizes)]
     entries = [
@@ -93,9 +96,12 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     )
 
 
-def _process_memory(spec: ModelSpec, step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
+def process_memory(step: Step, setup: Setup, gpu: Gpu | None, spec: ModelSpec | None = None) -> ProcessMemory:
+    """What the process takes besides tensors, at the peak of a recorded step; with a `spec` as its allocator has it."""
     peak = find_moment(step, None, None)
     layout = layout_of(setup, {}) if isinstance(setup, TrainingSetup) else SINGLE
+    if spec is None:
+        return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, communicators(layout))
     return process_memory_of((spec, setup, gpu), step, peak.tensors, layout)
 
 

@@ -39,9 +39,16 @@ class Sizes:
     def __init__(self, lengths: Mapping[str, int], config: Mapping[str, Any]) -> None:
         self.lengths = {name: value for name, value in lengths.items() if value > 1}
         self.config = _ordered(dict(_numbers(config)))
+        self._known: dict[object, Formula] = {}
 
     def formula(self, shape: Shape, itemsize: int, *, weight: bool = False, times: int = 1) -> Formula:
         """The bytes that the allocator takes for a tensor, `times` over. A weight has no batch and no length in it."""
+        key = shape, itemsize, weight, times
+        if key not in self._known:
+            self._known[key] = self._made(shape, itemsize, weight, times)
+        return self._known[key]
+
+    def _made(self, shape: Shape, itemsize: int, weight: bool, times: int) -> Formula:
         numbers: dict[str, int] = {}
         factors = []
         for place, size in enumerate(shape):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from memcalc.render.captions import served, shown_parts, trained, workload
+from memcalc.render.captions import pooled, served, shown_parts, trained, workload
 from memcalc.render.cluster_lines import cluster_lines as _of_cluster
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
@@ -200,13 +200,23 @@ class _Box:
         if (gpu := self.report.gpu) is not None:
             room, total = format_bytes(abs(gpu.free_bytes), self.unit), format_bytes(gpu.usable_bytes, self.unit)
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
-            yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
+            length = f" at {self.report.setup['seq_len']:,} tokens" if self._is_default_length() else ""
+            style = "bold green" if gpu.fits else "bold red"
+            yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}{length}", style
         if (serving := self.report.serving) is not None:
             yield "SERVES", served(self.report), ""
             if serving.engine_reserved_bytes > peak.process_bytes:
                 taken = format_bytes(serving.engine_reserved_bytes, self.unit)
                 setup = self.report.setup
-                yield "", f"{setup['engine']} reserves {taken} ({setup['gpu_memory_utilization']:.0%} of the GPU)", ""
+                share = f"{setup['gpu_memory_utilization']:.0%} of the GPU"
+                beyond = "" if serving.pool is None else ", and CUDA context and graphs"
+                yield "", f"{setup['engine']} reserves {taken} ({share}{beyond})", ""
+            if serving.pool is not None:
+                yield "", pooled(serving.pool, self.unit), ""
+
+    def _is_default_length(self) -> bool:
+        """Whether nobody said how long sequences are: the verdict is for that length alone."""
+        return any(assumption.code == "sequence_length" for assumption in self.report.assumptions)
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

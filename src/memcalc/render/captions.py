@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from memcalc.report.schema import Part, Report
-from memcalc.units import format_count
+from memcalc.report.schema import EnginePool, Part, Report
+from memcalc.units import Unit, format_bytes, format_count
 
 _SMALL_SHARE = 100
 """Parts below one in so many bytes of a row are shown as one."""
@@ -57,3 +57,11 @@ def served(report: Report) -> str:
         return f"no sequence of {tokens:,} tokens, {f'but one of {one:,}' if one else 'nor a shorter one'}"
     sequences = "1 sequence" if serving.largest_batch == 1 else f"{serving.largest_batch:,} sequences"
     return f"{sequences} of {tokens:,} tokens, or one of {one:,}"
+
+
+def pooled(pool: EnginePool, unit: Unit) -> str:
+    """The pool that vLLM makes, and the smallest share of the GPU that would do."""
+    size = format_bytes(abs(pool.pool_bytes), unit)
+    made = f"its pool: {size}, {pool.pool_tokens:,} tokens" if pool.pool_bytes > 0 else f"no room for a pool by {size}"
+    least = pool.smallest_utilization
+    return f"{made}; {'no share of this GPU' if least is None else f'--gpu-memory-utilization {least:.2f}'} would do"

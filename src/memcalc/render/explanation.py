@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from memcalc.provenance.explanation import Explanation, TensorEntry
 from memcalc.render.terminal_text import visible, wrap
@@ -31,7 +31,7 @@ def render(found: Explanation, width: int, unit: Unit, *, unicode: bool = True) 
 
 def _entry(entry: TensorEntry, width: int, unit: Unit) -> Iterator[str]:
     made = f"{entry.module} · {entry.operation}" if entry.module else entry.operation
-    head = f"{_layout(entry)}{_title(entry.row)}: {made}"
+    head = f"{layout(entry.count, entry.shape, entry.dtype)}{_title(entry.row)}: {made}"
     if entry.made_in != "before the step":
         head += f" (made in {entry.made_in})"
     first, *more = wrap(head, width - len(_INDENT))
@@ -46,25 +46,33 @@ def _title(row: str) -> str:
     return row.replace("_", " ").upper()
 
 
-def _layout(entry: TensorEntry) -> str:
-    """How many of which shape and dtype."""
-    times = f"{entry.count:,} × " if entry.count > 1 else ""
-    if entry.shape is None:
+def layout_of(entry: TensorEntry) -> str:
+    """How many of which shape and dtype; "" for one that is no tensor."""
+    return layout(entry.count, entry.shape, entry.dtype).strip().removesuffix(" ×")
+
+
+def layout(count: int, shape: Sequence[int] | None, dtype: str | None) -> str:
+    """How many of which shape and dtype, with a space behind it."""
+    times = f"{count:,} × " if count > 1 else ""
+    if shape is None:
         return times
-    dtype = "" if entry.dtype is None else f" {short(ALIASES[entry.dtype]) if entry.dtype in ALIASES else entry.dtype}"
-    return f"{times}[{', '.join(map(str, entry.shape))}]{dtype}  "
+    name = "" if dtype is None else f" {short(ALIASES[dtype]) if dtype in ALIASES else dtype}"
+    return f"{times}[{', '.join(map(str, shape))}]{name}  "
+
+
+def worked_out(formula: str, numbers: Mapping[str, int | float]) -> str:
+    """The formula with the values of its names beside them; "" for one that is a number alone."""
+    if formula.lstrip("-").isdecimal():
+        return ""
+
+    def with_value(name: str) -> str:
+        return f"{name} ({numbers[name]:,})" if name in numbers else name
+
+    return _NAME.sub(lambda name: with_value(name[0]), formula).replace(" * ", " × ")
 
 
 def _formula(entry: TensorEntry, unit: Unit) -> str:
-    """The formula with the values of its names beside them."""
-    if entry.formula.lstrip("-").isdecimal():
-        return ""
-    text = _NAME.sub(lambda name: _with_value(name[0], entry), entry.formula).replace(" * ", " × ")
-    each = entry.bytes // entry.count
+    """The formula with what it gives."""
+    text = worked_out(entry.formula, entry.numbers)
     times = f" × {entry.count:,} = {format_bytes(entry.bytes, unit)}" if entry.count > 1 else ""
-    return f"{text} = {each:,} bytes{times}"
-
-
-def _with_value(name: str, entry: TensorEntry) -> str:
-    value = entry.numbers.get(name)
-    return name if value is None else f"{name} ({value:,})"
+    return text and f"{text} = {entry.bytes // entry.count:,} bytes{times}"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from memcalc.render.captions import served, trained, workload
+from memcalc.render.captions import pooled, served, trained, workload
 from memcalc.render.terminal_text import visible
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
@@ -40,6 +40,8 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
         yield f"{quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
     if report.serving is not None:
         yield f"Serves {served(report)}."
+        if report.serving.pool is not None:
+            yield f"vLLM: {pooled(report.serving.pool, unit)}."
     if report.assumptions:
         yield ""
         yield "Assumptions:"

@@ -1,23 +1,88 @@
 """Tables: aligned text, Markdown, comma-separated values."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING, Literal
 
-from memcalc.render.terminal_text import cells, visible
+from memcalc.render.terminal_text import visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 Cells = Sequence[str]
 
 
-def text(heads: Cells, rows: Sequence[Cells], right: Collection[int] = (), unicode: bool = True) -> str:
-    """Columns side by side; those in `right` are aligned to the right."""
-    table = [tuple(visible(cell, unicode) for cell in row) for row in (heads, *rows)]
-    widths = [max(cells(row[column]) for row in table) for column in range(len(heads))]
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
 
-    def padded(column: int, cell: str) -> str:
-        space = " " * (widths[column] - cells(cell))
-        return space + cell if column in right else cell + space
+    right: aligned to the right, as numbers are.
+    whole: its cells are not wrapped.
+    needs: the width of a terminal from which on it is shown.
+    """
 
-    return "".join("  ".join(padded(*item) for item in enumerate(row)).rstrip() + "\n" for row in table)
+    head: str
+    right: bool = False
+    whole: bool = False
+    needs: int = 0
+
+
+def text(
+    heads: Cells, rows: Sequence[Cells], right: Collection[int] = (), unicode: bool = True, width: int = 80
+) -> str:
+    """Columns side by side, in lines of `width` columns; those in `right` are aligned to the right."""
+    columns = [Column(head, right=index in right) for index, head in enumerate(heads)]
+    return laid_out(columns, rows, unicode=unicode, width=width)
+
+
+def laid_out(columns: Sequence[Column], rows: Sequence[Cells], *, unicode: bool, width: int) -> str:
+    """A table as Rich lays it out: cells wrap where `width` is small.
+
+    One that cannot be so narrow is wider: nothing is cut.
+    """
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = [index for index, column in enumerate(columns) if column.needs <= width]
+    for index in shown:
+        column = columns[index]
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(_cell(column.head, unicode), justify=justify, no_wrap=column.whole, overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row[index], unicode) for index in shown))
+    return _rendered(table, width)
+
+
+def fields(pairs: Sequence[tuple[str, str]], *, unicode: bool, width: int) -> str:
+    """Names with their values, which wrap beside them."""
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in pairs:
+        grid.add_row(_cell(name, unicode), _cell(value, unicode))
+    return _rendered(grid, width)
+
+
+def _rendered(table: "Table", width: int) -> str:
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    out = Console(file=StringIO(), width=width, color_system=None, legacy_windows=False)
+    out.width = max(width, Measurement.get(out, out.options.update(max_width=10**4), table).minimum)
+    with out.capture() as captured:
+        out.print(table)
+    return "".join(line.rstrip() + "\n" for line in captured.get().splitlines())
+
+
+def _cell(content: str, unicode: bool) -> "Text":
+    from rich.text import Text
+
+    return Text(visible(content, unicode))
 
 
 def markdown(heads: Cells, rows: Sequence[Cells], right: Collection[int] = ()) -> str:

@@ -115,6 +115,17 @@ class TrainingPhases(Phases):
     step: Phase = Field(description="Optimizer step.")
 
 
+class EncodingTrainingPhases(TrainingPhases):
+    """The same of a denoiser whose latents or text embeddings are made in every step."""
+
+    encode: Phase = Field(description="Autoencoder and text encoders make the denoiser's inputs.")
+
+    def items(self) -> Iterator[tuple[str, Phase]]:
+        """Name and phase, encode first."""
+        yield "encode", self.encode
+        yield from ((name, phase) for name, phase in super().items() if name != "encode")
+
+
 class InferencePhases(Phases):
     """The phases of generation."""
 
@@ -159,6 +170,26 @@ class GpuFit(Contract):
         return cls(name=name, total_bytes=total_bytes, usable_bytes=usable_bytes, fits=free >= 0, free_bytes=free)
 
 
+class EnginePool(Contract):
+    """The pool of pages that vLLM makes when it starts, and what the rest of its share of the GPU goes to."""
+
+    budget_bytes: Bytes = Field(description="The share of the GPU: total times gpu_memory_utilization.")
+    weights_bytes: Bytes = Field(description="Weights, with the table of its rotary embedding.")
+    activations_bytes: Bytes = Field(description="Peak of the profile run.")
+    non_torch_bytes: Bytes = Field(description="Memory outside torch that appears while it starts.")
+    cuda_graphs_bytes: Bytes = Field(description="CUDA graphs.")
+    graphs_in_budget: bool = Field(
+        description="Whether CUDA graphs are taken off the budget; if not, they come on top of it."
+    )
+    pool_bytes: int = Field(description="What is left for pages: 'Available KV cache memory'; negative if nothing is.")
+    pool_tokens: int = Field(ge=0, description="Tokens that the pool holds: 'GPU KV cache size'.")
+    profiled_tokens: int = Field(ge=1, description="Tokens of the profile run: max_num_batched_tokens.")
+    profiled_sequences: int = Field(ge=1, description="Sequences that it samples for: max_num_seqs.")
+    smallest_utilization: float | None = Field(
+        description="The smallest gpu_memory_utilization that holds the job, in hundredths; null if none does."
+    )
+
+
 class Serving(Contract):
     """How much of this job the GPU can serve. 0 where not even one sequence or token fits."""
 
@@ -168,6 +199,9 @@ class Serving(Contract):
     )
     engine_reserved_bytes: Bytes = Field(
         description="What the engine will take of the GPU: its pool fills what it may, whatever is needed."
+    )
+    pool: EnginePool | None = Field(
+        description="The pool that vLLM makes; null for another engine, and for a model without a cache."
     )
 
 
@@ -250,7 +284,9 @@ class Report(Contract):
         description="Bytes of the distinct storages that autograd keeps at the end of forward: parameters excluded, "
         "autocast weight copies included, not rounded; null in inference."
     )
-    phases: TrainingPhases | InferencePhases | PipelinePhases = Field(description="Peak of each phase.")
+    phases: EncodingTrainingPhases | TrainingPhases | InferencePhases | PipelinePhases = Field(
+        description="Peak of each phase."
+    )
     peak: Peak = Field(description="The peak of the whole job.")
     kv_cache_bytes: Bytes | None = Field(
         description="Bytes of the key-value cache after prefill; null in training and for pipelines."

@@ -26,7 +26,7 @@ from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
 from memcalc.tables.dtypes import short
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.units import format_bytes, format_count
+from memcalc.units import format_count
 
 Setup = TrainingSetup | InferenceSetup
 
@@ -225,14 +225,6 @@ def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[Assumpt
     if "engine" not in setup.model_fields_set:
         setup = setup.model_copy(update={"engine": "llama.cpp"})
         lines.append(Assumption("engine_of_gguf", "engine llama.cpp, as the weights are GGUF (--engine)"))
-    embedding = sum(t.nbytes for t in checkpoint.tensors if t.name == "token_embd.weight")
-    if setup.engine == "llama.cpp" and embedding:
-        lines.append(
-            Assumption(
-                "llama_cpp_embedding",
-                f"llama.cpp keeps the token embedding ({format_bytes(embedding)}) in host memory; it is counted here",
-            )
-        )
     return setup, tuple(lines)
 
 

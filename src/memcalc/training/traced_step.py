@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,6 +76,8 @@ class Step:
     """Bytes of keys, values and states after prefill."""
     preallocated_cache: Mapping[str, int] = field(default_factory=dict)
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
+    cache_for: Callable[[int, int], int] | None = None
+    """Bytes that a pool of pages needs for so many sequences of so many tokens; None where there is none."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
     components: Mapping[str, int] = field(default_factory=dict)
@@ -154,6 +156,11 @@ class Step:
         """Bytes of the batch that PyTorch's trackers do not see: Trainer has all micro-batches of a step at once."""
         seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
         one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
+        if (
+            self.tape.ring is not None
+        ):  # ids, labels, shifted labels and positions: whole, as cut, and the last cut twice
+            cut = self.tape.inputs[0].raw_nbytes
+            one = 4 * rounded(cut * self.tape.ring.ranks) + 5 * rounded(cut)
         batches = self.setup.grad_accum if isinstance(self.setup, TrainingSetup) and runs_trainer(self.setup) else 1
         return one * batches - seen
 

@@ -52,7 +52,12 @@ def command(
     title, rows = _table(model, jobs[0], answers)
     table = (("GPU", "what", "answer", "process"), rows, (3,))
     shown.write(
-        title + (tables.text(*table, shown.unicode) if shown.format == "text" else "\n" + tables.markdown(*table))
+        title
+        + (
+            tables.text(*table, shown.unicode, shown.columns)
+            if shown.format == "text"
+            else "\n" + tables.markdown(*table)
+        )
     )
 
 

@@ -3,8 +3,17 @@
 from typing import Annotated
 
 from memcalc.cli.output import JSON, print_json, print_table
+from memcalc.render.tables import Column
 from memcalc.tables.gpus import GPUS
 from memcalc.units import format_bytes
+
+_COLUMNS = (
+    Column("name", whole=True),
+    Column("board", right=True, whole=True),
+    Column("usable", right=True, whole=True),
+    Column("in GB", right=True, whole=True, needs=70),
+    Column("architecture"),
+)
 
 
 def command(json: Annotated[bool, JSON] = False) -> None:
@@ -23,4 +32,4 @@ def command(json: Annotated[bool, JSON] = False) -> None:
         )
         for gpu in GPUS
     ]
-    print_table(("name", "board", "usable", "usable in GB", "architecture"), rows, right=(1, 2, 3))
+    print_table(_COLUMNS, rows)

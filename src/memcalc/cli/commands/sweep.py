@@ -90,7 +90,7 @@ def _texts(
         from memcalc.render import heat_map, styles, tables
 
         if len(axes) != 2:
-            return tables.text(*_table(axes, rows, shown.unit), shown.unicode)
+            return tables.text(*_table(axes, rows, shown.unit), shown.unicode, shown.columns)
         lines = heat_map.render(_grid(axes, rows), shown.columns, shown.unit, shown.unicode)
         return styles.coloured(lines) if shown.coloured else styles.plain(lines)
 

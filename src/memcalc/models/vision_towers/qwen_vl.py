@@ -40,12 +40,13 @@ class VisionEncoderParts:
     norm: Callable[[int], Module]
     mlp: Callable[[], Module]
     bias: bool = False
+    attention: Callable[[int, int], PackedAttention] = PackedAttention
 
 
 class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
     """Patches of all images in one row through blocks, and merged by squares into tokens (Qwen2-VL)."""
 
-    def __init__(self, v: Config, parts: VisionEncoderParts, merger: PatchMerger) -> None:
+    def __init__(self, v: Config, parts: VisionEncoderParts, merger: Module) -> None:
         patch, self.side = v.integer("patch_size"), v.integer("spatial_merge_size")
         super().__init__(v, patch * self.side)
         self.grid: tuple[int, int] | None = None
@@ -56,7 +57,7 @@ class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
         self.rotary_pos_emb = AxialRotary(width // heads)
         self.blocks = Stack(
             self.kinds(v.integer("depth")),
-            lambda _: PackedBlock(parts.norm(width), parts.norm(width), PackedAttention(width, heads), parts.mlp()),
+            lambda _: PackedBlock(parts.norm(width), parts.norm(width), parts.attention(width, heads), parts.mlp()),
             name="vision block",
         )
         self.merger = merger

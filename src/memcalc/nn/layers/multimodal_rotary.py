@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.nn.layers.rotary import Rotation
+from memcalc.nn.layers.rotary import Rotation, spread
 from memcalc.nn.module import Buffer, Module
 from memcalc.tables.dtypes import FP32
 
@@ -13,15 +13,16 @@ class MultimodalRotary(Module):
     """cos and sin [b, s, d] in the dtype of the hidden states, from positions [3, b, s], or [1, s] in all three.
 
     Each angle is by one of the three: in sections one after another, copied together, or `interleaved`, written in
-    place over those in time.
+    place over those in time. With `pairs`, neighbouring elements share an angle (GLM-4V).
     """
 
     scope = "rotary embedding"
 
-    def __init__(self, dim: int, *, interleaved: bool = False) -> None:
+    def __init__(self, dim: int, *, interleaved: bool = False, pairs: bool = False) -> None:
         self.inv_freq = Buffer(dim // 2)
         self.original_inv_freq = Buffer(dim // 2)
         self.interleaved = interleaved
+        self.pairs = pairs
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Rotation:
         """The pair for `position_ids`; `x` gives its dtype and shape."""
@@ -38,4 +39,4 @@ class MultimodalRotary(Module):
         mixed = ops.select(freqs, 0)
         if not self.interleaved:
             mixed = ops.clone(mixed, contiguous=True)  # sections of the three, copied together
-        return ops.cat((mixed, mixed), -1)
+        return spread(mixed) if self.pairs else ops.cat((mixed, mixed), -1)

@@ -99,12 +99,12 @@ class PackedAttention(Module):
 
     scope = "attention"
 
-    def __init__(self, hidden: int, heads: int) -> None:
+    def __init__(self, hidden: int, heads: int, *, bias: bool = True, out_bias: bool = True) -> None:
         if hidden % heads:
             raise ConfigError(f"the vision tower's {heads} heads do not divide its width {hidden}; correct one.")
         self.heads = heads
-        self.qkv = Linear(hidden, 3 * hidden, bias=True, group="attention")
-        self.proj = Linear(hidden, hidden, bias=True, group="attention")
+        self.qkv = Linear(hidden, 3 * hidden, bias=bias, group="attention")
+        self.proj = Linear(hidden, hidden, bias=out_bias, group="attention")
 
     def _heads(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value [1, heads, n, d]."""
@@ -165,8 +165,8 @@ class PackedBlock(Module):
         self.attn = attn
         self.mlp = mlp
 
-    def forward(self, hidden: Tensor, lengths: Lengths, rotation: Rotation) -> Tensor:
-        """[n, h] to [n, h]."""
+    def forward(self, hidden: Tensor, lengths: Lengths, rotation: Rotation, cu_seqlens: Tensor | None = None) -> Tensor:
+        """[n, h] to [n, h]. `cu_seqlens` are where stretches begin, if that lies on the GPU."""
         hidden = ops.add(hidden, self.attn(self.norm1(hidden), lengths=lengths, rotation=rotation))
         return ops.add(hidden, self.mlp(self.norm2(hidden)))
 

@@ -63,6 +63,20 @@ def rotary_pairs_of_part(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -
     return query_out, key_out
 
 
+def rotary_given_pairs_of_part(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """GLM-4V's: pairs among the first elements of each head, from a table that was laid out for pairs."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    width = cos.shape[-1]
+    query_rot, query_pass = sliced(query, width)
+    key_rot, key_pass = sliced(key, width)
+    query_out = _pairs(query_rot, cos, sin)
+    key_out = _pairs(key_rot, cos, sin)
+    query_out = ops.cat([query_out, query_pass], -1)
+    key_out = ops.cat([key_out, key_pass], -1)
+    return query_out, key_out
+
+
 def rotary_pairs_upcast(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """ERNIE's: pairs in fp32, where each factor is cast by itself."""
     dtype = query.dtype

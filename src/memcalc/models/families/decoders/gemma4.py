@@ -141,8 +141,13 @@ class Gemma4TextModel(DecoderModel, PerLayerInputs):
         position_ids: Tensor | None = None,
         between: Callable[[int, Tensor], Tensor] | None = None,
         of_tokens: Tensor | None = None,
+        masks: dict[int | None, Tensor | None] | None = None,
     ) -> Tensor:
-        """Ids [b, s] to hidden states [b, s, h]; `of_tokens` are what the layers' table has for them, if known."""
+        """Ids [b, s] to hidden states [b, s, h].
+
+        of_tokens: what the layers' table has for the ids, if known.
+        masks: the masks by window, if made before.
+        """
         inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         del embeds
         inputs = None
@@ -157,7 +162,8 @@ class Gemma4TextModel(DecoderModel, PerLayerInputs):
                 if attention.caches:
                     run.cache.register_layer(attention, attention.window, block.copies, inputs_embeds)
         position_ids = positions(ids.tape, ids.shape[1]) if position_ids is None else position_ids
-        masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
+        if masks is None:
+            masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
         hidden = inputs_embeds
         rotation = vars(self)["rotary_emb"](hidden, position_ids)
         last_alone = run.cache is not None and not run.all_logits and run.attention != "flash"

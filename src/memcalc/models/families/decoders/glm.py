@@ -13,7 +13,7 @@ from memcalc.nn.layers.rotary import RotaryEmbedding
 from memcalc.nn.layers.rotary_interleaved import rotary_pairs_of_part
 from memcalc.nn.model import Network
 
-_AROUND: NormNames = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+AROUND: NormNames = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 
 
 def _glm(c: Config, architecture: str | None, names: NormNames, *, fused: bool = False) -> Network:
@@ -34,7 +34,7 @@ def glm(c: Config, architecture: str | None) -> Network:
 
 def glm4(c: Config, architecture: str | None) -> Network:
     """GLM-4-0414."""
-    return _glm(c, architecture, _AROUND)
+    return _glm(c, architecture, AROUND)
 
 
 def chatglm(c: Config, architecture: str | None) -> Network:
