@@ -27,7 +27,7 @@ NARROWEST = 60
 
 _WIDE = 78  # from here on the notes have a column of their own; below, they go under the row's title
 _LABEL, _HEADING = 18, 9
-_NAME = 16
+_NAME = 28
 """Columns of a model's name that stay when words have to go."""
 
 

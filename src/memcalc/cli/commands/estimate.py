@@ -73,7 +73,7 @@ def command(
     """Estimate a decoder from a parameter count, from shape numbers, or from both."""
     if count is not None and params is not None:
         raise UsageError(f"{quoted(count)} and --params say the same: give one of them.")
-    params = params or count
+    params = count if params is None else params
     sizes = {
         "hidden_size": hidden_size,
         "num_layers": num_layers,
