@@ -329,14 +329,14 @@ def test_labels_are_whole_where_there_is_room() -> None:
     setup = TrainingSetup(optimizer="paged-adamw-8bit", lora_rank=8, activation_checkpointing="full")
     report = estimate(canonical_spec(8 * 10**9)[0], setup)
     assert "(paged-adamw-8bit)" in plain(render(report, 120))
-    for width in (80, 120, 200):
+    for width in (90, 120, 200):
         assert "inputs of checkpointed blocks" in plain(render(report, width))
 
 
 def test_what_every_run_assumes_is_one_line_after_what_this_one_does() -> None:
     report = estimate(canonical_spec(10**9)[0], TrainingSetup())
     *own, always = assumption_lines(report.assumptions)
-    assert own[0].startswith("shape:")
+    assert own[0].startswith("sequence length 256")
     assert always.startswith("as always: no sequence is padded")
     assert "CUDA context 710.2 MiB" in always
     assert len(own) + 4 == len(report.assumptions)
@@ -348,5 +348,5 @@ def test_one_is_not_several() -> None:
     assert counted(1, "head") == "1 head"
     assert counted(2000, "head") == "2,000 heads"
     report = training_report()
-    components = rebuilt(report.components, gradients=component({"gradients": GIB}, ratio=1.0))
+    components = rebuilt(report.components, gradients=rebuilt(report.components.gradients, bytes_per_parameter=1.0))
     assert "1 byte/param " in plain(render(rebuilt(report, components=components), 80))
