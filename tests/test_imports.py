@@ -30,6 +30,7 @@ ROOMS = (
     ("run_configs", "sources"),
     ("decide", "provenance"),
     ("render",),
+    ("shown_report",),
     ("library",),
     ("cli",),
     ("__init__", "__main__"),

@@ -27,15 +27,7 @@ if TYPE_CHECKING:
         UnknownFamilyError,
         UsageError,
     )
-    from memcalc.library import (
-        InferenceReport,
-        InferenceReportOnGpu,
-        ModelSpec,
-        Report,
-        TrainingReport,
-        TrainingReportOnGpu,
-        estimate,
-    )
+    from memcalc.library import ModelSpec, estimate
     from memcalc.models.llama_shape import canonical_spec
     from memcalc.models.registry import families
     from memcalc.report.schema import (
@@ -55,6 +47,7 @@ if TYPE_CHECKING:
         TrainingPhases,
     )
     from memcalc.setup.setup import InferenceSetup, TrainingSetup
+    from memcalc.shown_report import InferenceReport, InferenceReportOnGpu, Report, TrainingReport, TrainingReportOnGpu
     from memcalc.tables.gpus import GPUS, Gpu, find_gpu
     from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
@@ -114,15 +107,8 @@ _HOMES = {
         "UnknownFamilyError",
         "UsageError",
     ),
-    "library": (
-        "InferenceReport",
-        "InferenceReportOnGpu",
-        "ModelSpec",
-        "Report",
-        "TrainingReport",
-        "TrainingReportOnGpu",
-        "estimate",
-    ),
+    "library": ("ModelSpec", "estimate"),
+    "shown_report": ("InferenceReport", "InferenceReportOnGpu", "Report", "TrainingReport", "TrainingReportOnGpu"),
     "models.llama_shape": ("canonical_spec",),
     "models.registry": ("families",),
     "report.schema": (

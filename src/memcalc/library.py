@@ -9,17 +9,16 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from memcalc import estimation
-from memcalc.common.arguments import check_choice, check_type
+from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.models import spec as models
 from memcalc.models.llama_shape import Shape, canonical_spec
-from memcalc.report import schema
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.shown_report import InferenceReport, InferenceReportOnGpu, Job, Report, TrainingReport, TrainingReportOnGpu
 from memcalc.tables.gpus import Gpu
-from memcalc.units import Unit, parse_parameters
+from memcalc.units import parse_parameters
 
 if TYPE_CHECKING:
-    from memcalc.report.schema import GpuFit, InferencePhases, Serving, TrainingPhases
     from memcalc.sources import LoadedModel
 
 
@@ -120,70 +119,6 @@ class ModelSpec(models.ModelSpec):
         return cls(**{**values, "assumptions": assumptions})
 
 
-class Report(schema.Report):
-    """The memory of one job on its most loaded GPU; `print` shows the box. All sizes are integer bytes."""
-
-    def render(self, *, width: int = 80, unit: Unit = "GiB", unicode: bool = True, color: bool = False) -> str:
-        """The box as text.
-
-        Args:
-            width: columns; the box has 60 at least.
-            unit: GiB or GB.
-            unicode: draw with more than ASCII.
-            color: with the escape codes of a terminal.
-
-        Raises:
-            UsageError: an argument is none of these.
-        """
-        from memcalc.render import box, styles
-
-        check_type("width", width, int, "a number of columns")
-        check_choice("unit", unit, ("GiB", "GB"))
-        lines = box.render(self, width, unit, unicode=unicode)
-        return styles.coloured(lines) if color else styles.plain(lines)
-
-    def to_markdown(self, *, unit: Unit = "GiB") -> str:
-        """The report as a Markdown table, to paste into an issue. Raises UsageError where `unit` is none."""
-        from memcalc.render import markdown
-
-        check_choice("unit", unit, ("GiB", "GB"))
-        return markdown.render(self, unit)
-
-    def __str__(self) -> str:
-        return self.render().rstrip("\n")
-
-
-class TrainingReport(Report):
-    """The report of one optimizer step."""
-
-    if TYPE_CHECKING:  # narrower types for type checkers; the contract is that of every report
-        phases: TrainingPhases
-        saved_for_backward_bytes: int
-
-
-class TrainingReportOnGpu(TrainingReport):
-    """The report of one optimizer step, with the GPU that was asked about."""
-
-    if TYPE_CHECKING:
-        gpu: GpuFit
-
-
-class InferenceReport(Report):
-    """The report of prefill and decoding."""
-
-    if TYPE_CHECKING:
-        phases: InferencePhases
-        kv_cache_bytes: int
-
-
-class InferenceReportOnGpu(InferenceReport):
-    """The report of prefill and decoding, with the GPU that was asked about and what it serves."""
-
-    if TYPE_CHECKING:
-        gpu: GpuFit
-        serving: Serving
-
-
 @overload
 def estimate(
     spec: models.ModelSpec,
@@ -258,4 +193,6 @@ def estimate(
         (False, True): InferenceReportOnGpu,
     }
     values: dict[str, Any] = dict(found)  # checked already
-    return kinds[of_training, gpu is not None].model_construct(found.model_fields_set, **values)
+    report = kinds[of_training, gpu is not None].model_construct(found.model_fields_set, **values)
+    report._job = Job(spec, setup, gpu, tuple(assumptions), teacher)
+    return report

@@ -70,6 +70,13 @@ def test_other_commands(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("d.*"))
 
 
+def test_what_would_make_it_fit_is_on_the_page(tmp_path: Path) -> None:
+    run(*JOB, "--gpu", "T4", "--html", str(tmp_path / "a.html"))
+    text = (tmp_path / "a.html").read_text()
+    assert "What makes it smaller" in text
+    assert "--optimizer" in text
+
+
 def test_a_pipeline_has_a_page_without_a_picture(tmp_path: Path) -> None:
     job = (*JOB, "--gpus", "2", "--pipeline-parallel-size", "2")
     run(*job, "--html", str(tmp_path / "a.html"))

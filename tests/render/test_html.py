@@ -10,6 +10,7 @@ from support.pages import HOSTILE, LLAMA_70B, Elements, hostile_pages, setup
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup
 from memcalc.render import html
 from memcalc.render.areas import COLOURS, INKS, TITLES
+from memcalc.render.page_setup import Setup
 from memcalc.timeline import timeline
 from memcalc.units import format_bytes
 
@@ -58,10 +59,10 @@ def test_a_page_of_a_70b_model_is_small_and_soon_made() -> None:
     job = TrainingSetup(precision="bf16", activation_checkpointing="full", seq_len=4096)
     began = time.process_time()
     drawn = timeline(spec, job, "H200", samples=600)
-    page = html.page([html.Setup(drawn.report, drawn)] * 3, command=["memcalc"])
+    page = html.page([Setup(drawn.report, drawn)] * 3, command=["memcalc"])
     assert time.process_time() - began < 2
     assert len(page.encode()) < 500_000
-    assert len(html.page([html.Setup(drawn.report, drawn)]).encode()) < 150_000
+    assert len(html.page([Setup(drawn.report, drawn)]).encode()) < 150_000
 
 
 def test_what_the_picture_shows_stands_in_tables() -> None:
@@ -121,7 +122,7 @@ def test_setups_side_by_side_share_one_scale() -> None:
 def test_inference_and_jobs_without_a_picture() -> None:
     one = setup(job=InferenceSetup(seq_len=128))
     assert "prefill" in html.page([one])
-    without = Elements(html.page([html.Setup(one.report)]))
+    without = Elements(html.page([Setup(one.report)]))
     assert "no picture over time" in without.words
     assert without.open == []
 

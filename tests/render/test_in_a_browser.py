@@ -10,6 +10,7 @@ from support.pages import LLAMA_70B, hostile_pages
 
 from memcalc import ModelSpec, TrainingSetup
 from memcalc.render import html
+from memcalc.render.page_setup import Setup
 from memcalc.timeline import timeline
 
 SCRIPT = "<script>document.body.dataset.ran='yes'</script>"
@@ -36,7 +37,7 @@ def page() -> str:
     browser()
     spec = ModelSpec.from_config(LLAMA_70B)
     drawn = timeline(spec, TrainingSetup(precision="bf16", seq_len=2048), "H200", samples=600)
-    return html.page([html.Setup(drawn.report, drawn)], command=["memcalc", "timeline", "70B"])
+    return html.page([Setup(drawn.report, drawn)], command=["memcalc", "timeline", "70B"])
 
 
 @pytest.mark.parametrize("kind", ["one.html", "two.html", "picture.svg"])

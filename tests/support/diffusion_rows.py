@@ -45,6 +45,7 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         "height": case.get("height", 512),
         "width": case.get("width", 512),
         "max_sequence_length": case.get("text", 77),
+        **({"num_frames": case["frames"]} if "frames" in case else {}),
     }
     if lora := case.get("lora"):
         found |= {"lora_rank": lora["r"], "lora_targets": ",".join(lora["target_modules"])}

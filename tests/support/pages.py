@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup
 from memcalc.render import html, svg
+from memcalc.render.page_setup import Setup
 from memcalc.timeline import timeline
 from support.shapes import decoder
 
@@ -17,11 +18,11 @@ HOSTILE = (
 LLAMA_70B = decoder(8192, 80, 64, 8, 28672, 128256)
 
 
-def setup(name: str = "model", *, heading: str = "", job: TrainingSetup | InferenceSetup | None = None) -> html.Setup:
+def setup(name: str = "model", *, heading: str = "", job: TrainingSetup | InferenceSetup | None = None) -> Setup:
     """One setup of a page."""
     spec = ModelSpec.from_config(decoder(256, 6, 4, 2, 512, 1000), name=name)
     drawn = timeline(spec, job or TrainingSetup(batch=2, seq_len=128), "24GB", samples=300)
-    return html.Setup(drawn.report, drawn, heading)
+    return Setup(drawn.report, drawn, heading)
 
 
 def hostile_pages() -> dict[str, str]:

@@ -6,18 +6,18 @@ import pytest
 from support.diffusion_rows import differences, rows
 
 ROWS = dict(rows())
-FLASH = "flash attention in place of cuDNN's, as on cards that have no cuDNN attention"
 
 NOT_OFFERED = {"sd15 full bf16 sdpa math", "sd3 full bf16 sdpa math", "flux full bf16 sdpa math"}
 """Attention by PyTorch's math kernel alone, which no option asks for."""
 
+WORKSPACE = "the row's cuBLAS workspaces, counted as the larger blocks that they were given"
+SECOND_MAP = "bitsandbytes keeps a copy of its second map, 1024 bytes, for every layer"
+
 KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
-    "sd3 full fp32": ((0, 8136704, 0), "backward of a block in fp32, not explained"),
-    "flux real dev lora 512x768 r4 ckpt adamw8bit text 77": ((-917504, -917504, -918016), FLASH),
-    "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": (
-        (517120, 517120, 516608),
-        "32-bit constants of NF4 beside flash attention in place of cuDNN's, not taken apart",
-    ),
+    "flux real dev lora 512x768 r4 ckpt adamw8bit text 77": ((-917504, -917504, -918016), WORKSPACE),
+    "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": ((517120, 517120, 516608), SECOND_MAP),
+    "qwen-image real qlora 512 ckpt": ((866304, 866304, 866304), SECOND_MAP),
+    "wan real 1.3b full mixed 480x832x33 ckpt": ((-139264, -139264, -139264), WORKSPACE),
 }
 
 

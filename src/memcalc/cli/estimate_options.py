@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
-from memcalc.cli.shown import SAMPLES, Shown, read_shown, report_texts
+from memcalc.cli.shown import Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memcalc.decide.remedies import Remedy
     from memcalc.decide.what_fits import Advice
     from memcalc.models.spec import ModelSpec
-    from memcalc.report.timeline import Timeline
+    from memcalc.render.page_setup import Setup
     from memcalc.tables.gpus import Gpu
 
 _BOTH = "width"
@@ -54,37 +54,46 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        if self.shown.snapshot is not None:
+            self._write_snapshot(self.shown.snapshot, spec, teacher)
+            replace(self, shown=replace(self.shown, snapshot=None)).respond(spec, tuple(assumptions), teacher)
+            return
         self.respond(spec, tuple(assumptions), teacher)
+
+    def _write_snapshot(self, path: str, spec: "ModelSpec", teacher: "ModelSpec | None") -> None:
+        import pickle
+
+        from memcalc.cli.files import write_whole
+        from memcalc.provenance.snapshot import snapshot
+
+        write_whole(path, pickle.dumps(snapshot(spec, self.setup, self.gpu, teacher), protocol=4))
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
         from memcalc.estimation import estimate
 
         self.shown.only("an estimate", "json", "markdown", "html", "svg")
-        picture = self.picture(spec, assumptions, teacher) if self.shown.pictured else None
-        report = (
-            estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
-            if picture is None
-            else picture.report
-        )
+        drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None
+        if drawn is None:
+            report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+        else:
+            report = drawn.report
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
         if advice is None or self.gpu is None:
-            self.show(report, picture=picture)
+            self.show(report, drawn=drawn)
             return
         from memcalc.render.advice import render
 
         report = report.model_copy(update={"remedies": advice.reported()})
-        self.show(report, render(advice, self.gpu, self.shown.unit), picture)
+        self.show(report, render(advice, self.gpu, self.shown.unit), drawn)
 
-    def picture(
+    def page_setup(
         self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
-    ) -> "Timeline | None":
-        """The step over time, as a page shows it; None for a job that has no such picture."""
-        from memcalc.timeline import has_timeline, timeline
+    ) -> "Setup":
+        """What a page shows of the job."""
+        from memcalc.render.page_setup import page_setup
 
-        if not has_timeline(self.setup):
-            return None
-        return timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=SAMPLES)
+        return page_setup(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
 
     def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
@@ -95,14 +104,16 @@ class Job:
         known = None if self.known_remedies is None else self.known_remedies(self.setup)
         return advise(spec, self.setup, self.gpu, teacher=teacher, known=known)
 
-    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """Print `report` and what stands `below` it, and check it."""
+        self.shown.only("a report", "json", "markdown", "html", "svg")
         self.shown.check_width()
         texts = report_texts(report, self.shown, below)
         if self.shown.pictured:
-            from memcalc.render.html import Setup
+            from memcalc.render.page_setup import Setup
 
-            self.shown.answer(texts, [Setup(report, picture)], picture)
+            page = Setup(report) if drawn is None else drawn.with_report(report)
+            self.shown.answer(texts, [page], page.timeline)
         else:
             self.shown.write(texts[self.shown.format]())
         self.check_fit(report)
@@ -229,6 +240,14 @@ def _output_options() -> list[Parameter]:
         _option("markdown", bool, False, "Print a Markdown table.", heading),
         _option("html", str | None, None, "Also write a page with pictures to this file.", heading, "FILE"),
         _option("svg", str | None, None, "Also write the step over time, as a picture, to this file.", heading, "FILE"),
+        _option(
+            "snapshot",
+            str | None,
+            None,
+            "Also write the step as PyTorch's memory snapshot, for its memory viewer; `compare` reads a real one.",
+            heading,
+            "FILE",
+        ),
         _option(
             "output",
             str | None,

@@ -13,7 +13,7 @@ from memcalc.report.schema import Report
 from memcalc.units import Unit
 
 if TYPE_CHECKING:
-    from memcalc.render.html import Setup
+    from memcalc.render.page_setup import Setup
     from memcalc.report.timeline import Timeline
 
 NARROWEST, WIDEST = 60, 1000
@@ -24,9 +24,6 @@ _SUFFIXES = {".json": "json", ".md": "markdown", ".csv": "csv", ".html": "html",
 
 _IN_A_FILE = 80
 """Columns of what is written to a file."""
-
-SAMPLES = 600
-"""Pieces of the axis of a page's pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +38,8 @@ class Shown:
     color: bool | None
     html: str | None
     svg: str | None
+    snapshot: str | None
+    """The file that a memory snapshot is written to; the one that is read, for `compare`."""
     output: str | None
 
     @property
@@ -77,7 +76,7 @@ class Shown:
 
     def only(self, command: str, *formats: str) -> None:
         """Raise UsageError for a format that `command` does not answer in, besides text."""
-        by_option = {"html": self.html, "svg": self.svg}
+        by_option = {"html": self.html, "svg": self.svg, "snapshot": self.snapshot}
         for name in (self.format, *(name for name, path in by_option.items() if path is not None)):
             if name not in ("text", *formats):
                 suffix = os.path.splitext(self.output or "")[1].lower()

@@ -86,15 +86,20 @@ def denoise_once(  # noqa: PLR0913 (what a step is run with)
 ) -> None:
     """One step: the prediction, guided, and the scheduler's new latents."""
     run_context(tape).weights_dtype = dtype
-    shape = model.latent_shape(picture)
+    batch, channels, *sizes = model.latent_shape(picture)
+    shape = (batch, channels - model.conditioned, *sizes)
     latents = tape.external_tensor(shape, FP32 if model.fp32_latents else dtype, OVERHEAD, "latents")
     latents.storage.allocation.aliased = True
+    condition = None
+    if model.conditioned:
+        condition = tape.external_tensor((batch, model.conditioned, *sizes), latents.dtype, OVERHEAD, "latents")
+        condition.storage.allocation.aliased = True
     doubled = guidance == "batch"
     model_input = ops.cat([latents] * 2, 0) if doubled else latents
     asked = replace(picture, batch=2 * picture.batch) if doubled else picture
 
     def predicted() -> Tensor:
-        given = ops.to(model_input, dtype)
+        given = ops.to(model_input if condition is None else ops.cat([model_input, condition], 1), dtype)
         with placing(name):
             return model.learnt_part(model.predict(given, asked))
 

@@ -81,6 +81,12 @@ class Areas:
         gpu = self.timeline.report.gpu
         return gpu.usable_bytes if gpu is not None and gpu.usable_bytes <= self.top else None
 
+    @property
+    def lower_at_start(self) -> bool:
+        """Whether there is more room for words over the first quarter than over the last."""
+        samples, quarter = self.timeline.samples, max(self.width // 4, 1)
+        return sum(one.total for one in samples[:quarter]) <= sum(one.total for one in samples[-quarter:])
+
     def labels(self, thickness: float = 0.08) -> Iterator[Label]:
         """A name for each row whose band is at least so thick somewhere, there."""
         samples, peak = self.timeline.samples, self.timeline.peak

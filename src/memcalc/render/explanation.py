@@ -46,6 +46,11 @@ def _title(row: str) -> str:
     return row.replace("_", " ").upper()
 
 
+def layout_of(entry: TensorEntry) -> str:
+    """How many of which shape and dtype; "" for one that is no tensor."""
+    return layout(entry.count, entry.shape, entry.dtype).strip().removesuffix(" ×")
+
+
 def layout(count: int, shape: Sequence[int] | None, dtype: str | None) -> str:
     """How many of which shape and dtype, with a space behind it."""
     times = f"{count:,} × " if count > 1 else ""

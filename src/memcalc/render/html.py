@@ -9,25 +9,16 @@ from dataclasses import dataclass
 from html import escape
 
 from memcalc.render import box, styles
-from memcalc.render.areas import TITLES, Areas, common_top, shown_name
-from memcalc.render.captions import assumption_lines, served, shown_parts, trained, workload
+from memcalc.render.areas import Areas, common_top, shown_name
+from memcalc.render.captions import assumption_lines, served, trained, workload
 from memcalc.render.html_picture import Picture
+from memcalc.render.html_tables import Tables
+from memcalc.render.page_setup import Setup
 from memcalc.render.page_style import AROUND, style
 from memcalc.render.terminal_text import visible
-from memcalc.report.schema import Report
-from memcalc.report.timeline import Timeline
 from memcalc.units import Unit, format_bytes, format_count
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-
-
-@dataclass(frozen=True)
-class Setup:
-    """One setup of a page: its report, its picture where it has one, and a heading where there are several."""
-
-    report: Report
-    timeline: Timeline | None = None
-    heading: str = ""
 
 
 def page(setups: Sequence[Setup], unit: Unit = "GiB", command: Sequence[str] = ()) -> str:
@@ -70,7 +61,7 @@ class _Page:
         several = len(self.setups) > 1
         if several:
             yield f"<header><h1>{len(self.setups)} setups side by side</h1></header>"
-            yield from self._compared()
+            yield from self.tables.compared(self.setups)
             yield '<div class="setups">'
         drawn = [setup.timeline for setup in self.setups if setup.timeline is not None]
         top = common_top(drawn) if drawn else 1
@@ -83,6 +74,10 @@ class _Page:
             yield "</div>"
         yield _made_with(self.command)
 
+    @property
+    def tables(self) -> Tables:
+        return Tables(self.unit, len(self.setups) > 1)
+
     def _size(self, nbytes: int) -> str:
         return format_bytes(nbytes, self.unit)
 
@@ -91,15 +86,17 @@ class _Page:
         yield from self._heading(setup)
         if setup.timeline is not None:
             yield '<div class="picture">'
-            yield from Picture(Areas(setup.timeline, top, self.unit), name).lines()
+            yield from Picture(Areas(setup.timeline, top, self.unit), name, setup.tensors).lines()
             yield '<p class="m"><small>The axis counts allocations, not seconds.</small></p></div>'
         else:
             yield '<p class="m picture">There is no picture over time of this job.</p>'
         yield '<div class="rows">'
-        yield from self._rows(report, scale, name)
+        yield from self.tables.rows(report, scale, name)
         yield '</div><div class="more">'
+        yield from self.tables.tensors(setup)
+        yield from self.tables.remedies(report)
         if setup.timeline is not None:
-            yield from self._phases(setup.timeline)
+            yield from self.tables.phases(setup.timeline)
         text = styles.plain(box.render(report.model_copy(update={"assumptions": ()}), 80, self.unit))
         yield f'<details><summary>The box as text</summary><pre tabindex="0">{escape(text)}</pre></details>'
         if report.assumptions:
@@ -129,64 +126,6 @@ class _Page:
         if report.serving is not None:
             yield f"<p>Serves {escape(visible(served(report)))}.</p>"
         yield "</header>"
-
-    def _rows(self, report: Report, scale: int, name: str) -> Iterator[str]:
-        """The six rows of the box with their parts, and bars that are full at `scale` bytes."""
-        yield f'<div class="scroll" tabindex="0" id="{name}"><table><thead><tr><th scope="col">row</th>'
-        yield '<th scope="col">at the peak</th><th scope="col">own maximum</th></tr></thead>'
-        for row, (_, component) in enumerate(report.components.rows()):
-            if not component.max_bytes:
-                continue
-            width, full = component.max_bytes * 100 / scale, component.peak_bytes * 100 / component.max_bytes
-            bar = f'<span class="bar" style="--w:{width:.1f}%;--p:{full:.1f}%"></span>'
-            yield f'<tbody class="r{row}"><tr><th scope="row" class="k">{TITLES[row]}{bar}</th>'
-            yield f"<td>{self._size(component.peak_bytes)}</td><td>{self._size(component.max_bytes)}</td></tr></tbody>"
-            if parts := shown_parts(component.parts):
-                yield '<tbody class="parts">'
-                for part, nbytes in parts:
-                    yield f'<tr><th scope="row">{escape(visible(part))}</th><td>{self._size(nbytes)}</td><td></td></tr>'
-                yield "</tbody>"
-        yield '<tbody><tr><th scope="row">whole process</th>'
-        yield f"<td><b>{self._size(report.peak.process_bytes)}</b></td><td></td></tr></tbody></table></div>"
-
-    def _phases(self, timeline: Timeline) -> Iterator[str]:
-        """What the picture shows, in numbers: where each phase begins and ends, and its fullest moment."""
-        yield '<details><summary>The picture as a table</summary><div class="scroll" tabindex="0"><table><thead><tr>'
-        yield '<th scope="col">moment</th><th scope="col">total</th>'
-        yield "".join(f'<th scope="col">{title}</th>' for title in TITLES) + "</tr></thead><tbody>"
-        for at in self._moments(timeline):
-            sample = timeline.samples[at]
-            cells = "".join(f"<td>{self._size(nbytes)}</td>" for nbytes in (sample.total, *sample.rows))
-            yield f'<tr><th scope="row">{escape(visible(timeline.moment(at)))}</th>{cells}</tr>'
-        yield "</tbody></table></div></details>"
-
-    def _moments(self, timeline: Timeline) -> list[int]:
-        chosen = {timeline.peak}
-        for name in dict.fromkeys(sample.phase for sample in timeline.samples):
-            within = [at for at, sample in enumerate(timeline.samples) if sample.phase == name]
-            thirds = (within[len(within) * part // 4] for part in (1, 2, 3))
-            chosen |= {within[0], within[-1], *thirds, max(within, key=lambda at: timeline.samples[at].total)}
-        return sorted(chosen)
-
-    def _compared(self) -> Iterator[str]:
-        """The setups as columns, with what each has more or less than the first."""
-        yield '<div class="scroll" tabindex="0"><table><thead><tr><th scope="col">at the peak</th>'
-        for setup in self.setups:
-            yield f'<th scope="col">{escape(shown_name(setup.heading or setup.report.model.name, 60))}</th>'
-        yield "</tr></thead><tbody>"
-        for row, title in enumerate(TITLES):
-            sizes = [[one.peak_bytes for _, one in setup.report.components.rows()][row] for setup in self.setups]
-            yield f'<tr class="r{row}"><th scope="row" class="k">{title}</th>{self._cells(sizes)}</tr>'
-        totals = [setup.report.peak.process_bytes for setup in self.setups]
-        yield f'<tr><th scope="row">whole process</th>{self._cells(totals)}</tr></tbody></table></div>'
-
-    def _cells(self, sizes: list[int]) -> str:
-        out = f"<td>{self._size(sizes[0])}</td>"
-        for size in sizes[1:]:
-            more = size - sizes[0]
-            change = f' <small class="m">{"+" if more > 0 else "−"}{self._size(abs(more))}</small>' if more else ""
-            out += f"<td>{self._size(size)}{change}</td>"
-        return out
 
 
 def _made_with(command: Sequence[str]) -> str:

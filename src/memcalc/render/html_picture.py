@@ -3,11 +3,14 @@
 What the pointer shows is in the page from the start and is shown by its style: there is no script.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from memcalc.autograd.tape import ROWS
+from memcalc.provenance.explanation import TensorEntry
 from memcalc.render.areas import HEIGHT, TITLES, Areas
+from memcalc.render.explanation import layout_of
 from memcalc.render.terminal_text import visible
 from memcalc.units import format_bytes
 
@@ -17,10 +20,11 @@ _PARTS = 10
 
 @dataclass(frozen=True)
 class Picture:
-    """One timeline; `name` is a word that tells it from others of its page, for links."""
+    """One timeline with the largest `tensors` of its peak; `name` tells it from others of its page, for links."""
 
     areas: Areas
     name: str
+    tensors: Sequence[TensorEntry] = ()
 
     def lines(self) -> Iterator[str]:
         """The elements of the picture, a line each."""
@@ -60,7 +64,7 @@ class Picture:
             yield f'<span class="name r{label.row}" aria-hidden="true" style="{place}">{self._name(label.row)}</span>'
         gpu = self.areas.timeline.report.gpu
         if self.areas.limit is not None and gpu is not None:
-            left = self.areas.timeline.peak * 2 > self.areas.width  # away from the peak's own words
+            left = self.areas.lower_at_start
             place = f"bottom:{_percent(self.areas.share(self.areas.limit))};{'left' if left else 'right'}:0"
             size = format_bytes(gpu.usable_bytes, self.areas.unit)
             yield f'<span class="gpu" style="{place}">{escape(visible(gpu.name))}, {size} usable</span>'
@@ -109,7 +113,12 @@ class Picture:
         yield "</div>"
 
     def _tensors(self) -> list[tuple[int, str, int]]:
-        """Row, name and bytes of the largest parts at the peak."""
+        """Row, name and bytes of the largest tensors at the peak, or of its parts where they are not known."""
+        if self.tensors:
+            return [
+                (ROWS.index(entry.row), f"{layout_of(entry)} {entry.module or entry.operation}".strip(), entry.bytes)
+                for entry in self.tensors[:_PARTS]
+            ]
         rows = enumerate(self.areas.timeline.report.components.rows())
         parts = [(row, part.name, part.bytes) for row, (_, component) in rows for part in component.parts]
         return sorted(parts, key=lambda part: -part[2])[:_PARTS]

@@ -55,11 +55,11 @@ def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
     )
 
 
-def as_scripts_train(setup: TrainingSetup) -> TrainingSetup:
+def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
     """`setup` with what diffusers' scripts do where nobody said otherwise.
 
     With adapters, --mixed_precision casts the frozen weights too, and autocast is on all the same; the adapters have
-    their layer's dtype, and fp32 under fp16.
+    their layer's dtype, and fp32 under fp16 and where PEFT itself makes them (PixArt has no `add_adapter`).
     """
     if setup.trainer == "plain":
         return setup
@@ -70,7 +70,8 @@ def as_scripts_train(setup: TrainingSetup) -> TrainingSetup:
         if setup.precision in ("mixed-bf16", "mixed-fp16"):
             narrow = setup.precision.removeprefix("mixed-")
             chosen |= {"precision": narrow, "autocast": narrow}
-        if "lora_dtype" not in setup.model_fields_set and chosen.get("precision", setup.precision) == "bf16":
+        in_bf16 = chosen.get("precision", setup.precision) == "bf16" and model_type != "PixArtTransformer2DModel"
+        if "lora_dtype" not in setup.model_fields_set and in_bf16:
             chosen["lora_dtype"] = "bf16"
     return setup.model_copy(update=chosen)
 

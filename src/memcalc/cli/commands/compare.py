@@ -7,10 +7,9 @@ import typer
 
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.read_model import read_model
-from memcalc.cli.shown import SAMPLES
 from memcalc.errors import UsageError
 from memcalc.render import tables
-from memcalc.render.html import Setup
+from memcalc.render.page_setup import Setup, page_setup
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -37,9 +36,13 @@ def command(
 ) -> None:
     """Estimate several models, or several ways to train them, under the same options, row by row.
 
-    Below the sizes stands what each column has more or less than the first.
+    Below the sizes stands what each column has more or less than the first. With --snapshot FILE a memory snapshot of
+    a real run (torch.cuda.memory._dump_snapshot) is laid beside the estimate of one model, phase by phase.
     """
     shown = request.shown()
+    if shown.snapshot is not None:
+        _beside_snapshot(shown.snapshot, models, methods, request)
+        return
     shown.only("compare", "json", "markdown", "html")
     if request.chosen["check"]:
         raise UsageError("--check is for one job, and compare has several; leave it out.")
@@ -61,6 +64,24 @@ def command(
     shown.answer(texts, found, None)
 
 
+def _beside_snapshot(path: str, models: list[str], methods: str | None, request: Request) -> None:
+    """Lay a real memory snapshot beside the estimate."""
+    from memcalc.provenance.comparison import compare_snapshot
+    from memcalc.render.snapshot_comparison import render
+    from memcalc.sources.memory_snapshot import load_snapshot
+
+    if len(models) != 1 or methods is not None or request.chosen["teacher"] is not None:
+        raise UsageError("--snapshot is laid beside one model: name one, and leave out --methods and --teacher.")
+    job = request.read()
+    job.shown.only("compare --snapshot", "json", "snapshot")
+    spec, _ = read_model(models[0])
+    found = compare_snapshot(spec, job.setup, load_snapshot(path), job.gpu)
+    if job.shown.json:
+        job.shown.write(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
+    else:
+        job.shown.write(render(found, job.shown.columns, job.shown.unit, unicode=job.shown.unicode))
+
+
 def _methods(text: str | None) -> list[str | None]:
     from memcalc.decide.methods import METHODS
     from memcalc.setup.sentences import choice_sentence
@@ -79,14 +100,12 @@ def _column(request: Request, model: str, method: str | None, *, pictured: bool)
     """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
     from memcalc.decide.methods import METHODS
     from memcalc.estimation import estimate
-    from memcalc.timeline import has_timeline, timeline
 
     spec, assumptions = read_model(model)
     job = request.job("training", METHODS[method]) if method else request.read()
     heading = f"{model} {method or ''}".strip()
-    if pictured and has_timeline(job.setup):
-        drawn = timeline(spec, job.setup, job.gpu, assumptions=assumptions, samples=SAMPLES)
-        return Setup(drawn.report, drawn, heading)
+    if pictured:
+        return page_setup(spec, job.setup, job.gpu, assumptions=assumptions, heading=heading)
     return Setup(estimate(spec, job.setup, job.gpu, assumptions=assumptions), None, heading)
 
 

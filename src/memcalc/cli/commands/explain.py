@@ -19,7 +19,7 @@ from memcalc.report.schema import Report
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
-    from memcalc.report.timeline import Timeline
+    from memcalc.render.page_setup import Setup
 
 _MOST_SHOWN = 20
 """Entries of the text where nobody says how many; JSON has all."""
@@ -80,7 +80,7 @@ class ExplainedJob(Job):
 
         self.shown.write(render(found, self.shown.columns, self.shown.unit, unicode=self.shown.unicode))
 
-    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """A report without operations cannot be explained."""
         raise UsageError("explain needs a model whose operations memcalc knows; this one is counted by its weights.")
 
@@ -150,7 +150,7 @@ def command(
 ) -> None:
     """Show the tensors that are alive at the peak, the largest first: shape, what made each, why it is still there,
     when it dies, and its size as a formula. The sizes sum to the box."""
-    request.shown().only("explain", "json")
+    request.shown().only("explain", "json", "snapshot")
     if request.chosen["check"]:
         raise UsageError("explain says what is there, so there is nothing to check; leave out --check.")
     if phase is not None and at is not None:

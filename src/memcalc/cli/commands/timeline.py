@@ -15,7 +15,7 @@ from memcalc.report.schema import Report
 
 if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
-    from memcalc.report.timeline import Timeline
+    from memcalc.render.page_setup import Setup
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class DrawnJob(Job):
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Draw and print."""
         from memcalc.render import styles, timeline
-        from memcalc.render.html import Setup
         from memcalc.timeline import SAMPLES
         from memcalc.timeline import timeline as series
 
@@ -37,12 +36,12 @@ class DrawnJob(Job):
             lines = timeline.render(found, shown.columns, shown.unit, unicode=shown.unicode, colour=shown.coloured)
             return styles.coloured(lines) if shown.coloured else styles.plain(lines)
 
-        picture = self.picture(spec, assumptions, teacher) if shown.pictured else None
+        drawn = self.page_setup(spec, assumptions, teacher) if shown.pictured else None
         texts = {"text": text, "json": lambda: json.dumps(found.to_dict()) + "\n"}
-        shown.answer(texts, [Setup(found.report, picture)], picture)
+        shown.answer(texts, [] if drawn is None else [drawn], None if drawn is None else drawn.timeline)
         self.check_fit(found.report)
 
-    def show(self, report: Report, below: str = "", picture: "Timeline | None" = None) -> None:
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """A report without operations has no timeline."""
         raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
 
@@ -96,7 +95,7 @@ def command(
     The axis counts allocations, not seconds. With --json the series is printed: of each piece of the step the fullest
     moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
-    request.shown().only("timeline", "json", "html", "svg")
+    request.shown().only("timeline", "json", "html", "svg", "snapshot")
     how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
     where = {
         "revision": revision,

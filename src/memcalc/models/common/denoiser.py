@@ -90,6 +90,8 @@ class Denoiser(Network):
     input_kind = "latents"
     default_side = 1024
     """Pixels of a side where nobody names a size."""
+    default_width: int | None = None
+    """Pixels of the width, where pictures are no squares."""
     default_frames = 1
     default_text = 77
     """Tokens of text that the pipeline gives it."""
@@ -105,13 +107,16 @@ class Denoiser(Network):
         Raises UsageError for sizes that the denoiser cannot be given.
         """
         step = self.pixels_per_token
-        sides = [("height", height or self.default_side), ("width", width or self.default_side)]
+        sides = [("height", height or self.default_side), ("width", width or self._width(height))]
         for name, side in sides:
             if side % step:
                 raise UsageError(f"--{name} {side} is no multiple of {step}, as this model's pictures are; change it.")
         if frames is not None and not self.makes_videos and frames != 1:
             raise UsageError("--num-frames counts frames of a video, but this model makes pictures; leave it out.")
         return Picture(batch, sides[0][1], sides[1][1], frames or self.default_frames, text or self.default_text)
+
+    def _width(self, height: int | None) -> int:
+        return self.default_width if height is None and self.default_width else height or self.default_side
 
     def latent_shape(self, picture: Picture) -> Shape:
         """The shape of the noisy latents, as the pipeline packs them."""
@@ -120,6 +125,9 @@ class Denoiser(Network):
     def predict(self, latents: Tensor, picture: Picture) -> Tensor:
         """The prediction of the noise, of the shape of the latents."""
         raise NotImplementedError
+
+    conditioned = 0
+    """Channels of the input that are no noisy latents but those of a picture to begin with, and its mask."""
 
     def learnt_part(self, prediction: Tensor) -> Tensor:
         """The part of the prediction that is compared with the noise: all of it, unless a variance is predicted too."""
