@@ -85,6 +85,8 @@ def estimate(
     steps, layout = _run(spec, setup, teacher, gpu)
     rank = _most_loaded(steps)
     step = steps[rank]
+    if layout.context > 1:
+        steps, layout = {rank: step}, replace(layout, context_rank=rank)
     sweep, found, highest = swept(step.tape)
     phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}

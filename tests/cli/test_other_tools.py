@@ -34,7 +34,7 @@ def options() -> set[str]:
         ("--use-liger-kernel", ("--kernels liger", "--loss-implementation liger")),
         ("--gradient-checkpointing", ("--activation-checkpointing full",)),
         ("--optim adamw_torch", ("--optimizer",)),
-        ("--packing", ("--batch 1", "--seq-len")),
+        ("--sample-packing", ("--packing", "--batch 1", "--seq-len")),
         ("--cutoff-len 2048", ("--seq-len",)),
         ("--max-model-len 4096", ("--seq-len", "--max-new-tokens")),
         ("--ctx-size 4096", ("--seq-len",)),

@@ -40,7 +40,7 @@ AT_80 = """\
 │          77.4 GiB (83.1 GB) reserved by the allocator                        │
 │          78.1 GiB (83.8 GB) process, in nvidia-smi                           │
 │ PHASES   forward 75.0 GiB · backward 76.0 GiB · step 61.0 GiB                │
-│ GPU      H100-80GB: fits, 1.1 GiB of 79.2 GiB free                           │
+│ GPU      H100-80GB: fits, 1.1 GiB of 79.2 GiB free at 256 tokens             │
 └────────────────────────────────── █ at the peak  ░ at the row's own maximum ─┘
 Assumptions:
  · sequence length 256 (default)
@@ -74,7 +74,8 @@ AT_60 = """\
 │          78.1 GiB (83.8 GB) process, in nvidia-smi       │
 │ PHASES   forward 75.0 GiB · backward 76.0 GiB · step     │
 │          61.0 GiB                                        │
-│ GPU      H100-80GB: fits, 1.1 GiB of 79.2 GiB free       │
+│ GPU      H100-80GB: fits, 1.1 GiB of 79.2 GiB free at    │
+│          256 tokens                                      │
 └────────────── █ at the peak  ░ at the row's own maximum ─┘
 Assumptions:
  · sequence length 256 (default)
@@ -107,7 +108,7 @@ ASCII_AT_80_IN_GB = """\
 |          83.1 GB (77.4 GiB) reserved by the allocator                        |
 |          83.8 GB (78.1 GiB) process, in nvidia-smi                           |
 | PHASES   forward 80.5 GB - backward 81.6 GB - step 65.5 GB                   |
-| GPU      H100-80GB: fits, 1.2 GB of 85.0 GB free                             |
+| GPU      H100-80GB: fits, 1.2 GB of 85.0 GB free at 256 tokens               |
 +---------------------------------- # at the peak  . at the row's own maximum -+
 Assumptions:
  - sequence length 256 (default)

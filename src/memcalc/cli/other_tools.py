@@ -67,8 +67,8 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ),
     ("torch-compile compile", "torch.compile is not computed: the answer is that of eager modules"),
     (
-        "packing sample-packing padding-free neat-packing group-by-length",
-        "a packed row is one long sequence: {--batch} 1, {--seq-len} of all its tokens, {--attention} flash",
+        "sample-packing padding-free neat-packing",
+        "packed rows are {--packing}: {--batch} 1 and {--seq-len} of all tokens where they are flattened into one",
     ),
     (
         "attn-implementation flash-attn flash-attention use-flash-attn use-flash-attention-2 use-flash-attention "

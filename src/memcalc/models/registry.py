@@ -52,6 +52,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "gpt2": ("gpt2", "gpt_bigcode"),
         "gpt_neo": ("gpt_neo",),
         "gptj": ("codegen", "gptj"),
+        "minicpm3": ("minicpm3",),
         "mpt": ("mpt",),
         "xglm_biogpt": ("biogpt", "xglm"),
         "gpt_neox_phi": ("gpt_neox", "persimmon", "phi", "phi-msft"),
@@ -68,6 +69,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "ernie_hunyuan_minimax_m2": ("ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "flex_olmo"),
         "deepseek": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "sarvam_mla", "youtu"),
         "deepseek_variants": ("dots1", "exaone_moe", "glm4_moe", "sarvam_moe", "solar_open"),
+        "hy_v3_afmoe": ("afmoe", "hy_v3"),
         "granite_moe": ("granitemoe", "granitemoehybrid", "granitemoeshared"),
         "llama4": ("llama4_text",),
     },
@@ -136,6 +138,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "audio": {
         "whisper": ("whisper",),
+        "whisper_languages": ("qwen2_audio", "voxtral"),
         "wav2vec2": ("hubert", "wav2vec2"),
         "wav2vec2_bert": ("wav2vec2-bert",),
         "wavlm": ("wavlm",),

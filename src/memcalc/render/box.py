@@ -200,7 +200,9 @@ class _Box:
         if (gpu := self.report.gpu) is not None:
             room, total = format_bytes(abs(gpu.free_bytes), self.unit), format_bytes(gpu.usable_bytes, self.unit)
             fits, not_fits = f"fits, {room} of {total} free", f"does not fit, {room} more than its {total}"
-            yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}", "bold green" if gpu.fits else "bold red"
+            length = f" at {self.report.setup['seq_len']:,} tokens" if self._is_default_length() else ""
+            style = "bold green" if gpu.fits else "bold red"
+            yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}{length}", style
         if (serving := self.report.serving) is not None:
             yield "SERVES", served(self.report), ""
             if serving.engine_reserved_bytes > peak.process_bytes:
@@ -211,6 +213,10 @@ class _Box:
                 yield "", f"{setup['engine']} reserves {taken} ({share}{beyond})", ""
             if serving.pool is not None:
                 yield "", pooled(serving.pool, self.unit), ""
+
+    def _is_default_length(self) -> bool:
+        """Whether nobody said how long sequences are: the verdict is for that length alone."""
+        return any(assumption.code == "sequence_length" for assumption in self.report.assumptions)
 
     def _both(self, nbytes: int) -> str:
         other: Unit = "GB" if self.unit == "GiB" else "GiB"

@@ -25,6 +25,15 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         unset="plain for sft, trl for other objectives, diffusers for denoisers",
     )
 
+    pad_to_multiple_of: PositiveInt = option(
+        "Batch", 1, "The collator pads sequences up to a multiple of this (pad_to_multiple_of)."
+    )
+    packing: bool = option(
+        "Batch",
+        False,
+        "Rows of --seq-len tokens hold several samples (TRL's packing, DataCollatorWithFlattening with --batch 1): "
+        "positions come with them, and eager attention and sdpa get a block-wise mask.",
+    )
     precision: Precision = option(
         "Precision", "mixed-bf16", "Precision recipe: which dtype weights, compute and states have."
     )

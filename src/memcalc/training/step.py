@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Ring, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
+from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
@@ -41,6 +42,20 @@ from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
     by_embedding = runs_trainer(setup) and parameter.group == "embedding"
     return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding)
+
+
+def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> int:
+    """Tokens of a sequence that this rank has. Raises UsageError for a model whose sequences cannot be shared."""
+    usual = network.default_length or DEFAULT_SEQ_LEN
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
+    if not network.source_is_text:
+        length = setup.target_len or length
+    length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
+    if layout.context > 1 and not isinstance(network, CausalLM):
+        raise UsageError("--context-parallel-size is described for decoders of text; leave it out.")
+    return length // layout.context
 
 
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
@@ -169,12 +184,9 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     if recorder is not None:
         recorder.watch(trained)
     updater = _updater(tape, trained, setup)
-    usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(
-        setup.images_per_sequence, checked_sides(network, setup.image)
-    )
-    if not network.source_is_text:
-        length = setup.target_len or length
+    length = _length(network, setup, layout)
+    if layout.context > 1:
+        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
     restore_retained(network, tape)
     loss: Tensor | None
     if isinstance(network, Denoiser):
@@ -207,7 +219,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         setup,
         None,
         forward_end,
-        length,
+        length * layout.context,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),

@@ -156,6 +156,11 @@ class Step:
         """Bytes of the batch that PyTorch's trackers do not see: Trainer has all micro-batches of a step at once."""
         seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
         one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
+        if (
+            self.tape.ring is not None
+        ):  # ids, labels, shifted labels and positions: whole, as cut, and the last cut twice
+            cut = self.tape.inputs[0].raw_nbytes
+            one = 4 * rounded(cut * self.tape.ring.ranks) + 5 * rounded(cut)
         batches = self.setup.grad_accum if isinstance(self.setup, TrainingSetup) and runs_trainer(self.setup) else 1
         return one * batches - seen
 
