@@ -2,8 +2,8 @@
 
 Sources. FlashAttention: README of Dao-AILab/flash-attention 2.8 (version 2: Ampere, Ada and Hopper; on ROCm MI200,
 MI250, MI300 and MI355; version 3: Hopper). fp8: vLLM 0.32, "FP8 W8A8" (compute capability 8.9 and above, MI300), the
-condition of torch._scaled_mm. NVLink: NVIDIA's architecture papers and data sheets, both directions of all links of a GPU
-together; of cards that come with a PCIe slot too it is that of the SXM module. What none says is None, not "no".
+condition of torch._scaled_mm. NVLink: NVIDIA's architecture papers and data sheets, both directions of all links of a
+GPU together; of cards that come with a PCIe slot too it is that of the SXM module. What none says is None, not "no".
 """
 
 from __future__ import annotations
