@@ -30,7 +30,6 @@ ROOMS = (
     ("run_configs", "sources"),
     ("decide", "provenance"),
     ("render",),
-    ("shown_report",),
     ("library",),
     ("cli",),
     ("__init__", "__main__"),
