@@ -155,7 +155,10 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "unet": ("UNet2DConditionModel",),
         "wan": ("WanTransformer3DModel",),
     },
-    "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
+    "autoencoders": {
+        "kl": ("AutoencoderKL", "AutoencoderKLFlux2"),
+        "wan": ("AutoencoderKLQwenImage", "AutoencoderKLWan"),
+    },
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
