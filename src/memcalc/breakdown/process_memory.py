@@ -11,7 +11,7 @@ from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
-from memcalc.units import format_bytes, parse_size
+from memcalc.units import counted, format_bytes, format_mib, parse_size
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -146,24 +146,21 @@ class ProcessMemory:
         name, nbytes, count = self.workspaces
         if "cuda_context" not in self.explicit_options:
             yield Assumption(
-                "cuda_context",
-                f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)",
+                "cuda_context", f"CUDA context {format_mib(self.context)}, measured on one RTX A6000 (--cuda-context)"
             )
         if "cublas_workspace" not in self.explicit_options:
-            yield Assumption(
-                "cublas_workspace", f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
-            )
+            text = f"{counted(count, name)} of {format_mib(nbytes)} (--cublas-workspace)"
+            yield Assumption("cublas_workspace", text)
         if self.nccl and "nccl_buffers" not in self.explicit_options:
             yield Assumption(
                 "nccl_buffers",
-                f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
-                f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
+                f"NCCL buffers: {NCCL.channels} channels of {format_mib(NCCL.channel)} for each communicator; "
+                f"published jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
         if self.counters is not None:
             yield Assumption(
                 "allocator_simulated",
-                f"PyTorch's allocator is simulated through {self.counters.steps} steps of equal batches, the model "
-                "moved to the GPU once it was loaded; batches of many lengths reserve more",
+                f"allocator simulated for {self.counters.steps} equal steps: batches of many lengths reserve more",
             )
             if self.counters.lower:
                 ways = " or ".join(f"{format_bytes(size)} with {how}" for how, size in self.counters.lower)
@@ -175,6 +172,6 @@ class ProcessMemory:
             why = f" ({self.not_simulated})" if self.not_simulated else ""
             yield Assumption(
                 "allocator_reserve",
-                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated{why}; fragmentation can make it "
-                "more (--allocator-reserve)",
+                f"allocator reserve {self.reserve_fraction:.0%}{why}, more where memory fragments "
+                "(--allocator-reserve)",
             )

@@ -63,6 +63,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "moe": {
         "mixtral_qwen_olmoe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
+        "deepseek_v4": ("deepseek_v4",),
         "deepseek_v32_glm5": ("deepseek_v32", "glm_moe_dsa"),
         "minimax": ("minimax",),
         "phimoe": ("phimoe",),
@@ -147,6 +148,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "diffusion": {
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
+        "hunyuan_video": ("HunyuanVideoTransformer3DModel",),
         "pixart": ("PixArtTransformer2DModel",),
         "qwen_image": ("QwenImageTransformer2DModel",),
         "sana": ("SanaTransformer2DModel",),
@@ -154,7 +156,10 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "unet": ("UNet2DConditionModel",),
         "wan": ("WanTransformer3DModel",),
     },
-    "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
+    "autoencoders": {
+        "kl": ("AutoencoderKL", "AutoencoderKLFlux2"),
+        "wan": ("AutoencoderKLQwenImage", "AutoencoderKLWan"),
+    },
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
