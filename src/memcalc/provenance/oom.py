@@ -12,10 +12,12 @@ from memcalc.decide.remedies import Remedy, remedies
 from memcalc.errors import MemcalcError
 from memcalc.estimation import Setup
 from memcalc.models.spec import ModelSpec
-from memcalc.provenance.explain import process_memory, record_step, sizes_of
+from memcalc.provenance.dependence import Dependence
+from memcalc.provenance.explain import process_memory, sizes_of
 from memcalc.provenance.moments import module_name
 from memcalc.provenance.oom_message import OutOfMemory
 from memcalc.provenance.origins import Recording
+from memcalc.provenance.record import record_step
 from memcalc.provenance.requests import Request, requests
 from memcalc.report.schema import Contract
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -75,10 +77,12 @@ def explain_oom(
     spec: ModelSpec, setup: Setup, message: OutOfMemory, gpu: Gpu | None = None, teacher: ModelSpec | None = None
 ) -> OomAnswer:
     """The allocations of a setup that a message can mean. Raises MemcalcError where the job cannot be answered for."""
-    step = record_step(spec, setup, Recording(), teacher)
+    recording = Recording()
+    step = record_step(spec, setup, recording, teacher)
+    depends = Dependence(spec, setup, step.seq_len, teacher).of_all(recording.tape)
     memory = process_memory(step, setup, gpu)
     extra = memory.allocated - memory.tensors  # inputs and workspaces
-    known = [one for one in requests(step, sizes_of(spec, step)) if one.nbytes > 0]
+    known = [one for one in requests(step, sizes_of(spec, step), depends) if one.nbytes > 0]
     meant = _candidates((one for one in known if message.tried.is_printed_for(one.nbytes)), message, extra)
     near = () if meant else _nearest(known, message, extra)
     outside = memory.context + memory.nccl

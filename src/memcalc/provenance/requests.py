@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -11,7 +11,7 @@ from memcalc.breakdown import BREAKDOWN, standing
 from memcalc.common.sizes import Shape, rounded
 from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Module, Parameter
-from memcalc.provenance.formulas import Formula, Sizes, literal
+from memcalc.provenance.formulas import Depends, Formula, Sizes, literal
 from memcalc.provenance.moments import Lives, live_bytes
 from memcalc.provenance.origins import NOWHERE, ModulePath, RecordingTape, parameter_paths, source_of
 from memcalc.setup.setup import TrainingSetup
@@ -41,10 +41,10 @@ class Request:
     dtype: str | None = None
 
 
-def requests(step: Step, sizes: Sizes) -> Iterator[Request]:
+def requests(step: Step, sizes: Sizes, depends: Mapping[int, Depends] | None = None) -> Iterator[Request]:
     """All allocations of a traced step, and those that come before the first one."""
     yield from _loading(step, sizes)
-    yield from _on_tape(step, sizes)
+    yield from _on_tape(step, sizes, depends or {})
     if isinstance(step.setup, TrainingSetup):
         yield from _optimizer(step, sizes)
     elif ENGINES[step.setup.engine].attention is not None:
@@ -106,7 +106,7 @@ def _weight_of(module: Module | None) -> Parameter | None:
     return weight if isinstance(weight, Parameter) else None
 
 
-def _on_tape(step: Step, sizes: Sizes) -> Iterator[Request]:
+def _on_tape(step: Step, sizes: Sizes, depends: Mapping[int, Depends]) -> Iterator[Request]:
     """What forward and backward, or prefill and decode, allocate."""
     tape = step.tape
     assert isinstance(tape, RecordingTape)
@@ -124,7 +124,9 @@ def _on_tape(step: Step, sizes: Sizes) -> Iterator[Request]:
             life.operation(allocation),
             f"in {phase}",
             live[allocation.born] - allocation.nbytes + around[phase],
-            sizes.formula(layout[0], layout[1].itemsize) if fits and layout else literal(allocation.nbytes),
+            sizes.formula(layout[0], layout[1].itemsize, depends=depends.get(id(allocation)))
+            if fits and layout
+            else literal(allocation.nbytes),
             birth.origin.source,
             birth.origin.module,
             layout[0] if fits and layout else None,
