@@ -34,6 +34,8 @@ class ProcessMemory:
     """Bytes of the communicators' buffers."""
     explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
+    cudnn: int = 0
+    """Bytes of workspaces of convolutions."""
 
     @classmethod
     def for_job(
@@ -59,12 +61,13 @@ class ProcessMemory:
             context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
             communicators * NCCL.communicator if given is None else parse_size(given),
             frozenset(setup.model_fields_set),
+            0 if setup.cudnn_workspace is None else parse_size(setup.cudnn_workspace),
         )
 
     @property
     def allocated(self) -> int:
         """torch.cuda.max_memory_allocated()."""
-        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2]
+        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2] + self.cudnn
 
     @property
     def reserve(self) -> int:
@@ -87,6 +90,7 @@ class ProcessMemory:
         yield overheads.CUDA_CONTEXT_PART, self.context
         yield overheads.NCCL_PART, self.nccl
         yield f"{name}s" if count > 1 else name, nbytes * count
+        yield "cuDNN workspaces", self.cudnn
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
 
@@ -95,6 +99,7 @@ class ProcessMemory:
         return {
             "cuda_context": self.context,
             "cublas_workspace": self.workspaces[1],
+            "cudnn_workspace": self.cudnn,
             "allocator_reserve": self.reserve_fraction,
         }
 
