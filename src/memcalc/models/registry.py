@@ -63,6 +63,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "moe": {
         "mixtral_qwen_olmoe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
+        "deepseek_v4": ("deepseek_v4",),
         "deepseek_v32_glm5": ("deepseek_v32", "glm_moe_dsa"),
         "minimax": ("minimax",),
         "phimoe": ("phimoe",),

@@ -82,6 +82,9 @@ _UNTRACED = {
 The optimizer is one that takes the options of all others.
 """
 
+UNTRACED_OPTIONS = frozenset(_UNTRACED)
+"""Their names: setups that differ in nothing else share one traced step."""
+
 
 def trace(
     spec: ModelSpec,
