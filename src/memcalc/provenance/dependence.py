@@ -35,9 +35,10 @@ class Dependence:
                 run = list(_births(spec, setup.model_copy(update=values), teacher))
             except MemcalcError:  # such as positions or images that decide the length
                 return
-            if len(run) != len(base):
+            if len(run) == len(base):
+                runs[name] = run
+            elif name != "batch" or setup.batch > 1:  # a batch of one is no factor
                 return
-            runs[name] = run
         for index, key in enumerate(_keys(base)):
             found = _depends(base[index], {name: run[index] for name, run in runs.items()})
             if found is not None:

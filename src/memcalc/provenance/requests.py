@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from memcalc.autograd.tape import GRADIENTS, OVERHEAD, WEIGHTS
+from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, WEIGHTS
 from memcalc.breakdown import BREAKDOWN, standing
 from memcalc.common.sizes import Shape, rounded
 from memcalc.nn import parameter_bytes
@@ -21,6 +21,7 @@ from memcalc.training.traced_step import Step
 LOADING = "while the weights are loaded"
 FIRST_STEP = "in the first optimizer step, which makes the states"
 STEPPING = "in the optimizer's step"
+OF_THE_FIRST_STEP = " of the first step, before the optimizer has states"
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,26 @@ class Request:
 
 
 def requests(step: Step, sizes: Sizes, depends: Mapping[int, Depends] | None = None) -> Iterator[Request]:
-    """All allocations of a traced step, and those that come before the first one."""
+    """All allocations of a job, as they come: loading, the first step, the optimizer's, a later step."""
     yield from _loading(step, sizes)
-    yield from _on_tape(step, sizes, depends or {})
+    states = _states(step)
+    if states:
+        for one in _on_tape(step, sizes, depends or {}):
+            yield replace(one, when=f"{one.when}{OF_THE_FIRST_STEP}", allocated=one.allocated - states)
     if isinstance(step.setup, TrainingSetup):
         yield from _optimizer(step, sizes)
-    elif ENGINES[step.setup.engine].attention is not None:
+    yield from _on_tape(step, sizes, depends or {})
+    if isinstance(step.setup, TrainingSetup):
+        return
+    if ENGINES[step.setup.engine].attention is not None:
         yield from _sampler(step)
+
+
+def _states(step: Step) -> int:
+    """Bytes of the optimizer's states, which the first step does not have before its end."""
+    if step.optimizer is None or step.steps_in_backward:
+        return 0
+    return sum(nbytes for _, nbytes in BREAKDOWN[OPTIMIZER](step, "step"))
 
 
 def _loading(step: Step, sizes: Sizes) -> Iterator[Request]:
