@@ -81,6 +81,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         "jamba_nemotron_h": ("jamba", "nemotron_h"),
         "zamba2": ("zamba2",),
+        "kimi_linear": ("kimi_linear",),
         "rwkv": ("rwkv",),
         "recurrent_gemma": ("recurrent_gemma",),
     },
