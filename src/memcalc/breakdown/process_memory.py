@@ -11,7 +11,7 @@ from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
-from memcalc.units import parse_size
+from memcalc.units import counted, format_mib, parse_size
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -108,22 +108,19 @@ class ProcessMemory:
         name, nbytes, count = self.workspaces
         if "cuda_context" not in self.explicit_options:
             yield Assumption(
-                "cuda_context",
-                f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)",
+                "cuda_context", f"CUDA context {format_mib(self.context)}, measured on one RTX A6000 (--cuda-context)"
             )
         if "cublas_workspace" not in self.explicit_options:
-            yield Assumption(
-                "cublas_workspace", f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
-            )
+            text = f"{counted(count, name)} of {format_mib(nbytes)} (--cublas-workspace)"
+            yield Assumption("cublas_workspace", text)
         if self.nccl and "nccl_buffers" not in self.explicit_options:
             yield Assumption(
                 "nccl_buffers",
-                f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
-                f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
+                f"NCCL buffers: {NCCL.channels} channels of {format_mib(NCCL.channel)} for each communicator; "
+                f"published jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
         if "allocator_reserve" not in self.explicit_options:
             yield Assumption(
                 "allocator_reserve",
-                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it "
-                "more (--allocator-reserve)",
+                f"allocator reserve {self.reserve_fraction:.0%}, more where memory fragments (--allocator-reserve)",
             )
