@@ -137,6 +137,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "llama4_vision": ("llama4",),
         "kimi_k25": ("kimi_k25",),
         "aria": ("aria", "aria_text"),
+        "aya_vision": ("aya_vision",),
     },
     "audio": {
         "whisper": ("whisper",),
