@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.readme import BLOCKS, README
 from typer.testing import CliRunner
 
 from memcalc.cli import app
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
 LINES = [line for _, block in BLOCKS for line in block.splitlines()]
-RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config"))]
+RUNNABLE = [line for line in LINES if line.startswith(("memcalc estimate", "memcalc from-config", "memcalc explain"))]
 
 
 def memcalc(line: str) -> str:
@@ -45,8 +44,8 @@ def test_every_estimate_in_the_readme_runs(line: str, monkeypatch: pytest.Monkey
 
 
 def test_every_command_is_documented() -> None:
-    listing = memcalc("memcalc --help").split("Commands:")[1]
-    commands = re.findall(r"^  (\S+)", listing, re.MULTILINE)
+    listing = memcalc("memcalc --help").split("─ Commands ─")[1]
+    commands = re.findall(r"^│ (\S+)", listing, re.MULTILINE)
     assert len(commands) >= 8
     for command in commands:
         assert f"`memcalc {command}`" in README, command
@@ -55,7 +54,10 @@ def test_every_command_is_documented() -> None:
 def test_python_in_the_readme_runs() -> None:
     code = next(block for language, block in BLOCKS if language == "python")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"\d+ .+ (True|False)\n", done.stdout)
+    first, *box, last = done.stdout.splitlines()
+    assert re.fullmatch(r"\d+ .+ (True|False) \d+", first)
+    assert box[0].startswith("┌─ TENSORS")
+    assert re.fullmatch(r"\d+ \d+", last)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)

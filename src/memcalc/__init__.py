@@ -2,9 +2,10 @@
 
     from memcalc import ModelSpec, TrainingSetup, estimate
 
-    spec = ModelSpec.from_config({"model_type": "llama", "hidden_size": 2048, ...})
-    report = estimate(spec, TrainingSetup(batch=4, seq_len=2048))
-    report.peak.allocated_bytes
+    spec = ModelSpec.from_pretrained("meta-llama/Llama-3.1-8B")
+    report = estimate(spec, TrainingSetup(batch=4, seq_len=2048), "H100-80GB")
+    print(report)
+    report.peak.allocated_bytes, report.gpu.fits
 
 What is named here is loaded when it is first used, so that importing the package costs next to nothing.
 """
@@ -15,39 +16,122 @@ from typing import TYPE_CHECKING, Any
 from memcalc.common.version import VERSION
 
 if TYPE_CHECKING:
-    from memcalc.errors import MemcalcError
-    from memcalc.estimation import estimate
+    from memcalc.common.assumption import Assumption
+    from memcalc.errors import (
+        CheckpointError,
+        ConfigError,
+        HubError,
+        MemcalcError,
+        TooLongError,
+        TooShortError,
+        UnknownFamilyError,
+        UsageError,
+    )
+    from memcalc.library import ModelSpec, estimate
     from memcalc.models.llama_shape import canonical_spec
-    from memcalc.models.spec import ModelSpec
-    from memcalc.report.schema import Report
+    from memcalc.models.registry import families
+    from memcalc.report.schema import (
+        Cluster,
+        Component,
+        Components,
+        GpuFit,
+        InferencePhases,
+        Model,
+        Parameters,
+        Part,
+        Peak,
+        Phase,
+        PipelinePhases,
+        RankPeak,
+        Serving,
+        TrainingPhases,
+    )
     from memcalc.setup.setup import InferenceSetup, TrainingSetup
-    from memcalc.tables.gpus import Gpu, find_gpu
+    from memcalc.shown_report import InferenceReport, InferenceReportOnGpu, Report, TrainingReport, TrainingReportOnGpu
+    from memcalc.tables.gpus import GPUS, Gpu, find_gpu
+    from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
 __all__ = [
+    "GPUS",
+    "OPTIMIZERS",
+    "Assumption",
+    "CheckpointError",
+    "Cluster",
+    "Component",
+    "Components",
+    "ConfigError",
     "Gpu",
+    "GpuFit",
+    "HubError",
+    "InferencePhases",
+    "InferenceReport",
+    "InferenceReportOnGpu",
     "InferenceSetup",
     "MemcalcError",
+    "Model",
     "ModelSpec",
+    "Optimizer",
+    "Parameters",
+    "Part",
+    "Peak",
+    "Phase",
+    "PipelinePhases",
+    "RankPeak",
     "Report",
+    "Serving",
+    "TooLongError",
+    "TooShortError",
+    "TrainingPhases",
+    "TrainingReport",
+    "TrainingReportOnGpu",
     "TrainingSetup",
+    "UnknownFamilyError",
+    "UsageError",
     "canonical_spec",
     "estimate",
+    "families",
     "find_gpu",
 ]
 
 __version__ = VERSION
 
-_HOME = {
-    "Gpu": "tables.gpus",
-    "InferenceSetup": "setup.setup",
-    "MemcalcError": "errors",
-    "ModelSpec": "models.spec",
-    "Report": "report.schema",
-    "TrainingSetup": "setup.setup",
-    "canonical_spec": "models.llama_shape",
-    "estimate": "estimation",
-    "find_gpu": "tables.gpus",
+_HOMES = {
+    "common.assumption": ("Assumption",),
+    "errors": (
+        "CheckpointError",
+        "ConfigError",
+        "HubError",
+        "MemcalcError",
+        "TooLongError",
+        "TooShortError",
+        "UnknownFamilyError",
+        "UsageError",
+    ),
+    "library": ("ModelSpec", "estimate"),
+    "shown_report": ("InferenceReport", "InferenceReportOnGpu", "Report", "TrainingReport", "TrainingReportOnGpu"),
+    "models.llama_shape": ("canonical_spec",),
+    "models.registry": ("families",),
+    "report.schema": (
+        "Cluster",
+        "Component",
+        "Components",
+        "GpuFit",
+        "InferencePhases",
+        "Model",
+        "Parameters",
+        "Part",
+        "Peak",
+        "Phase",
+        "PipelinePhases",
+        "RankPeak",
+        "Serving",
+        "TrainingPhases",
+    ),
+    "setup.setup": ("InferenceSetup", "TrainingSetup"),
+    "tables.gpus": ("GPUS", "Gpu", "find_gpu"),
+    "tables.optimizers": ("OPTIMIZERS", "Optimizer"),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
@@ -57,3 +141,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(import_module(f"memcalc.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

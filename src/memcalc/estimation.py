@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import NoneType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
@@ -28,6 +28,7 @@ from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, r
 from memcalc.report.schema import (
     Component,
     Components,
+    EncodingTrainingPhases,
     GpuFit,
     InferencePhases,
     Model,
@@ -35,6 +36,7 @@ from memcalc.report.schema import (
     Part,
     Peak,
     Phase,
+    PipelinePhases,
     Report,
     Serving,
     TrainingPhases,
@@ -46,6 +48,9 @@ from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
+
+Setup = TrainingSetup | InferenceSetup
+Ran = TypeVar("Ran")
 
 _PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
 """Rows whose size grows with the parameters and with nothing else."""
@@ -65,7 +70,7 @@ def estimate(
         spec: the model.
         setup: what is run.
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: lines that the caller already has to say.
+        assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
 
     Raises:
@@ -74,11 +79,15 @@ def estimate(
     check_type("spec", spec, ModelSpec, "a ModelSpec, as ModelSpec.from_config makes one")
     check_type("setup", setup, (TrainingSetup, InferenceSetup), "a TrainingSetup or an InferenceSetup")
     check_type("teacher", teacher, (ModelSpec, NoneType), "a ModelSpec")
-    check_type("assumptions", assumptions, (list, tuple), "a list of lines")
+    check_type("assumptions", assumptions, (list, tuple), "a list of assumptions")
+    for assumption in assumptions:
+        check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
-    steps, layout = _run(spec, setup, teacher)
+    steps, layout = _run(spec, setup, teacher, gpu)
     rank = _most_loaded(steps)
     step = steps[rank]
+    if layout.context > 1:
+        steps, layout = {rank: step}, replace(layout, context_rank=rank)
     sweep, found, highest = swept(step.tape)
     phases = {phase: standing_parts(step, phase) for phase in step.phases}
     totals = {phase: sum(map(sum_parts, rows.values())) for phase, rows in phases.items()}
@@ -107,8 +116,10 @@ def estimate(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
         setup=step.resolved() | process_memory.resolved(),
         assumptions=(
+            *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
+            *_elsewhere(step, rows[WEIGHTS]),
             *_quantization_note(spec, setup, process_memory.allocated, teacher),
             *_attended(spec, setup, step, teacher),
             *_without_kernels(spec, setup, step, teacher),
@@ -118,22 +129,38 @@ def estimate(
         ),
         components=Components(**components),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
-        phases=TrainingPhases(**peaks) if step.training else InferencePhases(**peaks),
+        phases=_phases(step, peaks),
         peak=Peak(
             phase=top,
-            moment=_moment_text(step, top, moment),
+            moment=moment_text(step, top, moment),
             allocated_bytes=process_memory.allocated,
             reserved_bytes=process_memory.reserved,
             process_bytes=process_memory.process,
         ),
-        kv_cache_bytes=None if step.training else step.cache_bytes,
-        gpu=None
-        if gpu is None
-        else GpuFit.of(gpu.name, gpu.total_bytes, usable_bytes(setup, gpu), process_memory.process),
+        kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
+        gpu=None if gpu is None else _gpu_fit(spec, setup, gpu, step, process_memory.process),
         serving=_serving(spec, setup, gpu, step),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
+    if step.training:
+        return EncodingTrainingPhases(**peaks) if "encode" in peaks else TrainingPhases(**peaks)
+    return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
+
+
+def _elsewhere(step: Step, weights: Mapping[str, int]) -> Iterator[Assumption]:
+    """The components of a pipeline that are not on the GPU at the peak, or not wholly."""
+    away = [
+        f"{name} ({format_bytes(nbytes - weights.get(name, 0))})"
+        for name, nbytes in step.components.items()
+        if weights.get(name, 0) < nbytes
+    ]
+    if away:
+        text = f"at the peak these weights are in host memory: {', '.join(away)} (--cpu-offload)"
+        yield Assumption("components_in_host_memory", text)
 
 
 def _found(gpu: Gpu | str) -> Gpu:
@@ -144,12 +171,17 @@ def _found(gpu: Gpu | str) -> Gpu:
     return find_gpu(gpu) if isinstance(gpu, str) else gpu
 
 
-def process_bytes(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
-    """The bytes that `estimate` reports for the process, and nothing else: what a search asks. Raises MemcalcError."""
-    steps, layout = _run(spec, setup, None)
+def process_bytes(
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> int:
+    """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
+    steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
     peak = max(phase_totals(step).values())
-    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+    process = ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+    if isinstance(setup, TrainingSetup):
+        return process
+    return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
 
 
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
@@ -163,7 +195,7 @@ def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
 
 def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
     """The traced step that `estimate` reports: that of the rank that holds most."""
-    steps, _ = _run(spec, setup, teacher)
+    steps, _ = _run(spec, setup, teacher, None)
     return steps[_most_loaded(steps)]
 
 
@@ -223,24 +255,26 @@ def _without_kernels(
 
 
 def _run(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
-    """The traced steps of the ranks that differ.
+    """The traced steps of the ranks that differ."""
+    return within_positions(setup, lambda setup: _traced(spec, setup, teacher, gpu))
 
-    Where nobody named a length, it is no more than the model has positions for.
-    """
+
+def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
+    """What `run` makes of a setup, whose length is no more than the model has positions for where nobody named it."""
     try:
-        return _traced(spec, setup, teacher)
+        return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
         if setup.seq_len is not None or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
-    return _traced(spec, shorter, teacher)
+    return run(shorter)
 
 
 def _traced(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None
+    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None, gpu: Gpu | None
 ) -> tuple[dict[int, Step], ParallelSetup]:
     if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
         raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
@@ -248,22 +282,28 @@ def _traced(
         layout = layout_of(setup, spec.config)
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
+    from memcalc.inference.served_model import served_model
 
-    return {0: generate(spec, setup)}, SINGLE
+    return {0: generate(spec, setup, served_model(spec, setup, gpu))}, SINGLE
+
+
+def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
+    """How a process of `process` bytes fits what the job may take; what vLLM leaves of its pool is what is free."""
+    usable = usable_bytes(setup, gpu)
+    if isinstance(setup, InferenceSetup):
+        from memcalc.report.serving import free_bytes
+
+        usable = max(0, process + free_bytes(spec, setup, gpu, step, process))
+    return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
 def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
         return None
-    from memcalc.inference.serving import serving
+    from memcalc.report.serving import serving_of
 
-    def process_of(run: Step, candidate: InferenceSetup) -> int:
-        peak = max(phase_totals(run).values())
-        return ProcessMemory.for_job(run.input_bytes, candidate, gpu, peak).process
-
-    found, occupied = serving(spec, setup, gpu, step, process_of)
-    return Serving(largest_batch=found.batch, longest_context=found.context, engine_reserved_bytes=occupied)
+    return serving_of(spec, setup, gpu, step)
 
 
 def sum_parts(parts: Mapping[str, int]) -> int:
@@ -305,7 +345,7 @@ def _maxima(
 
 
 def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
-    total = trainable = embedding = 0
+    total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
     if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
         whole = build(spec)
         adapt(whole, spec, step.setup)
@@ -320,11 +360,13 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
     )
 
 
-def _moment_text(step: Step, phase: str, moment: Moment | None) -> str:
+def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
+    if moment is None and not step.training:
+        return f"{phase}, weights alone"
     if moment is None:
         return "optimizer step"
     if moment.block is not None and moment.position is not None:
         return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
     scope = step.tape.allocations[moment.tick].name
-    return f"{phase} of {scope}"
+    return f"{phase} of {step.running[phase]}, {scope}" if phase in step.running else f"{phase} of {scope}"

@@ -22,6 +22,11 @@ SAMPLES = 400
 """Pieces of the axis where nobody says how many."""
 
 
+def has_timeline(setup: TrainingSetup | InferenceSetup) -> bool:
+    """Whether a job can be shown over time: not a pipeline, of whose micro-batches only the fullest moment is known."""
+    return not isinstance(setup, TrainingSetup) or setup.pipeline_parallel_size == 1
+
+
 def timeline(
     spec: ModelSpec,
     setup: TrainingSetup | InferenceSetup,
@@ -44,7 +49,7 @@ def timeline(
     Raises:
         MemcalcError: as `estimate`, and for a pipeline, of whose micro-batches only the fullest moment is known.
     """
-    if isinstance(setup, TrainingSetup) and setup.pipeline_parallel_size > 1:
+    if not has_timeline(setup):
         raise UsageError(
             "a rank of a pipeline has many micro-batches in flight, and only its fullest moment is computed: a "
             "timeline needs a job without --pipeline-parallel-size."

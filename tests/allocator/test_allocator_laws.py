@@ -72,7 +72,7 @@ def test_a_device_never_gives_more_than_it_has(operations, conf, capacity) -> No
 def test_blocks_of_a_segment_follow_one_another(operations) -> None:
     allocator = CachingAllocator()
     live, _ = replay(allocator, operations)
-    free = [*allocator.small.parameters_in_update_order(), *allocator.large.parameters_in_update_order()]
+    free = [*allocator.small.free_blocks(), *allocator.large.free_blocks()]
     assert sum(block.size for block in [*live, *free]) == allocator.reserved
     for block in [*live, *free]:
         following = block.next

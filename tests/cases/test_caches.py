@@ -1,6 +1,7 @@
 """What people were told wrong about caches and serving, with the right numbers: engines' logs and public configs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,9 @@ def hybrid(layers: int, attending: int, kv_heads: int, head_dim: int) -> dict[st
 
 
 def report(config: dict[str, Any], gpu: str | None = None, **options: Any) -> Any:
-    return estimate(ModelSpec.from_config(config), InferenceSetup(**options), None if gpu is None else find_gpu(gpu))
+    return estimate(
+        ModelSpec.from_config(config), InferenceSetup(**options), find_gpu(gpu) if isinstance(gpu, str) else gpu
+    )
 
 
 def cache(config: dict[str, Any], **options: Any) -> int:
@@ -92,17 +95,18 @@ def test_weights_and_share_of_an_engine_s_profile() -> None:
     """An 8B model on an 80 GB card: weights 14.96 GiB, half of it on each of two; 0.9 of 79.22 GiB is used."""
     assert weights(LLAMA3_8B, engine="vllm") / GIB == pytest.approx(14.96, abs=0.01)
     assert weights(LLAMA3_8B, engine="vllm", tensor_parallel_size=2) / GIB == pytest.approx(7.48, abs=0.01)
-    found = report(LLAMA3_8B, "79.22GiB", engine="vllm")
-    assert found.serving.engine_reserved_bytes / GIB == pytest.approx(71.29, abs=0.01)
+    found = report(LLAMA3_8B, "79.22GiB", engine="vllm", engine_version="0.6.5")
+    assert found.serving.pool.budget_bytes / GIB == pytest.approx(71.29, abs=0.01)
     assert cache(LLAMA3_8B, seq_len=4096, engine="vllm") == 4096 * 128 * 1024
 
 
 @pytest.mark.parametrize(("gpus", "tokens"), [(1, 53.29 * GIB / (128 * 1024)), (2, 58.97 * GIB / (64 * 1024))])
 def test_tokens_that_an_engine_s_profile_leaves(gpus: int, tokens: float) -> None:
-    """What is left of 71.29 GiB beside weights, activations and 1.79 GiB outside PyTorch, twice that on two."""
-    config = {**LLAMA3_8B, "max_position_embeddings": 131072}
-    found = report(config, "79.22GiB", engine="vllm", seq_len=1024, prefill_chunk_size=8192, tensor_parallel_size=gpus)
-    assert found.serving.largest_batch * 1024 == pytest.approx(tokens, rel=0.04)
+    """What is left of 71.29 GiB beside weights, 1.26 GiB of activations and what is outside PyTorch."""
+    gpu = replace(find_gpu("H100-80GB"), usable_bytes=int(79.22 * GIB))
+    found = report(LLAMA3_8B, gpu, engine="vllm", engine_version="0.6.5", seq_len=1024, tensor_parallel_size=gpus)
+    assert found.serving.pool.activations_bytes / GIB == pytest.approx(1.26, rel=0.06)
+    assert found.serving.pool.pool_tokens == pytest.approx(tokens, rel=0.04)
     assert any("communication" in line for line in lines(found)) == (gpus > 1)
 
 

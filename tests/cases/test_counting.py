@@ -183,7 +183,9 @@ def test_what_is_needed_is_not_what_an_engine_occupies() -> None:
     needed, pooled = serve(OPT_125M, "24GB", dtype="fp16"), serve(OPT_125M, "24GB", dtype="fp16", engine="vllm")
     assert needed.model.parameters.total == 125_239_296
     assert needed.peak.allocated_bytes < 568e6
-    assert pooled.serving.engine_reserved_bytes == pooled.gpu.usable_bytes == int(0.9 * needed.gpu.usable_bytes)
+    assert (
+        pooled.serving.engine_reserved_bytes > pooled.serving.pool.budget_bytes == int(0.92 * needed.gpu.usable_bytes)
+    )
     assert pooled.peak.process_bytes < 2e9
 
 

@@ -29,4 +29,11 @@ def test_what_is_given_comes_before_what_the_method_stands_for() -> None:
 def test_what_compare_needs() -> None:
     assert "two columns" in run("compare", "1B", code=2).stderr
     assert "--methods" in run("compare", "1B", "--methods", "full,lorra", code=2).stderr
-    assert "--markdown" in run("compare", "1B", "2B", "--markdown", code=2).stderr
+    assert "--check" in run("compare", "1B", "2B", "--check", "--gpu", "T4", code=2).stderr
+
+
+def test_markdown_is_the_same_table() -> None:
+    text = run("compare", "1B", "2B", "--seq-len", "64").stdout
+    table = run("compare", "1B", "2B", "--seq-len", "64", "--markdown").stdout
+    assert table.splitlines()[1] == "| --- | --: | --: |"
+    assert table.replace("|", " ").split()[5:] == text.split()[2:]

@@ -5,6 +5,7 @@ import json
 import pytest
 from support.cli_runs import answer, refused, run
 
+from memcalc import estimation
 from memcalc.tables.gpus import GPUS
 
 FOUR_B = ("estimate", "--params", "4B", "--batch", "16")
@@ -169,12 +170,10 @@ def test_version_and_help() -> None:
 
 
 def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memcalc
-
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary\x1b[2J")
 
-    monkeypatch.setattr(memcalc, "estimate", broken, raising=False)
+    monkeypatch.setattr(estimation, "estimate", broken)
     result = run(*FOUR_B, code=1)
     assert result.stdout == ""
     assert "please report it" in result.stderr
@@ -184,12 +183,21 @@ def test_a_fault_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    import memcalc
-
     def broken(*_: object, **__: object) -> None:
         raise KeyError("rotary")
 
-    monkeypatch.setattr(memcalc, "estimate", broken, raising=False)
+    monkeypatch.setattr(estimation, "estimate", broken)
     monkeypatch.setenv("MEMCALC_DEBUG", "1")
     with pytest.raises(KeyError):
         run(*FOUR_B, catch_exceptions=False)
+
+
+def test_a_count_may_stand_alone() -> None:
+    assert run("estimate", "1B", "--json").stdout == run("estimate", "--params", "1B", "--json").stdout
+    assert "say the same" in refused(2, "estimate", "1B", "--params", "2B")
+    assert "'--lora'" not in refused(2, "estimate", "no-count")
+
+
+@pytest.mark.parametrize(("name", "coloured"), [("FORCE_COLOR", True), ("NO_COLOR", False)])
+def test_colours_are_forced_and_forbidden_as_rich_has_it(name: str, coloured: bool) -> None:
+    assert ("\x1b[" in run("estimate", "1B", env={name: "1"}).stdout) == coloured

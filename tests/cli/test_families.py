@@ -8,7 +8,7 @@ from support.cli_runs import run
 from support.measured_rows import FOLDER
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
-from memcalc.models.registry import family, known
+from memcalc.models.registry import families, family
 from memcalc.tables.lora_targets import REFUSED
 
 CONFIGS: dict[str, dict[str, Any]] = {}
@@ -30,12 +30,21 @@ def test_every_measured_family_trains_generates_and_is_adapted(model_type: str) 
 
 
 def test_the_table_has_a_line_for_every_family() -> None:
-    heads, *lines = run("families").stdout.splitlines()
+    heads, *lines = run("families", env={"COLUMNS": "200"}).stdout.splitlines()
     assert heads.split("  ")[0] == "model_type"
-    assert [line.split()[0] for line in lines] == list(known())
-    assert any(line.startswith("llama ") and "q_proj, v_proj" in line for line in lines)
+    table = lines[: lines.index("")]
+    assert [line.split()[0] for line in table if not line.startswith(" ")] == list(families())
+    assert any(line.startswith("llama ") and "q_proj, v_proj" in line for line in table)
 
 
-@pytest.mark.parametrize("model_type", known())
+@pytest.mark.parametrize("command", ["families", "optimizers", "gpus"])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_tables_keep_within_the_terminal(command: str, width: int) -> None:
+    lines = run(command, env={"COLUMNS": str(width)}).stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any(line.endswith(" ") or "\x1b" in line for line in lines)
+
+
+@pytest.mark.parametrize("model_type", families())
 def test_measured_rows_stand_behind_the_claim(model_type: str) -> None:
     assert ("measured rows" in family(model_type).verified) <= (model_type in CONFIGS)

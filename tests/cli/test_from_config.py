@@ -15,7 +15,7 @@ from memcalc.run_configs import option_names
 
 FOLDER = DATA / "run_configs"
 
-NOT_YET = {"packing"}
+NOT_YET: set[str] = set()
 """Options that run files are translated to and that the command line does not have."""
 
 _VALUES = {"LOSS_EAGER", "LOSS_LIGER", "LOSS_CHUNKED", "LOSS_CUT", "LOSS_TILED", "ZERO_PREFIX"}

@@ -13,6 +13,8 @@ from support.hub_server import GOOD_TOKEN, Hub, running
 from support.reports import lines
 from support.weights import Tensors, data_bytes, header, layers
 
+from memcalc import HubError, InferenceSetup, ModelSpec, estimate
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -38,6 +40,16 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running() as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
+
+
+def test_the_library_answers_as_the_command_does(hub: Hub) -> None:
+    hub.add("org/model", {"config.json": LLAMA, "model.safetensors": weights(WHOLE)})
+    spec = ModelSpec.from_pretrained("org/model")
+    assert spec.name == "org/model"
+    report = estimate(spec, InferenceSetup(seq_len=64))
+    assert json.loads(report.to_json()) == answer("org/model", "--mode", "inference", "--seq-len", "64")
+    with pytest.raises(HubError, match="org/none"):
+        ModelSpec.from_pretrained("org/none")
 
 
 def weights(tensors: Tensors) -> Blob:

@@ -23,11 +23,11 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     assert assumes(found, "engine llama.cpp, as the weights are GGUF")
     parts = {part["name"]: part["bytes"] for part in found["components"]["model_weights"]["parts"]}
     matrices = 2 * (2 * 512 * 512 + 2 * 128 * 512 + 3 * 1024 * 512)
-    assert parts["Q4_K weights"] == (matrices + 512_000) // 256 * 144
+    assert parts["Q4_K weights"] == matrices // 256 * 144
     assert parts["Q6_K weights"] == 512_000 // 256 * 210
     assert found["model"]["parameters"]["total"] == matrices + 2 * 512_000 + 5 * 512
     assert found["kv_cache_bytes"] == 2 * 2 * 2 * 64 * 256 * 2
-    assert assumes(found, "llama.cpp keeps the token embedding")
+    assert assumes(found, "the token embedding among them")
     other = answer("from-file", path, "--mode", "inference", "--engine", "transformers")
     assert weights(other) > weights(found)
     assert assumes(other, "unpacks GGUF")

@@ -9,7 +9,7 @@ from support.cli_runs import refused, run
 
 from memcalc.cli.help_topics import TOPICS
 from memcalc.cli.options import declared
-from memcalc.models.registry import known
+from memcalc.models.registry import families
 from memcalc.tables.gpus import GPUS
 from memcalc.tables.optimizers import OPTIMIZERS
 
@@ -45,7 +45,7 @@ def test_tables_as_json() -> None:
     assert optimizers.keys() == OPTIMIZERS.keys()
     assert optimizers["adamw"]["bytes_per_parameter"] == 8
     assert optimizers["adamw"]["states"] == ["momentum", "variance"]
-    assert [row["model_type"] for row in json.loads(run("families", "--json").stdout)] == list(known())
+    assert [row["model_type"] for row in json.loads(run("families", "--json").stdout)] == list(families())
 
 
 def test_optimizers_are_completed() -> None:

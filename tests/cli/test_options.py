@@ -15,18 +15,32 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 WITH_SETUP = ("estimate", "from-file", "from-hub")
 
 
-def help_of(command: str) -> str:
-    return run(command, "--help", env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).stdout
+def help_of(command: str, width: int = 200) -> str:
+    return str(run(command, "--help", env={"COLUMNS": str(width)}).stdout)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_and_argument_has_help(command: str) -> None:
-    lines = help_of(command).splitlines()
-    entries = [index for index, line in enumerate(lines) if re.match(r"  (-|[A-Z|/]+ )", line)]
+    lines = help_of(command, 80).splitlines()
+    entries = [index for index, line in enumerate(lines) if re.match(r"│ (-|[A-Z|/. ]+ +│$)", line)]
     assert entries
     for index in entries:
-        with_text = re.match(r"  \S.*?  +\S", lines[index]) or re.match(r" {10,}\S", lines[index + 1])
-        assert with_text, lines[index]
+        assert re.match(r"│ +\S.*│$", lines[index + 1]), lines[index]
+        below = next(line for line in lines[index + 1 :] if not re.match(r"│ (-|[a-z|])", line))
+        assert re.match(r"│     \S", below), lines[index]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("command", ["estimate", "from-config"])
+def test_panels_hold_a_dozen_options_and_keep_within_the_terminal(command: str, width: int) -> None:
+    text = help_of(command, width)
+    assert max(map(len, text.splitlines())) <= width
+    panels = re.split(r"^╭─ (.+?) ─+╮$", text, flags=re.MULTILINE)[1:]
+    for title, panel in zip(panels[::2], panels[1::2], strict=True):
+        if title != "Arguments":
+            assert 1 <= len(re.findall(r"^│ --(?!no-)", panel, flags=re.MULTILINE)) <= 12, title
+    for option in declared():
+        assert f" --{option.replace('_', '-')}" in text
 
 
 @pytest.mark.parametrize("command", WITH_SETUP)
@@ -38,7 +52,7 @@ def test_every_field_is_an_option_of_every_estimating_command(command: str) -> N
 
 
 def test_defaults_are_in_the_help() -> None:
-    text = "".join(help_of("estimate").split())
+    text = re.sub(r"[\s│]+", "", help_of("estimate", 80))
     for option in declared().values():
         if option.default not in (None, False):
             assert f"[default:{str(option.default).lower()}]" in text
@@ -96,6 +110,10 @@ def test_nothing_given_is_the_default_setup() -> None:
         (float, "1e-2", 0.01),
         (str, "adamw", "adamw"),
         (Literal["a", "b"], "b", "b"),
+        (Literal["bf16", "vLLM"], "BF16", "bf16"),
+        (Literal["bf16", "vLLM"], "torch.bfloat16", "bf16"),
+        (Literal["bf16", "vLLM"], "vllm", "vLLM"),
+        (Literal["eager", "flash"], "flash_attention_2", "flash"),
     ],
 )
 def test_reading_values(kind: Any, text: str, value: object) -> None:
@@ -113,7 +131,7 @@ def test_reading_values(kind: Any, text: str, value: object) -> None:
         (float, ""),
         (float, "1GB"),
         (str, " "),
-        (Literal["a"], "A"),
+        (Literal["a"], "b"),
     ],
 )
 def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
@@ -129,6 +147,8 @@ def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
         ("memcalc estimate --gpu H100", {"H100-80GB", "H100-NVL-94GB"}),
         ("memcalc estimate --mode inf", {"inference"}),
         ("memcalc estimate --unit G", {"GiB", "GB"}),
+        ("memcalc estimate --optimizer paged-l", {"paged-lion", "paged-lion-8bit"}),
+        ("memcalc estimate --like llama", {"llama-2", "llama-3"}),
         ("memcalc estimate --see", set()),
         ("memcalc estimate --seq-", {"--seq-len"}),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from memcalc import InferenceSetup, TrainingSetup, canonical_spec, estimate, find_gpu
-from memcalc.decide.largest import changed, largest, smallest_gpu
+from memcalc.decide.largest import changed, fewest_gpus, largest, smallest_gpu
 from memcalc.errors import MemcalcError
 from memcalc.models.spec import ModelSpec
 from memcalc.tables.gpus import GPUS
@@ -62,3 +62,25 @@ def test_the_smallest_gpu_is_the_first_that_fits() -> None:
 
 def test_no_gpu_is_large_enough() -> None:
     assert smallest_gpu(canonical_spec(10**12)[0], TrainingSetup()) is None
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        TrainingSetup(seq_len=512),
+        TrainingSetup(seq_len=512, parallel="zero3", zero_auto=True),
+        TrainingSetup(seq_len=512, tensor_parallel_size=2, parallel="fsdp2"),
+    ],
+    ids=lambda setup: f"{setup.parallel}, {setup.tensor_parallel_size}",
+)
+def test_one_gpu_less_does_not_fit(setup: TrainingSetup) -> None:
+    spec, gpu = canonical_spec(8 * 10**9)[0], find_gpu("A100-40GB")
+    number = fewest_gpus(spec, setup, gpu)
+    assert number is not None
+    step, engine = setup.tensor_parallel_size, setup.parallel or "fsdp2"
+    assert fits(changed(setup, parallel=engine, gpus=number), gpu, spec)
+    assert not fits(changed(setup, parallel=engine, gpus=number - step), gpu, spec)
+
+
+def test_no_number_of_gpus_helps_where_activations_are_too_large() -> None:
+    assert fewest_gpus(SPEC, TrainingSetup(batch=64, seq_len=4096), find_gpu("RTX-4090")) is None

@@ -11,6 +11,8 @@ CASES = [
     ("8B", TrainingSetup(batch=4, seq_len=2048), "RTX-4090"),
     ("8B", TrainingSetup(seq_len=4096, lora_rank=8, lora_targets="all-linear", precision="bf16"), "RTX-4090"),
     ("70B", TrainingSetup(seq_len=1024), "H100-80GB"),
+    ("8B", TrainingSetup(seq_len=1024, gpus=4), "A100-40GB"),
+    ("8B", TrainingSetup(seq_len=1024, gpus=4, parallel="zero2"), "RTX-4090"),
 ]
 SIZES = {"1B": 10**9, "8B": 8 * 10**9, "70B": 70 * 10**9}
 
@@ -77,3 +79,28 @@ def test_options_are_spelled_as_on_the_command_line() -> None:
     found = {remedy.name: remedy.as_options() for remedy in REMEDIES}
     assert found["activation offloading"] == "--activation-offloading"
     assert found["8-bit optimizer"] == "--optimizer adamw-8bit"
+
+
+def test_ranks_that_hold_the_same_are_offered_to_share() -> None:
+    spec, gpu = canonical_spec(8 * 10**9)[0], find_gpu("A100-80GB")
+    names = {offer.remedy.name for offer in advise(spec, TrainingSetup(gpus=8, seq_len=2048), gpu).offers}
+    assert {"ZeRO 1", "FSDP2"} <= names
+    alone = {offer.remedy.name for offer in advise(spec, TrainingSetup(seq_len=2048), gpu).offers}
+    assert names.isdisjoint({"ZeRO 3", "optimizer offloading"})
+    assert alone.isdisjoint({"ZeRO 1", "FSDP2", "ZeRO 3"})
+
+
+def test_deepspeed_goes_on_with_deepspeed() -> None:
+    setup = TrainingSetup(gpus=4, parallel="zero2", seq_len=1024)
+    stack = advise(canonical_spec(8 * 10**9)[0], setup, find_gpu("RTX-4090")).stack
+    assert {remedy.options.get("parallel") for remedy in stack} <= {None, "zero3"}
+
+
+def test_remedies_are_in_the_report_as_in_the_advice() -> None:
+    spec, gpu, setup = canonical_spec(8 * 10**9)[0], find_gpu("RTX-4090"), TrainingSetup(batch=4, seq_len=2048)
+    advice = advise(spec, setup, gpu)
+    found = advice.reported()
+    assert [offer.saved_bytes for offer in found.alone] == [offer.saved_bytes for offer in advice.offers]
+    assert found.together is not None
+    together = TrainingSetup(**{**setup.model_dump(exclude_unset=True), **found.together})
+    assert estimate(spec, together, gpu).peak.process_bytes == found.process_bytes == advice.process_bytes

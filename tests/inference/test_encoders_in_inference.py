@@ -6,7 +6,6 @@ Rows: `measure.py` with `model(input_ids=ids)` and no decoded token, in bf16.
 from typing import Any
 
 import pytest
-from support.diffusion_rows import rows
 from support.measured_rows import standing
 from support.reports import lines
 
@@ -87,9 +86,3 @@ def test_decoding_is_refused_by_name(option: dict[str, Any]) -> None:
     name = next(iter(option)).replace("_", "-")
     with pytest.raises(UsageError, match=rf"^--{name} .* bert is an encoder.*leave it out\.$"):
         generate(ModelSpec.from_config(BERT), InferenceSetup(**option))
-
-
-def test_a_denoiser_is_refused() -> None:
-    case = next(row for _, row in rows())["case"]
-    with pytest.raises(UsageError, match="denoiser of a diffusion pipeline"):
-        estimate(ModelSpec.from_config({"_class_name": case["model"], **case["config"]}), InferenceSetup(), "H200")

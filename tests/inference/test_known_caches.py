@@ -100,7 +100,7 @@ KNOWN: list[tuple[dict[str, Any], dict[str, Any], float]] = [
     (DEEPSEEK_V3, {"seq_len": 163840, "engine": "sglang"}, 10.723),
     (KIMI_K2, {"seq_len": 262144, "engine": "vllm"}, 17.156),
     (GEMMA3_27B, {"seq_len": 131072, "engine": "vllm"}, 10.406),
-    (GEMMA3_27B, {"seq_len": 131072, "engine": "llama.cpp"}, 10.406),
+    (GEMMA3_27B, {"seq_len": 131072, "engine": "llama.cpp"}, 10.6094),  # 1,024 + 512 cells in 52 of 62 layers
     (GEMMA3_27B, {"seq_len": 131072, "engine": "tgi"}, 62.0),
     (GPT_OSS_20B, {"seq_len": 8192, "batch": 32, "engine": "vllm"}, 6.094),
     (GPT_OSS_20B, {"seq_len": 8192, "batch": 32}, 6.093),
@@ -190,7 +190,7 @@ def test_beams_are_picked_by_copies() -> None:
     assert 0 <= beams.phases.decode.peak_bytes - plain.phases.decode.peak_bytes <= 2 * one_tensor
 
 
-@pytest.mark.parametrize("engine", ["transformers", "vllm", "llama.cpp"])
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_chunks_bound_the_activations_of_prefill(engine: Any) -> None:
     options = {"seq_len": 8192, "engine": engine, "attention": "flash"}
     whole, chunked = (report(SMALL, **options, prefill_chunk_size=chunk) for chunk in (8192, 512))

@@ -127,13 +127,13 @@ def test_nothing_fits_where_the_weights_do_not() -> None:
 def test_an_engine_takes_its_share_of_the_gpu_whatever_is_needed() -> None:
     """What is needed and what will be occupied are two things: a pool fills what it may."""
     assert GPU is not None
-    found = report(LLAMA, GPU, engine="vllm")
+    found = report(LLAMA, GPU, engine="sglang")
     assert found.serving.engine_reserved_bytes == int(GPU.usable_bytes * 0.9)
     assert found.peak.process_bytes < found.serving.engine_reserved_bytes / 10
-    assert (
-        report(LLAMA, GPU, engine="vllm", gpu_memory_utilization=0.5).serving.engine_reserved_bytes
-        == GPU.usable_bytes // 2
-    )
+    half = report(LLAMA, GPU, engine="sglang", gpu_memory_utilization=0.5)
+    assert half.serving.engine_reserved_bytes == GPU.usable_bytes // 2
+    pooled = report(LLAMA, GPU, engine="vllm").serving  # its share, the context before it, and CUDA graphs after
+    assert 0 < pooled.engine_reserved_bytes - pooled.pool.budget_bytes < 2**31
     plain = report(LLAMA, GPU)
     assert plain.serving.engine_reserved_bytes == plain.peak.process_bytes
 
@@ -171,7 +171,7 @@ def test_the_line_of_the_box(tmp_path: Path) -> None:
     text = run("from-file", str(path), "--mode", "inference", "--gpu", "24GB", "--engine", "vllm").stdout
     assert "SERVES" in text
     assert "or one of 8,192" in text
-    assert "vllm reserves 21.2 GiB (90% of the GPU)" in text
+    assert "vllm reserves 23.1 GiB (92% of the GPU" in text
 
 
 def test_what_is_too_short_to_run_decides_nothing() -> None:

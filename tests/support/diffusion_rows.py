@@ -8,16 +8,30 @@ most that was alive in a phase of the second step, each tensor rounded to 512 by
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from memcalc.breakdown import standing
-from memcalc.models.spec import ModelSpec
+from memcalc.models.spec import ModelSpec, PipelineComponent
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
-from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.training.step import trace
+from memcalc.training.traced_step import Tracing
 from support.paths import DATA
+from support.tape_events import DEVICES
 
+TYPES = {
+    "CLIPTextModel": "clip_text_model",
+    "CLIPTextModelWithProjection": "clip_text_model",
+    "T5EncoderModel": "t5",
+    "UMT5EncoderModel": "umt5",
+    "Gemma2Model": "gemma2",
+    "LlamaModel": "llama",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Mistral3ForConditionalGeneration": "mistral3",
+    "Qwen3Model": "qwen3",
+    "Qwen3ForCausalLM": "qwen3",
+}
 PHASES = ("forward", "backward", "step")
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
@@ -37,6 +51,27 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
         yield row["case"]["name"], row
 
 
+def text_encoder(index: int, part: dict[str, Any]) -> PipelineComponent:
+    """A text encoder of a case."""
+    name = f"text_encoder_{index}"
+    config = {**part["config"], "model_type": TYPES[part["model"]], "architectures": [part["model"]]}
+    return PipelineComponent(name=name, class_name=part["model"], spec=ModelSpec.from_config(config, name))
+
+
+def of_diffusers(name: str, config: dict[str, Any]) -> ModelSpec:
+    """The spec of a class of diffusers."""
+    return ModelSpec.from_config({**config, "_class_name": name}, "vae")
+
+
+def components(case: dict[str, Any]) -> tuple[PipelineComponent, ...]:
+    """What a case has beside its denoiser."""
+    parts = [text_encoder(index, part) for index, part in enumerate(case.get("encoders", []))]
+    if vae := case.get("vae"):
+        spec = of_diffusers(vae["model"], vae.get("config", {}))
+        parts.append(PipelineComponent(name="vae", class_name=vae["model"], spec=spec))
+    return tuple(parts)
+
+
 def setup(case: dict[str, Any]) -> TrainingSetup:
     """The options of memcalc that a case stands for."""
     found: dict[str, Any] = {"trainer": "diffusers", "batch": case.get("batch", 1), **RECIPES[case["recipe"]]}
@@ -44,6 +79,7 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         "height": case.get("height", 512),
         "width": case.get("width", 512),
         "max_sequence_length": case.get("text", 77),
+        **({"num_frames": case["frames"]} if "frames" in case else {}),
     }
     if lora := case.get("lora"):
         found |= {"lora_rank": lora["r"], "lora_targets": ",".join(lora["target_modules"])}
@@ -60,25 +96,22 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         )
     if "clip" in case:
         found["max_grad_norm"] = case["clip"] or 0.0
+    if vae := case.get("vae"):
+        found |= {"cache_latents": False, "vae_dtype": vae.get("dtype")}
+    if case.get("encoders"):
+        found["cache_text_embeddings"] = False
     if case.get("quant"):
         found["quantization"] = "nf4-double"
     return TrainingSetup(**found)
 
 
-DEVICES = {
-    "h100": CudaDevice((9, 0), 132),
-    "a100": CudaDevice((8, 0), 108),
-    "rtx4090": CudaDevice((8, 9), 128),
-    "t4": CudaDevice((7, 5), 40),
-}
-
-
 def differences(row: dict[str, Any]) -> tuple[int, ...]:
-    """Measured less computed bytes of forward, backward and step."""
+    """Measured less computed bytes of forward, backward and step, and of encode where inputs are made in the step."""
     case, measured = row["case"], row["measured"]
-    spec = ModelSpec.from_config({"_class_name": case["model"], **case["config"]})
-    step = trace(spec, setup(case), device=DEVICES[case.get("device", "h100")])
+    spec = replace(of_diffusers(case["model"], case["config"]), components=components(case))
+    step = trace(spec, setup(case), tracing=Tracing(DEVICES[case.get("device", "h100")]))
     found, _ = Sweep(step.tape).peaks()
     outside = measured["workspaces"] + measured["earlier"]
-    computed = {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in PHASES}
-    return tuple(measured["phase_rounded"][phase] - outside - computed[phase] for phase in PHASES)
+    phases = [*PHASES, *(phase for phase in step.phases if phase not in PHASES)]
+    computed = {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in phases}
+    return tuple(measured["phase_rounded"][phase] - outside - computed[phase] for phase in phases)

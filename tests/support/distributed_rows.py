@@ -16,6 +16,7 @@ from memcalc.parallel.zero3 import Zero3
 from memcalc.peak.pipeline import PipelineRank, trace_rank
 from memcalc.peak.sweep import Sweep
 from memcalc.training.step import Step, trace
+from memcalc.training.traced_step import Tracing
 from support.measured_rows import standing, training_setup
 from support.module_hooks import as_tracked, kept_leaves
 
@@ -102,9 +103,9 @@ def answer(case: dict[str, Any]) -> dict[str, int]:
     own = layout_of(setup, spec.config)
     with as_tracked(hooked=mode not in BARE):
         if own.pipeline > 1:
-            step = trace_rank(spec, setup, own, own.rank or 0, like_tracker=True)
+            step = trace_rank(spec, setup, own, own.rank or 0, tracing=Tracing(like_tracker=True))
         else:
-            step = trace(spec, setup, layout=own, like_tracker=True)
+            step = trace(spec, setup, layout=own, tracing=Tracing(like_tracker=True))
     found, _ = Sweep(step.tape).peaks()
     if own.pipeline > 1:
         return _pipeline(case, step)

@@ -11,6 +11,7 @@ DEVICES = {
     "a100": CudaDevice((8, 0), 108),
     "a6000": CudaDevice((8, 6), 84),
     "l40s": CudaDevice((8, 9), 142),
+    "rtx4090": CudaDevice((8, 9), 128),
     "t4": CudaDevice((7, 5), 40),
     "b200": CudaDevice((10, 0), 148),
 }

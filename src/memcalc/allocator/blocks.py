@@ -94,7 +94,7 @@ class Pool:
         """The free block at an index of the order."""
         return self.blocks[self.keys[index] & _ADDRESS]
 
-    def parameters_in_update_order(self) -> list[Block]:
+    def free_blocks(self) -> list[Block]:
         """All free blocks."""
         return [self.blocks[key & _ADDRESS] for key in self.keys]
 

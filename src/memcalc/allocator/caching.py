@@ -106,6 +106,10 @@ class CachingAllocator:
         self.peak_allocated, self.peak_requested = self.allocated, self.requested
         self.peak_reserved, self.peak_segments = self.reserved, self.segments
 
+    def free_sizes(self) -> tuple[tuple[int, ...], ...]:
+        """The free blocks of both pools by stream and size: what the next requests meet."""
+        return tuple(tuple(block.size for block in pool.free_blocks()) for pool in (self.small, self.large))
+
     # -- pools ----------------------------------------------------------------------------------------------------
 
     def _cached(self, pool: Pool, stream: int, size: int) -> Block | None:
@@ -208,7 +212,7 @@ class CachingAllocator:
         self.segments -= 1
 
     def _release_all(self, pool: Pool) -> None:
-        for block in pool.parameters_in_update_order():
+        for block in pool.free_blocks():
             if block.whole:
                 self._release(block)
 
@@ -239,7 +243,7 @@ class CachingAllocator:
         if target <= 0:
             return
         searches = self.large.searches
-        candidates = [block for block in self.large.parameters_in_update_order() if block.whole]
+        candidates = [block for block in self.large.free_blocks() if block.whole]
         while target > 0 and candidates:
             average = sum(searches - block.cached_at for block in candidates) / len(candidates)
             for block in candidates:

@@ -143,7 +143,7 @@ class ExpandableAllocator(CachingAllocator):
         return False  # blocks of expandable segments are not given back one by one
 
     def _release_all(self, pool: Pool) -> None:
-        for block in pool.parameters_in_update_order():
+        for block in pool.free_blocks():
             self._unmap(block)
 
     def _unmap(self, block: Block) -> None:

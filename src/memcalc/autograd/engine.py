@@ -7,6 +7,7 @@ will come have come; of the ready ones, the one created last in forward runs fir
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from sys import getrefcount
 
 from memcalc.autograd.graph import Node, unpack
 from memcalc.autograd.tape import Tape
@@ -126,5 +127,14 @@ def _add_gradient(tape: Tape, target: Node, slot: int, gradient: Tensor | None) 
     waiting = target.received[slot]
     if waiting is None or gradient is None:
         target.received[slot] = waiting if gradient is None else gradient
-    elif tape.sum_out_of_place or waiting.is_view:
+    elif tape.sum_out_of_place or waiting.is_view or _is_shared(waiting):
         target.received[slot] = tape.empty(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))
+
+
+def _is_shared(waiting: Tensor) -> bool:
+    """Whether something else refers to a gradient that waits: a node that it went to as well, a view, what is saved."""
+    return getrefcount(waiting) > _SOLE_TENSOR or getrefcount(waiting.storage) > _SOLE_STORAGE
+
+
+_SOLE_TENSOR, _SOLE_STORAGE = 4, 2
+"""References that count where nobody else has a waiting gradient: the buffer, locals, arguments; and to its storage."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final
 
@@ -87,6 +88,16 @@ class TracedBlock:
         return len(self.positions)
 
 
+@dataclass(frozen=True)
+class Ring:
+    """GPUs that share every sequence, among which keys and values go round: how many, which one this is, and whether
+    all are gathered at once or passed on one by one."""
+
+    ranks: int
+    rank: int
+    gathers: bool
+
+
 OUTSIDE_MODULES = "loss outside the model"
 """The part of what no module allocates: what a trainer makes of outputs, as log-probabilities and their loss."""
 
@@ -110,6 +121,8 @@ class Tape:
         self.grad_enabled = True
         self.dropout_enabled = True
         """Apply dropout: in training, unless a trainer switches it off (`disable_dropout` of TRL)."""
+        self.ring: Ring | None = None
+        """The ranks that share every sequence (context parallel)."""
         self.autocast: DType | None = None
         self.cast_cache: dict[int, Tensor] = {}
         """The 16-bit copies of weights that an autocast context keeps, by identity of the weight."""
@@ -148,6 +161,8 @@ class Tape:
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
         self.device: CudaDevice | None = None
         """The GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out."""
+        self.multiplied: dict[str, int] = {}
+        """The tick of the first product in each phase: once it is allocated, cuBLAS asks for its workspace."""
         self.sum_out_of_place = sum_out_of_place
         """Sum gradients of one tensor into a new tensor, as under PyTorch's trackers (tests only)."""
         self.run: object = None

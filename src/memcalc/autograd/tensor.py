@@ -111,9 +111,22 @@ def dense_stride(shape: Shape, stride: Shape) -> Shape:
     if is_contiguous(shape, stride):
         return contiguous_stride(shape)
     order = sorted(range(len(shape)), key=lambda dim: (stride[dim], -dim))
+    if _is_dense(shape, stride, order):
+        return stride
     if any(stride[dim] == 0 and shape[dim] != 1 for dim in order):
         return _perm_stride(shape, _elementwise_order((stride,), shape))
     return _perm_stride(shape, order)
+
+
+def _is_dense(shape: Shape, stride: Shape, order: list[int]) -> bool:
+    """Whether the elements lie without gaps and overlaps, dimensions `order`ed from the innermost outwards."""
+    step = 1
+    for dim in order:
+        if shape[dim] != 1:
+            if stride[dim] != step:
+                return False
+            step *= shape[dim]
+    return True
 
 
 def _perm_stride(shape: Shape, order: list[int]) -> Shape:

@@ -5,10 +5,10 @@ from typing import Any
 from memcalc.cli.bare_model import meant_by
 from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Request
-from memcalc.cli.model_argument import short_name
 from memcalc.cli.model_options import answer, read_timeout
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
+from memcalc.sources.display_names import short_name
 
 
 def answer_for(model: str, request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ def answer_for(model: str, request: Request, how: dict[str, Any], where: dict[st
             refuse_path(found)
         found.model = found.model if of_run is None else of_run
         how = {**how, "head": how["head"] or found.setup.get("task")}
-        estimate_run(found, request, how, where)
+        estimate_run(found, request, how, where, lambda words: read([model], words))
     else:
         _refuse({"model": where.pop("model")})
         from memcalc.sources import load

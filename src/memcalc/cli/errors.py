@@ -13,9 +13,6 @@ from memcalc.common.escaping import quoted
 from memcalc.errors import MemcalcError, UsageError, close_matches
 from memcalc.render.terminal_text import visible
 
-# Typer carries a Click of its own, or uses one that is installed: its base of all errors, whichever it is.
-_ParserError: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
-
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -31,8 +28,8 @@ def plainly(context: Any = None) -> Iterator[None]:
         raise
     except MemcalcError as problem:
         raise _told(str(problem), problem.exit_code) from None
-    except _ParserError as problem:
-        raise _told(_parser_message(problem, context), getattr(problem, "exit_code", 2)) from None
+    except typer.TyperException as problem:
+        raise _told(_parser_message(problem, context), problem.exit_code) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as problem:
@@ -66,9 +63,9 @@ def _told(message: str, exit_code: int) -> typer.Exit:
     return typer.Exit(exit_code)
 
 
-def _parser_message(problem: Exception, context: Any) -> str:
+def _parser_message(problem: typer.TyperException, context: Any) -> str:
     """What the parser of the command line says, and where its options are listed."""
-    text = " ".join(str(getattr(problem, "format_message", problem.__str__)()).split()).rstrip(".")
+    text = " ".join(problem.format_message().split()).rstrip(".")
     if (own := getattr(problem, "ctx", None)) is not None:
         path = own.command_path
     else:

@@ -1,56 +1,31 @@
 """What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.options import SETUPS, build_setup, declared, read_value
+from memcalc.cli.shown import Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
-from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.units import Unit
 
 if TYPE_CHECKING:
+    from memcalc.decide.remedies import Remedy
+    from memcalc.decide.what_fits import Advice
     from memcalc.models.spec import ModelSpec
-    from memcalc.report.timeline import Timeline
+    from memcalc.render.page_setup import Setup
     from memcalc.tables.gpus import Gpu
-
-NARROWEST, WIDEST = 60, 1000
-"""Bounds of --width, columns."""
-
-_SHOWN = ("json", "markdown", "unit", "ascii", "width", "color", "timeline")
-"""The options that say how the answer is shown."""
 
 _BOTH = "width"
 """The option that is the picture's width for a denoiser, and the box's for all other models."""
 
 DOES_NOT_FIT = 3
 """Exit code of --check."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """How the answer is to be shown."""
-
-    json: bool
-    markdown: bool
-    unit: Unit
-    ascii: bool
-    width: int | None
-    color: bool | None
-    timeline: bool = False
-    """Show the step over time in place of the box."""
-
-    def check_width(self) -> None:
-        """Raise UsageError for a box that is too narrow or too wide."""
-        if self.width is not None and not NARROWEST <= self.width <= WIDEST:
-            raise UsageError(f"--width must lie between {NARROWEST} and {WIDEST} columns, not {self.width}.")
 
 
 @dataclass(frozen=True)
@@ -62,10 +37,11 @@ class Job:
     check: bool
     shown: Shown
     teacher: str | None = None
+    known_remedies: "Callable[[TrainingSetup], Sequence[Remedy] | None] | None" = None
+    """What would make a setup smaller, where not all that memcalc knows is at hand."""
 
     def answer(self, spec: "ModelSpec", assumptions: Iterable[Assumption] = ()) -> None:
-        """Estimate and print the report."""
-        from memcalc import estimate
+        """Answer for a model: what is said of it is in `respond`."""
         from memcalc.models.registry import denoisers
 
         if spec.model_type in denoisers() and self.shown.width is not None:
@@ -78,40 +54,85 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
-        if self.shown.timeline:
-            self._show_timeline(spec, tuple(assumptions), teacher)
+        job, lines = self._calibrated()
+        job._respond(spec, (*assumptions, *lines), teacher)
+
+    def _calibrated(self) -> "tuple[Job, list[Assumption]]":
+        """The job with what was measured on this machine, where it is for this machine's GPU, and what to say of it."""
+        if self.gpu is None:
+            return self, []
+        from memcalc.cli.calibrated import calibrated
+
+        setup, lines = calibrated(self.setup, self.gpu)
+        return replace(self, setup=setup), lines
+
+    def _respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        if self.shown.snapshot is not None:
+            self._write_snapshot(self.shown.snapshot, spec, teacher)
+            replace(self, shown=replace(self.shown, snapshot=None)).respond(spec, assumptions, teacher)
             return
-        report = estimate(spec, self.setup, self.gpu, assumptions=tuple(assumptions), teacher=teacher)
-        below = "" if report.gpu is None or report.gpu.fits or self.shown.json else self._advice(spec, teacher)
-        self.show(report, below)
+        self.respond(spec, assumptions, teacher)
 
-    def _show_timeline(self, spec: "ModelSpec", assumptions: tuple[Any, ...], teacher: "ModelSpec | None") -> None:
-        from memcalc.render.timeline import columns
-        from memcalc.timeline import SAMPLES, timeline
+    def _write_snapshot(self, path: str, spec: "ModelSpec", teacher: "ModelSpec | None") -> None:
+        import pickle
 
-        pieces = SAMPLES if self.shown.json else columns(_width(self.shown))
-        found = timeline(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=pieces)
-        output.write(render_timeline(found, self.shown))
-        self._check(found.report)
+        from memcalc.cli.files import write_whole
+        from memcalc.provenance.snapshot import snapshot
 
-    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> str:
+        write_whole(path, pickle.dumps(snapshot(spec, self.setup, self.gpu, teacher), protocol=4))
+
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        """Estimate and print the report."""
+        from memcalc.estimation import estimate
+
+        self.shown.only("an estimate", "json", "markdown", "html", "svg")
+        drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None
+        if drawn is None:
+            report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+        else:
+            report = drawn.report
+        advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
+        if advice is None or self.gpu is None:
+            self.show(report, drawn=drawn)
+            return
+        from memcalc.render.advice import render
+
+        report = report.model_copy(update={"remedies": advice.reported()})
+        self.show(report, render(advice, self.gpu, self.shown.unit), drawn)
+
+    def page_setup(
+        self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None"
+    ) -> "Setup":
+        """What a page shows of the job."""
+        from memcalc.render.page_setup import page_setup
+
+        return page_setup(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+
+    def _advice(self, spec: "ModelSpec", teacher: "ModelSpec | None") -> "Advice | None":
         """What would make a training job fit."""
         if not isinstance(self.setup, TrainingSetup) or self.gpu is None:
-            return ""
+            return None
         from memcalc.decide.what_fits import advise
-        from memcalc.render import advice
 
-        return advice.render(advise(spec, self.setup, self.gpu, teacher=teacher), self.gpu, self.shown.unit)
+        known = None if self.known_remedies is None else self.known_remedies(self.setup)
+        return advise(spec, self.setup, self.gpu, teacher=teacher, known=known)
 
-    def show(self, report: Report, below: str = "") -> None:
-        """Print `report` and what stands `below` it, and exit with 3 when it was to be checked and does not fit."""
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
+        """Print `report` and what stands `below` it, and check it."""
+        self.shown.only("a report", "json", "markdown", "html", "svg")
         self.shown.check_width()
-        if self.shown.timeline:
-            raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
-        output.write(render(report, self.shown) + below)
-        self._check(report)
+        texts = report_texts(report, self.shown, below)
+        if self.shown.pictured:
+            from memcalc.render.page_setup import Setup
 
-    def _check(self, report: Report) -> None:
+            page = Setup(report) if drawn is None else drawn.with_report(report)
+            self.shown.answer(texts, [page], page.timeline)
+        else:
+            self.shown.write(texts[self.shown.format]())
+        self.check_fit(report)
+
+    def check_fit(self, report: Report) -> None:
+        """Exit with 3 when the report was to be checked and does not fit."""
         if self.check and report.gpu is not None and not report.gpu.fits:
             raise typer.Exit(DOES_NOT_FIT)
 
@@ -129,9 +150,11 @@ class Request:
         """Whether --json was given."""
         return bool(self.chosen["json"])
 
-    def read_unit(self) -> Unit:
-        """The unit of sizes. Raises UsageError."""
-        return _shown(**{name: self.chosen[name] for name in _SHOWN if name in self.chosen}).unit
+    def shown(self, *, as_csv: bool = False) -> Shown:
+        """How the answer is shown. Raises UsageError."""
+        of_job = ("gpu", "check", "teacher")
+        given = {name: value for name, value in self.chosen.items() if name not in of_job}
+        return read_shown(as_csv=as_csv, **given)
 
     def read(self) -> Job:
         """The job of these options. Raises UsageError."""
@@ -144,43 +167,6 @@ class Request:
         values = {name: value if isinstance(value, bool) else str(value) for name, value in below.items()}
         values.update((name, value) for name, value in self.given.items() if value is not None)
         return _job(mode, values, **self.chosen)
-
-
-def render(report: Report, shown: Shown) -> str:
-    """The report as text, in the form that was asked for; only the form at hand is imported."""
-    if shown.json:
-        from memcalc.render import json_report
-
-        return json_report.render(report)
-    if shown.markdown:
-        from memcalc.render import markdown
-
-        return markdown.render(report, shown.unit)
-    from memcalc.render import box, styles
-
-    lines = box.render(report, _width(shown), shown.unit, unicode=not shown.ascii and output.speaks_unicode())
-    return styles.coloured(lines) if _coloured(shown) else styles.plain(lines)
-
-
-def render_timeline(found: "Timeline", shown: Shown) -> str:
-    """The step over time as text, in the form that was asked for."""
-    if shown.json:
-        import json
-
-        return json.dumps(found.to_dict()) + "\n"
-    from memcalc.render import styles, timeline
-
-    unicode, colour = not shown.ascii and output.speaks_unicode(), _coloured(shown)
-    lines = timeline.render(found, _width(shown), shown.unit, unicode=unicode, colour=colour)
-    return styles.coloured(lines) if colour else styles.plain(lines)
-
-
-def _width(shown: Shown) -> int:
-    return min(output.terminal_width(), WIDEST) if shown.width is None else shown.width
-
-
-def _coloured(shown: Shown) -> bool:
-    return output.wants_colour() if shown.color is None else shown.color
 
 
 def with_job(function: Callable[..., None]) -> Callable[..., None]:
@@ -202,7 +188,9 @@ def with_job(function: Callable[..., None]) -> Callable[..., None]:
         else:
             function(job=Request(mode, given, chosen).read(), **values)
 
-    parameters = [*own, *shared[:1], *setup_options, *shared[1:]]
+    first = ("mode", "gpu", "check")  # what everyone wants
+    parameters = sorted(shared, key=lambda parameter: parameter.name not in first)
+    parameters = [*own, *parameters[: len(first)], *setup_options, *parameters[len(first) :]]
     command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = function.__doc__
@@ -217,17 +205,7 @@ def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teac
         from memcalc.tables.gpus import find_gpu
 
         found = find_gpu(gpu)
-    return Job(build_setup(mode, given), found, check, _shown(**shown), teacher)
-
-
-def _shown(*, json: bool, markdown: bool, unit: str, width: str | None, **more: Any) -> Shown:
-    if json and markdown:
-        raise UsageError("--json and --markdown exclude each other: choose one.")
-    columns = None if width is None else read_value("--width", int, width)
-    units: dict[str, Unit] = {"gib": "GiB", "gb": "GB"}
-    if unit.lower() not in units:
-        raise UsageError(f"--unit cannot be {quoted(unit)}: choose GiB (1024**3 bytes) or GB (1000**3 bytes).")
-    return Shown(json=json, markdown=markdown, unit=units[unit.lower()], width=columns, **more)
+    return Job(build_setup(mode, given), found, check, read_shown(**shown), teacher)
 
 
 def _complete_gpu(incomplete: str) -> list[str]:
@@ -246,7 +224,7 @@ def _complete_unit(incomplete: str) -> list[str]:
 
 def _job_options() -> list[Parameter]:
     return [
-        _option("mode", str, "training", "What the model is used for.", "Setup", "training|inference", _complete_mode),
+        _option("mode", str, "training", "What the model is used for.", "Mode", "training|inference", _complete_mode),
         _option(
             "gpu",
             str | None,
@@ -261,7 +239,7 @@ def _job_options() -> list[Parameter]:
             str | None,
             None,
             "Teacher of --objective distillation and gkd: a path, a model of the Hub, or a size.",
-            "Setup of --mode training",
+            "Objective",
             "PATH|ORG/NAME|SIZE",
         ),
         _option("check", bool, False, "Exit with code 3 when the job does not fit the --gpu.", "GPU"),
@@ -273,27 +251,53 @@ def _output_options() -> list[Parameter]:
     return [
         _option("json", bool, False, "Print one JSON object; `memcalc schema` describes it.", heading),
         _option("markdown", bool, False, "Print a Markdown table.", heading),
-        _option("unit", str, "GiB", "Unit of sizes. [default: GiB]", heading, "GiB|GB", _complete_unit),
+        _option("html", str | None, None, "Also write a page with pictures to this file.", heading, "FILE"),
+        _option("svg", str | None, None, "Also write the step over time, as a picture, to this file.", heading, "FILE"),
+        _option(
+            "snapshot",
+            str | None,
+            None,
+            "Also write the step as PyTorch's memory snapshot, for its memory viewer; `compare` reads a real one.",
+            heading,
+            "FILE",
+        ),
+        _option(
+            "output",
+            str | None,
+            None,
+            "Write the answer to this file, whole or not at all, and print nothing; without an option that chooses, "
+            ".json, .md, .html and .svg choose the format.",
+            heading,
+            "FILE",
+        ),
+        _option("unit", str, "GiB", "Unit of sizes.", heading, "GiB|GB", _complete_unit),
         _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
         _option(
             "width",
             str | None,
             None,
-            "Width of the box in columns [default: the terminal's]; for a denoiser, of the picture in pixels.",
+            "Width of the box in columns; for a denoiser, of the picture in pixels.",
             heading,
             "N",
+            unset="the terminal's",
         ),
-        _option("color", bool | None, None, "Colours. [default: on a terminal without NO_COLOR]", heading),
+        _option("color", bool | None, None, "Colours.", heading, unset="on a terminal without NO_COLOR"),
     ]
 
 
 def _option(  # noqa: PLR0913 (what typer.Option takes)
-    name: str, kind: Any, default: Any, text: str, heading: str, metavar: str | None = None, complete: Any = None
+    name: str,
+    kind: Any,
+    default: Any,
+    text: str,
+    heading: str,
+    metavar: str | None = None,
+    complete: Any = None,
+    unset: str = "",
 ) -> Parameter:
     both = f"--{name}/--no-{name}" if kind == bool | None else f"--{name}"
-    if default is not None and not isinstance(default, bool) and "[default" not in text:
-        text = f"{text} [default: {default}]"
+    shown = unset if default is None or isinstance(default, bool) else str(default)
     info = typer.Option(
-        both, help=text, show_default=False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
+        both, help=text, show_default=shown or False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
     )
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

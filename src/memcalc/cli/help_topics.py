@@ -47,7 +47,10 @@ Weights, caches and what an engine reserves.
   --kv-dtype fp8              dtype of the KV cache
   --quantization fp8          weights packed when loading; stored formats are read from the checkpoint
   --tensor-parallel-size N    GPUs that share every layer; the report is for one of them
-  --gpu NAME                  says how many sequences and how long a context fit
+  --gpu NAME                  says how many sequences and how long a context fit; with vLLM, the pool of its startup log
+  --max-num-batched-tokens N --max-num-seqs N --enforce-eager --engine-version 0.11.0   what vLLM profiles
+  --ubatch-size N --cache-type-k q8_0 --cache-type-v q4_0 --flash-attn off --swa-full    llama.cpp's buffers and cache
+  --n-gpu-layers N --n-cpu-moe N    what llama.cpp leaves on the host
 
   memcalc estimate --params 1B --mode inference --engine vllm --seq-len 8192 --gpu 24GB
 """,

@@ -43,37 +43,37 @@ GENERIC_IGNORE = typer.Option(
 HEAD = typer.Option(
     "--task",
     metavar="TASK",
-    show_default=False,
+    show_default="the one that the config names",
     rich_help_panel=_HEADING,
     help="Head to train: causal-lm, masked-lm, seq2seq-lm, sequence-classification, token-classification, "
-    "question-answering, image-classification or embedding. [default: the one that the config names]",
+    "question-answering, image-classification or embedding.",
 )
 LABELS = typer.Option(
     "--num-labels",
     metavar="N",
-    help="Classes of a classification head. [default: the config's]",
-    show_default=False,
+    help="Classes of a classification head.",
+    show_default="the config's",
     rich_help_panel=_HEADING,
 )
 REVISION = typer.Option(
     "--revision",
     metavar="REVISION",
-    help="Branch, tag or commit. [default: the main branch]",
-    show_default=False,
+    help="Branch, tag or commit.",
+    show_default="the main branch",
     rich_help_panel=_HEADING,
 )
 TOKEN = typer.Option(
     "--token",
     metavar="TOKEN",
-    help="Access token for gated and private models. [default: the login's]",
-    show_default=False,
+    help="Access token for gated and private models.",
+    show_default="the login's",
     rich_help_panel=_HEADING,
 )
 TIMEOUT = typer.Option(
     "--timeout",
     metavar="SECONDS",
-    help="Longest time that the Hub may take for everything. [default: 30]",
-    show_default=False,
+    help="Longest time that the Hub may take for everything.",
+    show_default="30",
     rich_help_panel=_HEADING,
 )
 
@@ -108,13 +108,12 @@ def answer(  # noqa: PLR0913 (the options of three commands)
     if model.components:
         if head is not None or labels is not None:
             raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
-        from memcalc.setup.setup import TrainingSetup
         from memcalc.sources.diffusers_report import pipeline_report
-        from memcalc.sources.diffusers_training import describe_denoiser
+        from memcalc.sources.diffusers_spec import describe_pipeline
 
         if generic or job.teacher is not None:
             raise UsageError("--generic and --teacher are for transformers; a diffusion pipeline has no use for them.")
-        if isinstance(job.setup, TrainingSetup) and (found := describe_denoiser(model, name, job.setup)) is not None:
+        if (found := describe_pipeline(model, name, job.setup)) is not None:
             replace(job, setup=found.setup).answer(found.spec, found.assumptions)
             return
         job.show(pipeline_report(model, name, job.setup, job.gpu))

@@ -53,7 +53,9 @@ class Declared:
                 "metavar": "|".join(choices) or _METAVARS[self.kind],
                 "autocompletion": _completion(self.name, choices),
             }
-        info = typer.Option(names, help=self._help(), show_default=False, rich_help_panel=self.panel, **values)
+        shown = self.unset if self.default is None else str(self.default).lower()
+        default = False if shown in ("", "false") else shown
+        info = typer.Option(names, help=self._help(), show_default=default, rich_help_panel=self.panel, **values)
         kind = bool if self.kind is bool else str
         return Parameter(self.name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info])
 
@@ -62,9 +64,26 @@ class Declared:
         return given if isinstance(given, bool) else read_value(self.option, self.kind, given)
 
     def _help(self) -> str:
-        only = "" if len(self.modes) == len(SETUPS) else f" ({self.modes[0]})"
-        shown = self.unset if self.default is None else str(self.default).lower()
-        return f"{self.help}{only}" if shown in ("", "false") else f"{self.help}{only} [default: {shown}]"
+        return self.help if len(self.modes) == len(SETUPS) else f"{self.help} ({self.modes[0]})"
+
+
+SAME_WORDS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "flash-attention-2": "flash",
+    "flash-attention-3": "flash",
+    "flash-attention": "flash",
+    "cut-cross-entropy-loss": "cut-cross-entropy",
+}
+"""Words of Transformers and PyTorch for values that have shorter names here."""
+
+
+def _plain_word(text: str) -> str:
+    """A value as it is compared: case does not matter, nor `_` for `-`, nor who says it."""
+    word = text.strip().lower().replace("_", "-").removeprefix("torch.")
+    return SAME_WORDS.get(word, word)
 
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
@@ -93,9 +112,10 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     """
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
-        if text not in choices:
+        found = {choice.lower(): choice for choice in choices}.get(_plain_word(text))
+        if found is None:
             raise UsageError(choice_sentence(option, text, choices))
-        return text
+        return found
     if kind is int:
         if not _WHOLE.fullmatch(text.strip()):
             raise UsageError(f"{option} needs a whole number, not {quoted(text)}.")

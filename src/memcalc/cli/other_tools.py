@@ -67,8 +67,8 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ),
     ("torch-compile compile", "torch.compile is not computed: the answer is that of eager modules"),
     (
-        "packing sample-packing padding-free neat-packing group-by-length",
-        "a packed row is one long sequence: {--batch} 1, {--seq-len} of all its tokens, {--attention} flash",
+        "sample-packing padding-free neat-packing",
+        "packed rows are {--packing}: {--batch} 1 and {--seq-len} of all tokens where they are flattened into one",
     ),
     (
         "attn-implementation flash-attn flash-attention use-flash-attn use-flash-attention-2 use-flash-attention "
@@ -102,15 +102,15 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "the context of one sequence is {--seq-len} and {--max-new-tokens}, with {--mode} inference",
     ),
     (
-        "max-num-seqs max-concurrent-requests parallel np max-batch-size max-running-requests",
+        "max-concurrent-requests parallel np max-batch-size max-running-requests",
         "sequences served at once are {--batch}; with {--gpu} the answer says how many fit",
     ),
     (
-        "max-num-batched-tokens chunked-prefill-size ubatch-size ub batch-tokens enable-chunked-prefill "
-        "max-batch-prefill-tokens",
+        "chunked-prefill-size ub batch-tokens enable-chunked-prefill max-batch-prefill-tokens",
         "tokens of one pass of prefill are {--prefill-chunk-size}",
     ),
-    ("kv-cache-dtype cache-type-k cache-type-v ctk ctv kv-cache-quant", "{--kv-dtype}"),
+    ("kv-cache-dtype kv-cache-quant", "{--kv-dtype}"),
+    ("ctk ctv", "{--cache-type-k} and {--cache-type-v}, with {--engine} llama.cpp"),
     ("mem-fraction-static cuda-memory-fraction gpu-mem-util", "{--gpu-memory-utilization}"),
     (
         "torch-dtype weight-dtype",
@@ -118,12 +118,12 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ),
     ("quantize quant", "{--quantization}; a repository that is quantized already says so itself"),
     (
-        "n-gpu-layers ngl gpu-layers n-cpu-moe cpu-moe override-tensor",
-        "layers in host memory are not computed: the answer is for all layers on the GPU",
+        "ngl gpu-layers cpu-moe ncmoe override-tensor",
+        "layers on the host are {--n-gpu-layers} and {--n-cpu-moe}, with {--engine} llama.cpp",
     ),
     ("device-map device max-memory", "the answer is for one GPU that holds all; {--gpu} names it"),
     ("swap-space cpu-offload-gb", "memory of the host is not computed"),
-    ("enforce-eager cuda-graph-max-bs", "CUDA graphs are not counted"),
+    ("cuda-graph-max-bs", "CUDA graphs are counted for vLLM alone"),
     (
         "speculative-config speculative-model draft-model model-draft",
         "a draft model is not computed; ask for it by itself",

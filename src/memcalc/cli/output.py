@@ -3,12 +3,17 @@
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from memcalc.errors import MemcalcError
-from memcalc.render.terminal_text import cells, encodable, visible
+from memcalc.render.terminal_text import encodable, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from memcalc.render.tables import Column
 
 CLOSED = "The answer could not be written: standard output is closed."
 
@@ -51,8 +56,12 @@ def speaks_unicode() -> bool:
 
 
 def wants_colour() -> bool:
-    """Whether stdout is a terminal that shows colours, and nobody said no (https://no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Whether stdout shows colours: as a terminal does, unless NO_COLOR or FORCE_COLOR is set, which Rich heeds too."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    if os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return sys.stdout is not None and sys.stdout.isatty()
 
@@ -75,13 +84,29 @@ def print_json(rows: Sequence[Mapping[str, object]]) -> None:
     write(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> None:
-    """Write a table with aligned columns; those in `right` are aligned to the right."""
-    table = [tuple(visible(cell, speaks_unicode()) for cell in row) for row in (heads, *rows)]
-    widths = [max(cells(row[column]) for row in table) for column in range(len(heads))]
+def console() -> "Console":
+    """Rich's view of stdout: its width, its colours (NO_COLOR, FORCE_COLOR, TERM) and its characters."""
+    from rich.console import Console
 
-    def padded(column: int, text: str) -> str:
-        space = " " * (widths[column] - cells(text))
-        return space + text if column in right else text + space
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
 
-    write("".join("  ".join(padded(*item) for item in enumerate(row)).rstrip() + "\n" for row in table))
+
+def print_table(columns: Sequence["Column"], rows: Sequence[Sequence[str]]) -> None:
+    """Write a table for this terminal, or for a pipe."""
+    from memcalc.render import tables
+
+    write(tables.laid_out(columns, rows, unicode=speaks_unicode(), width=terminal_width()))
+
+
+def print_text(text: str) -> None:
+    """Write `text`, wrapped at words."""
+    from memcalc.render.terminal_text import wrap
+
+    write("".join(line + "\n" for line in wrap(visible(text, speaks_unicode()), terminal_width())))
+
+
+def print_fields(fields: Sequence[tuple[str, str]]) -> None:
+    """Write names with their values, which wrap beside them."""
+    from memcalc.render import tables
+
+    write(tables.fields(fields, unicode=speaks_unicode(), width=terminal_width()))

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 from typer.main import get_command as build
 
 from memcalc.cli.errors import plainly, unknown_command, warn
-from memcalc.cli.parser import PlainCommand, without_coercion
+from memcalc.cli.parser import Command
 
 COMMANDS = {
     "estimate": "Estimate a model that exists only as a parameter count or as shape numbers.",
@@ -18,7 +18,11 @@ COMMANDS = {
     "fit": "Find the largest job that fits a GPU, and the smallest GPU for the job.",
     "compare": "Estimate several models, or ways to train one, side by side.",
     "sweep": "Estimate one model under many setups.",
+    "explain": "Show the tensors that are alive at the peak, what made them and why they are there.",
+    "trace": "List what a step allocates, tensor by tensor.",
     "timeline": "Draw the memory of one step over time.",
+    "verify": "Run your own script for a few steps, and lay its real peaks beside the estimate.",
+    "calibration": "Show what verify measured on this machine.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",
     "optimizers": "List the optimizers that --optimizer knows.",
@@ -32,10 +36,6 @@ COMMANDS = {
 class Program(TyperGroup):
     """A group that imports a command when it is wanted, so that start-up costs what the command at hand needs."""
 
-    def get_params(self, ctx: Any) -> Any:
-        """The options before the command."""
-        return without_coercion(super().get_params(ctx))
-
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of all commands, in the order of the help."""
         return list(COMMANDS)
@@ -45,14 +45,15 @@ class Program(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"memcalc.cli.commands.{cmd_name.replace('-', '_')}")
-        single = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        single.command(cmd_name, cls=getattr(module, "COMMAND_CLASS", PlainCommand))(module.command)
+        single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+        single.command(cmd_name, cls=getattr(module, "COMMAND_CLASS", Command))(module.command)
         return build(single)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """The commands with their one-line help, without importing any."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the options and the commands, without importing any of these."""
+        from memcalc.cli.help_panels import print_help
+
+        print_help(self, ctx, COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that `args` begins with, or that a model in its place stands for.
@@ -83,7 +84,7 @@ class Program(TyperGroup):
 app = typer.Typer(
     cls=Program,
     invoke_without_command=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -106,4 +107,4 @@ def memcalc(
 ) -> None:
     """How much GPU memory a transformer job needs: the tensors that PyTorch really keeps, without torch or a GPU."""
     if ctx.invoked_subcommand is None:
-        typer.echo(ctx.get_help())
+        ctx.get_help()  # Rich prints it

@@ -16,8 +16,9 @@ def read_model(text: str, what: str = "MODEL") -> tuple["ModelSpec", tuple["Assu
 
     `what` names the argument in messages. Raises MemcalcError where it is no model.
     """
-    from memcalc.cli.model_argument import is_local, short_name
+    from memcalc.cli.model_argument import is_local
     from memcalc.models.llama_shape import canonical_spec
+    from memcalc.sources.display_names import short_name
     from memcalc.units import parse_parameters
 
     local = is_local(text)
@@ -34,4 +35,8 @@ def read_model(text: str, what: str = "MODEL") -> tuple["ModelSpec", tuple["Assu
     from memcalc.sources.model_spec import spec_of
 
     model = load(text, kind="file" if local else "hub", progress=warn)
+    if model.components:
+        from memcalc.sources.diffusers_spec import pipeline_spec
+
+        return pipeline_spec(model, short_name(text) if local else model.name)
     return spec_of(model, short_name(text) if local else model.name, generic=False)

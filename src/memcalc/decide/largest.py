@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from memcalc.common.largest_fit import ENDLESS, LIMIT, largest_fit
@@ -50,6 +51,38 @@ def smallest_gpu(spec: ModelSpec, setup: Setup) -> Gpu | None:
         if process_bytes(spec, setup, gpu) <= usable_bytes(setup, gpu):
             return gpu
     return None
+
+
+MOST_GPUS = 4096
+"""No answer takes more GPUs."""
+
+
+def sharding(setup: TrainingSetup) -> str:
+    """The engine by which GPUs would share the job: its own where it shards already, else FSDP2."""
+    return "fsdp2" if setup.parallel in (None, "none", "ddp") else setup.parallel
+
+
+def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: ModelSpec | None = None) -> int | None:
+    """How many GPUs like `gpu` share the job, so that it fits each; None where no number up to 4,096 does.
+
+    Sharded by FSDP2 where the setup does not say how, the other axes as in `setup`.
+    """
+
+    def fits(number: int) -> bool:
+        several = changed(setup, parallel=sharding(setup), gpus=number * step)
+        try:
+            return process_bytes(spec, several, gpu, teacher) <= usable_bytes(several, gpu)
+        except MemcalcError:  # such as more ranks than the experts divide by
+            return False
+
+    step = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
+    enough = 1
+    while not fits(enough):
+        enough *= 2
+        if enough * step > MOST_GPUS:
+            return None
+    fewer = range(enough // 2 + 1, enough + 1)
+    return fewer[bisect_left(fewer, True, key=fits)] * step
 
 
 def changed(setup: Setup, **options: object) -> Setup:

@@ -21,6 +21,8 @@ class Remedy:
     cost: str
     options: Mapping[str, Any]
     only_from: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    keys: str = ""
+    """The same in the keys of the framework whose file was read; empty where there was none."""
 
     def applied(self, setup: TrainingSetup) -> TrainingSetup | None:
         """`setup` with the remedy; None where it has it already, or cannot have it."""
@@ -34,8 +36,8 @@ class Remedy:
             return None
 
     def as_options(self) -> str:
-        """The remedy as options of the command line."""
-        return " ".join(_option(name, value) for name, value in self.options.items() if value is not None)
+        """The remedy as options of the command line, or in the framework's keys."""
+        return self.keys or " ".join(_option(name, value) for name, value in self.options.items() if value is not None)
 
 
 def _option(name: str, value: Any) -> str:
@@ -99,16 +101,72 @@ REMEDIES: tuple[Remedy, ...] = (
 )
 """Remedies in the order of what they cost."""
 
+_REPLICATED = (None, "ddp")
+_DEEPSPEED = ("zero1", "zero2", "zero3")
+
+SHARDING: tuple[Remedy, ...] = (
+    Remedy(
+        "ZeRO 1",
+        "optimizer states shared by the ranks, updated weights gathered",
+        {"parallel": "zero1"},
+        {"parallel": _REPLICATED},
+    ),
+    Remedy(
+        "FSDP2",
+        "all shared by the ranks; each block's weights gathered twice a step",
+        {"parallel": "fsdp2"},
+        {"parallel": (*_REPLICATED, "zero1")},
+    ),
+    Remedy(
+        "ZeRO 3",
+        "all shared by the ranks; each module's weights gathered twice a step",
+        {"parallel": "zero3"},
+        {"parallel": ("zero1", "zero2")},
+    ),
+)
+"""What ranks that hold the same can share, in the order of what it sends."""
+
+OFFLOADING: tuple[Remedy, ...] = (
+    Remedy(
+        "optimizer offloading",
+        "states and the step in host memory",
+        {"cpu_offload": "optimizer"},
+        {"parallel": _DEEPSPEED, "cpu_offload": (None,)},
+    ),
+    Remedy(
+        "parameter offloading",
+        "weights and states in host memory, and the transfers",
+        {"cpu_offload": "parameters"},
+        {"parallel": ("fsdp2",), "cpu_offload": (None,)},
+    ),
+    Remedy(
+        "parameter offloading",
+        "weights and states in host memory, and the transfers",
+        {"cpu_offload": "optimizer,parameters"},
+        {"parallel": ("zero3",), "cpu_offload": (None, "optimizer")},
+    ),
+)
+"""What sharded ranks can keep on their hosts."""
+
 ACCUMULATION_COST = "the same batch in more, smaller micro-batches"
 
 
 def remedies(setup: TrainingSetup) -> Iterator[Remedy]:
-    """The remedies for `setup`, those that cost least first; accumulation comes where the micro-batch is above one."""
+    """The remedies for `setup`, those that cost least first.
+
+    Accumulation comes where the micro-batch is above one, sharding where there are several ranks.
+    """
+    several = (setup.gpus or setup.data_parallel_size or 1) > 1
     for remedy in REMEDIES:
-        if remedy.name == "activation checkpointing" and setup.batch > 1:
-            steps = setup.grad_accum * setup.batch
-            yield Remedy("gradient accumulation", ACCUMULATION_COST, {"batch": 1, "grad_accum": steps})
+        if remedy.name == "activation checkpointing":
+            if setup.batch > 1:
+                steps = setup.grad_accum * setup.batch
+                yield Remedy("gradient accumulation", ACCUMULATION_COST, {"batch": 1, "grad_accum": steps})
+            if several:
+                yield from SHARDING
         yield _with_own_rank(remedy, setup)
+    if several:
+        yield from OFFLOADING
 
 
 def _with_own_rank(remedy: Remedy, setup: TrainingSetup) -> Remedy:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from memcalc.decide.largest import fewest_gpus, sharding
 from memcalc.decide.remedies import Remedy, remedies
 from memcalc.errors import MemcalcError
-from memcalc.estimation import estimate
+from memcalc.estimation import process_bytes, usable_bytes
 from memcalc.models.spec import ModelSpec
-from memcalc.report.schema import Report
+from memcalc.report.schema import Remedies, RemedyOffer
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
 
@@ -30,82 +31,123 @@ class Advice:
     offers: every remedy that saves something by itself, those that cost least first.
     stack: the first combination that fits, without what it does not need; empty where none does.
     process_bytes: bytes of the process with `stack`.
+    fewest_gpus: how many GPUs have to share the job as it is; None where no number is enough.
+    sharding: the engine by which they would share it.
     """
 
     offers: tuple[Offer, ...]
     stack: tuple[Remedy, ...]
     process_bytes: int
+    fewest_gpus: int | None
+    sharding: str
 
-    def as_options(self) -> str:
-        """The stack as options of the command line, each option once."""
-        merged: dict[str, object] = {}
-        for remedy in self.stack:
-            merged |= remedy.options
-        return Remedy("", "", merged).as_options()
+    @property
+    def together(self) -> Remedy:
+        """The stack as one remedy, each option once."""
+        options = {name: value for remedy in self.stack for name, value in remedy.options.items()}
+        keys = ", ".join(dict.fromkeys(remedy.keys for remedy in self.stack))
+        return Remedy(" and ".join(remedy.name for remedy in self.stack), "", options, keys=keys)
+
+    def reported(self) -> Remedies:
+        """As the JSON of a report has it."""
+        offers = [
+            RemedyOffer(
+                name=offer.remedy.name,
+                cost=offer.remedy.cost,
+                options=dict(offer.remedy.options),
+                change=offer.remedy.as_options(),
+                saved_bytes=offer.saved_bytes,
+                fits=offer.fits,
+            )
+            for offer in self.offers
+        ]
+        return Remedies(
+            alone=tuple(offers),
+            together=dict(self.together.options) if self.stack else None,
+            change=self.together.as_options() if self.stack else None,
+            process_bytes=self.process_bytes if self.stack else None,
+            fewest_gpus=self.fewest_gpus,
+        )
 
 
-def advise(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: ModelSpec | None = None) -> Advice:
+def advise(
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    gpu: Gpu,
+    *,
+    teacher: ModelSpec | None = None,
+    known: Sequence[Remedy] | None = None,
+) -> Advice:
     """What would make `setup` fit `gpu`, where it does not.
 
-    Raises MemcalcError where the job itself cannot be estimated.
+    Args:
+        spec: the model.
+        setup: what is run.
+        gpu: what it has to fit.
+        teacher: the model that distillation asks.
+        known: the remedies that there are, those that cost least first; None: memcalc's own.
+
+    Raises:
+        MemcalcError: the job itself cannot be estimated.
     """
 
-    def run(candidate: TrainingSetup) -> Report | None:
+    def run(candidate: TrainingSetup) -> int | None:
         try:
-            return estimate(spec, candidate, gpu, teacher=teacher)
+            return process_bytes(spec, candidate, gpu, teacher)
         except MemcalcError:  # a remedy that this model cannot have is none
             return None
 
-    before = estimate(spec, setup, gpu, teacher=teacher).peak.process_bytes
-    known = list(remedies(setup))
+    before = process_bytes(spec, setup, gpu, teacher)
+    room = usable_bytes(setup, gpu)
+    known = list(remedies(setup)) if known is None else known
     offers = []
     for remedy in known:
         candidate = remedy.applied(setup)
-        report = None if candidate is None else run(candidate)
-        if report is not None and report.gpu is not None and report.peak.process_bytes < before:
-            offers.append(Offer(remedy, before - report.peak.process_bytes, report.gpu.fits))
-    chosen = _first_that_fits(setup, known, run)
-    if chosen is None:
-        return Advice(tuple(offers), (), before)
-    stack, size = _without_the_idle(setup, *chosen, run)
-    return Advice(tuple(offers), tuple(stack), size)
+        size = None if candidate is None else run(candidate)
+        if size is not None and size < before:
+            offers.append(Offer(remedy, before - size, size <= room))
+    stack, size = _first_that_fits(setup, known, room, run) if before > room else ([], before)
+    stack, size = _without_the_idle(setup, stack, size, room, run)
+    gpus = fewest_gpus(spec, setup, gpu, teacher=teacher)
+    return Advice(tuple(offers), tuple(stack), size, gpus, sharding(setup))
 
 
-_Run = Callable[[TrainingSetup], Report | None]
+_Run = Callable[[TrainingSetup], int | None]
 
 
-def _fitting(setup: TrainingSetup, stack: list[Remedy], run: _Run) -> int | None:
+def _fitting(setup: TrainingSetup, stack: list[Remedy], room: int, run: _Run) -> int | None:
     """Bytes of the process with all of `stack`; None where it does not fit."""
     for remedy in stack:
         applied = remedy.applied(setup)
         if applied is None:
             return None
         setup = applied
-    report = run(setup)
-    return report.peak.process_bytes if report is not None and report.gpu is not None and report.gpu.fits else None
+    size = run(setup)
+    return size if size is not None and size <= room else None
 
 
-def _first_that_fits(setup: TrainingSetup, known: list[Remedy], run: _Run) -> tuple[list[Remedy], int] | None:
-    """Add remedies, those that cost least first, while each saves something, until it fits."""
+def _first_that_fits(setup: TrainingSetup, known: Sequence[Remedy], room: int, run: _Run) -> tuple[list[Remedy], int]:
+    """Remedies, those that cost least first, while each saves something, until it fits; none where it never does."""
     stack: list[Remedy] = []
-    report = run(setup)
-    size = report.peak.process_bytes if report else None
+    before = least = run(setup) or 0
     for remedy in known:
         applied = remedy.applied(setup)
-        report = None if applied is None else run(applied)
-        if applied is None or report is None or size is None or report.peak.process_bytes >= size:
+        size = None if applied is None else run(applied)
+        if applied is None or size is None or size >= least:
             continue
-        stack, setup, size = [*stack, remedy], applied, report.peak.process_bytes
-        if report.gpu is not None and report.gpu.fits:
+        stack, setup, least = [*stack, remedy], applied, size
+        if size <= room:
             return stack, size
-    return None
+    return [], before
 
 
-def _without_the_idle(setup: TrainingSetup, stack: list[Remedy], size: int, run: _Run) -> tuple[list[Remedy], int]:
+def _without_the_idle(
+    setup: TrainingSetup, stack: list[Remedy], size: int, room: int, run: _Run
+) -> tuple[list[Remedy], int]:
     """The stack without the remedies that it fits without, the costliest tried first."""
     for remedy in reversed(stack[:-1]):
         fewer = [other for other in stack if other is not remedy]
-        found = _fitting(setup, fewer, run)
+        found = _fitting(setup, fewer, room, run)
         if found is not None:
             stack, size = fewer, found
     return stack, size

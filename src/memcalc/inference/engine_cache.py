@@ -29,6 +29,8 @@ class LayerWidth:
     itemsize: int
     window: int | None
     fixed: int | None = None
+    keys: int = 0
+    """Elements per token of the key alone."""
 
 
 class PooledCache(Cache):
@@ -48,9 +50,9 @@ class PooledCache(Cache):
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Attention sees the new tokens in prefill, and all of the pool's in decode; all of a static cache always."""
         new = key.shape[-2]
-        per_token = sum(self._heads(layer, tensor) * tensor.shape[-1] for tensor in (key, value))
+        keys, values = (self._heads(layer, tensor) * tensor.shape[-1] for tensor in (key, value))
         fixed = new if id(layer) in self._fixed else None
-        self.widths[id(layer)] = LayerWidth(per_token, key.dtype.itemsize, window, fixed)
+        self.widths[id(layer)] = LayerWidth(keys + values, key.dtype.itemsize, window, fixed, keys)
         if fixed is not None:
             self._layers[id(layer)] = [_pooled(key, 0), _pooled(value, 0)]
             return key, value

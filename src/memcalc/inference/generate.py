@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
+from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
 from memcalc.inference.served_model import ServedModel, served_model
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.engines import CacheFormat, Engine
+from memcalc.tables.gpus import Gpu
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
 
 
-def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None) -> Step:
+def generate(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None, recorder: Recorder | None = None
+) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
     With Transformers' dynamic cache, keys and values grow by concatenation; other caches stand from the start. The
@@ -29,14 +38,24 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         spec: the model.
         setup: what is run.
         model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
+        recorder: told where allocations come from.
     """
+    if spec.model_type in (*denoisers(), *autoencoders()):
+        from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
+
+        return call_pipeline(spec, setup, recorder=recorder)
+    _refuse_pipeline_options(setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
-    tape = Tape(phase="prefill")
+    if engine.name == "llama.cpp" and network.image_side(setup.image) is None and row.blocks != "encoder-decoder":
+        return _llama_cpp(spec, setup, model, length, recorder)
+    if engine.name == "vllm":
+        engine = _as_released(engine, setup, model.gpu, length)
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -45,6 +64,8 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         beams=setup.num_beams,
         all_logits=setup.prefill_logits == "all",
     )
+    if recorder is not None:
+        recorder.watch(network)
     sequences = setup.batch * setup.num_beams
     notes = [*model.notes, *_said(setup, engine)]
     if engine.attention is not None and setup.padding_mask:
@@ -53,7 +74,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         check_encoder(spec.model_type, setup)
         network.bind(tape, model.dtype)
         encode(tape, network, setup, engine.batched_tokens, length)
-        cache_bytes, standing = 0, dict[str, int]()
+        cache_bytes, standing, cache_for = 0, dict[str, int](), None
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
@@ -63,6 +84,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
             tape.begin_span("previous tokens", None)
             run.cache.append_tokens(setup.max_new_tokens - 1)
         cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
+        cache_for = _cache_for(network, run.cache, engine, form)
         _decode(tape, network, setup, engine, form, sequences)
     tape.finish()
     return Step(
@@ -76,6 +98,7 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
         phases=("prefill", "decode"),
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
+        cache_for=cache_for,
         weights=model.weights.parts,
         extra_weights=spec.extra_weights,
         resolved_options={
@@ -83,6 +106,62 @@ def generate(spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None =
             "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
         },
         notes=tuple(notes),
+    )
+
+
+def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+    """Raise UsageError for options of diffusion pipelines."""
+    for name in OF_PIPELINES:
+        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
+
+
+OF_PIPELINES = (
+    "resolution",
+    "height",
+    "width",
+    "num_frames",
+    "max_sequence_length",
+    "num_images_per_prompt",
+    "guidance_scale",
+    "cpu_offload",
+    "vae_tiling",
+    "vae_slicing",
+    "vae_dtype",
+    "components_to_quantize",
+)
+"""Options that a language model has no use for."""
+
+
+def _llama_cpp(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel, length: int, recorder: Recorder | None
+) -> Step:
+    """llama.cpp's run: everything is allocated before it, so that prefill and decode take the same."""
+    from memcalc.inference.llama_cpp import buffers
+
+    encoder = encodes(model.row, model.network)
+    if encoder:
+        check_encoder(spec.model_type, setup)
+    found = buffers(spec, setup, model, length, encoder=encoder)
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
+    tape.run = RunContext(attention="flash" if setup.flash_attn != "off" else "eager", training=False)
+    tape.finish()
+    standing = {"KV cache": found.cache, "recurrent states": found.states, "compute buffer": found.compute}
+    return Step(
+        tape,
+        model.network,
+        tuple(model.network.tensors()),
+        setup,
+        None,
+        0,
+        length,
+        phases=("prefill", "decode"),
+        cache_bytes=found.cache + found.host_cache,
+        preallocated_cache={name: nbytes for name, nbytes in standing.items() if nbytes},
+        weights=found.weights,
+        extra_weights=spec.extra_weights,
+        resolved_options={**model.resolved_options, "gpu_memory_utilization": setup.gpu_memory_utilization},
+        notes=(*model.notes, *_said(setup, model.engine), *found.notes(setup), *([ONE_PASS] if encoder else [])),
     )
 
 
@@ -128,9 +207,10 @@ def _said(setup: InferenceSetup, engine: Engine) -> list[Assumption]:
                 f"{engine.name} fills at most {share:.0%} of the GPU (--gpu-memory-utilization)",
             )
         )
-    if engine.batched_tokens is not None and setup.prefill_chunk_size is None:
-        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--prefill-chunk-size)"
-        lines.append(Assumption("prefill_chunk_size", text))
+    if engine.batched_tokens is not None and (setup.prefill_chunk_size, setup.max_num_batched_tokens) == (None, None):
+        option = "max_num_batched_tokens" if engine.name == "vllm" else "prefill_chunk_size"
+        text = f"{engine.name} prefills at most {engine.batched_tokens:,} tokens at once (--{option.replace('_', '-')})"
+        lines.append(Assumption(option, text))
     return lines
 
 
@@ -167,6 +247,41 @@ def _prefill(  # noqa: PLR0913 (what a prompt is run with)
     prompt = tape.external_tensor((setup.batch if whole else sequences, chunk), INT64, OVERHEAD, "token ids")
     network(micro_batch(prompt, None, setup))
     cache.length = length
+
+
+def _as_released(engine: Engine, setup: InferenceSetup, gpu: Gpu | None, length: int) -> Engine:
+    """vLLM with the defaults that its version has for `gpu` and for sequences of `length` tokens."""
+    from memcalc.tables import vllm
+
+    rules = vllm.release(setup.engine_version, gpu)
+    tokens = vllm.batched_tokens(rules, gpu, length + setup.max_new_tokens)
+    return replace(
+        engine, batched_tokens=setup.max_num_batched_tokens or tokens, utilization=rules.utilization, page=vllm.BLOCK
+    )
+
+
+def _cache_for(
+    network: Network, cache: Cache, engine: Engine, form: CacheFormat | None
+) -> Callable[[int, int], int] | None:
+    """Bytes of the pool for so many sequences of so many tokens; None where there is no pool of pages.
+
+    A layer with a window needs room for it and for the tokens of one pass, in one page more.
+    """
+    if not isinstance(cache, PooledCache) or engine.cache != "paged":
+        return None
+    copies = {id(module): module.copies for _, module in network.modules()}
+    beyond = (engine.batched_tokens or 0) + engine.page - 1
+    widths = [
+        (width if width.window is None else replace(width, window=width.window + beyond), copies[layer])
+        for layer, width in cache.widths.items()
+    ]
+    states = sum(sum(sizes.values()) * copies[layer] for layer, sizes in cache.state_bytes.items())
+
+    def needed(sequences: int, tokens: int) -> int:
+        pages = sum(pool_bytes(width, engine, form, sequences, tokens) * count for width, count in widths)
+        return pages + states * sequences
+
+    return needed
 
 
 def _cache_bytes(

@@ -10,10 +10,9 @@ from memcalc.common.assumption import Assumption
 from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError, UsageError
+from memcalc.errors import ConfigError
 from memcalc.inference.weights import LoadedWeights, load_weights
 from memcalc.models.build import build
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.family import Family
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
@@ -24,6 +23,7 @@ from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unk
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, DType
 from memcalc.tables.engines import AUTO, ENGINES, CacheFormat, Engine
+from memcalc.tables.gpus import Gpu
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class ServedModel:
     kv_dtype: str
     form: CacheFormat | None
     notes: tuple[Assumption, ...]
+    gpu: Gpu | None = None
+    """The GPU that decides defaults of the engine."""
 
     @property
     def dtype(self) -> DType:
@@ -55,15 +57,13 @@ class ServedModel:
         return {"dtype": self.weights.dtype, "quantization": self.weights.quantization, "kv_dtype": self.kv_dtype}
 
 
-def served_model(spec: ModelSpec, setup: InferenceSetup) -> ServedModel:
-    """Build the model of `spec` and load its weights. Raises MemcalcError where the setup cannot be served."""
+def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> ServedModel:
+    """Build the model of `spec` and load its weights, to be served by `gpu`.
+
+    Raises MemcalcError where the setup cannot be served.
+    """
     engine = ENGINES[setup.engine]
     whole = build(spec)
-    if isinstance(whole, Denoiser):
-        raise UsageError(
-            f"{spec.model_type} is a denoiser of a diffusion pipeline, whose inference is not described; use --mode "
-            "training, or give the whole pipeline, whose weights are counted."
-        )
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
@@ -75,7 +75,7 @@ def served_model(spec: ModelSpec, setup: InferenceSetup) -> ServedModel:
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     return ServedModel(
-        family(spec.model_type), engine, network, weights, kv_dtype, form, (*weights.notes, *notes, *scheme)
+        family(spec.model_type), engine, network, weights, kv_dtype, form, (*weights.notes, *notes, *scheme), gpu
     )
 
 

@@ -10,6 +10,7 @@ of blocks is the one that comes nearest to the count. The exact count of the sha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypedDict
 
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
@@ -17,6 +18,7 @@ from memcalc.config.reader import DEEPEST
 from memcalc.errors import UsageError, option_name
 from memcalc.models.released_shapes import spec_like
 from memcalc.models.spec import ModelSpec
+from memcalc.units import counted
 
 _WIDTHS: tuple[tuple[int, int], ...] = (
     (20_000_000, 256),
@@ -52,6 +54,19 @@ PAGE_EXAMPLE = 4_000_000_000
 _CANNOT_BE_LIKE = (
     "--like gives the whole shape of a model with so many parameters: give --params too, and leave out shape numbers."
 )
+
+
+class Shape(TypedDict, total=False):
+    """Numbers of a shape, as `canonical_spec` takes them."""
+
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_embeddings: bool
 
 
 def canonical_spec(
@@ -151,7 +166,8 @@ def canonical_spec(
     lines = [
         Assumption(
             "model_shape",
-            f"shape: Llama-like, hidden size {hidden}, {depth} blocks, {heads} heads ({kv_heads} key-value) of {dim}, "
+            f"shape: Llama-like, hidden size {hidden}, {counted(depth, 'block')}, {counted(heads, 'head')} ({kv_heads} "
+            f"key-value) of {dim}, "
             f"MLP {width}, vocabulary {vocab}{', tied' if tied else ''}: {exact:,} parameters",
         )
     ]

@@ -150,9 +150,14 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "diffusion": {
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
+        "pixart": ("PixArtTransformer2DModel",),
+        "qwen_image": ("QwenImageTransformer2DModel",),
+        "sana": ("SanaTransformer2DModel",),
         "sd3": ("SD3Transformer2DModel",),
         "unet": ("UNet2DConditionModel",),
+        "wan": ("WanTransformer3DModel",),
     },
+    "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
@@ -168,7 +173,7 @@ _UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
 """What --generic makes of a config; no model's config names it."""
 
 
-def known() -> tuple[str, ...]:
+def families() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
 
@@ -176,6 +181,11 @@ def known() -> tuple[str, ...]:
 def denoisers() -> tuple[str, ...]:
     """The classes of diffusers that denoise and that memcalc can answer for."""
     return tuple(name for names in _FILES["diffusion"].values() for name in names)
+
+
+def autoencoders() -> tuple[str, ...]:
+    """The classes of diffusers that make latents and pictures and that memcalc can answer for."""
+    return tuple(name for names in _FILES["autoencoders"].values() for name in names)
 
 
 def family(model_type: str) -> Family:

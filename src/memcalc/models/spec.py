@@ -9,11 +9,29 @@ from types import NoneType
 from typing import Any
 
 from memcalc.common.arguments import check_type
+from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.models.registry import family
 from memcalc.models.stored_weights import StoredWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineComponent:
+    """A model of a diffusion pipeline beside its denoiser.
+
+    name: that of model_index.json.
+    class_name: its class in diffusers or Transformers.
+    spec: the model; None where no family describes it.
+    nbytes, parameters: its weights, where there is no spec.
+    """
+
+    name: str
+    class_name: str
+    spec: ModelSpec | None = None
+    nbytes: int = 0
+    parameters: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +53,12 @@ class ModelSpec:
     """Its weights as they are stored, where headers tell."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served besides the model's own (an adapter), by name."""
+    component: str = ""
+    """What the pipeline that a denoiser belongs to calls it."""
+    components: tuple[PipelineComponent, ...] = ()
+    """The other models of the diffusion pipeline that a denoiser belongs to, in the order in which they run."""
+    assumptions: tuple[Assumption, ...] = ()
+    """What was taken for granted when it was read; its reports begin with that."""
 
     @property
     def key(self) -> SpecKey:
@@ -76,7 +100,7 @@ class ModelSpec:
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.
         """
-        from memcalc.models.registry import known
+        from memcalc.models.registry import families
 
         if isinstance(config, str) or hasattr(config, "__fspath__"):
             raise UsageError(
@@ -87,7 +111,7 @@ class ModelSpec:
         check_type("name", name, str, "text")
         model_type = config.get("model_type")
         part = config.get("_class_name")
-        if model_type is None and isinstance(part, str) and part in known():
+        if model_type is None and isinstance(part, str) and part in families():
             return cls(name=name, model_type=part, config=dict(config))
         if model_type is None and isinstance(part, str):
             raise ConfigError(
@@ -127,16 +151,17 @@ HEADS = {
 class SpecKey:
     """A spec that can be hashed, by what describes the model; its name does not."""
 
-    __slots__ = ("_text", "spec")
+    __slots__ = ("spec", "text")
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._text = (
+        self.text: str = (
             f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
+            f"{[(part.name, part.spec and part.spec.key.text) for part in spec.components]}"
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpecKey) and self._text == other._text
+        return isinstance(other, SpecKey) and self.text == other.text
 
     def __hash__(self) -> int:
-        return hash(self._text)
+        return hash(self.text)

@@ -22,3 +22,5 @@ class StoredWeights:
     unpacked: int = 0
     dtype: str | None = None
     exact: bool = False
+    places: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Bytes of a GGUF file's weights by place ("embedding", "head", "layer 3", "experts 3", "other") and type."""

@@ -34,6 +34,10 @@ class RunContext:
     """Attention without a mask is causal (`is_causal` of the kernels)."""
     padding: Tensor | None = None
     """The padding mask, if it was computed from other inputs instead of being an input itself."""
+    position_ids: Tensor | None = None
+    """Positions [b, s] of packed rows, which begin anew with each sample; None: rows hold one sample."""
+    packing_read: bool = False
+    """Whether a decoder took these positions."""
     # generation
     cache: Cache | None = None
     """KV cache and recurrent states (`past_key_values`); None in training."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import groupby
 from typing import Any
 
@@ -68,7 +70,7 @@ class Stack(Module):
         self.depth = len(kinds)
         self._kinds = tuple(kinds)
         self._build = build
-        self._every_block = False
+        self._every_block = _EVERY_BLOCK.get()
         self.blocks: list[Module] = []
         self._traced: list[TracedBlock] = []
         self._arrange(self._kinds)
@@ -145,6 +147,19 @@ class Stack(Module):
             if len(blocks) > 1:
                 yield from ((parameter, n * (len(blocks) - 1)) for parameter, n in walked)
             seen |= mine
+
+
+_EVERY_BLOCK = ContextVar("every_block", default=False)
+
+
+@contextmanager
+def every_block_by_itself() -> Iterator[None]:
+    """Models that are built inside have no block that stands for others: the tape holds each allocation of them."""
+    before = _EVERY_BLOCK.set(True)
+    try:
+        yield
+    finally:
+        _EVERY_BLOCK.reset(before)
 
 
 def trace_every_block(model: Module) -> None:

@@ -5,6 +5,8 @@ Source: aten/src/ATen/native/transformers/cuda/attention_backward.cu of PyTorch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memcalc.autograd.graph import Grads, Node
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor, dense_stride, is_contiguous
@@ -25,26 +27,44 @@ def attention_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None] * len(node.edges)
-    tape = node.tape
     kernel, call, *layouts = node.context
-    copies = [] if tape.device is None or kernel != "flash" else _by_position(tape, call, grad, layouts[0][1])
-    out: list[Tensor | None] = [
+    biases = [edge[2] for edge in node.edges[3:] if edge is not None]
+    (shape, stride), *_ = layouts
+    out_stride = dense_stride(shape, stride)
+    return [*gradients(node.tape, kernel, call, layouts, (grad, out_stride), biases)]
+
+
+def gradients(
+    tape: Tape,
+    kernel: str,
+    call: Attention,
+    layouts: Sequence[tuple[Shape, Shape]],
+    output: tuple[Tensor, Shape],
+    biases: Sequence[Shape] = (),
+) -> list[Tensor]:
+    """What a kernel's backward makes: gradients with the shapes and strides of `layouts`, then those of `biases`.
+
+    `output` has the gradient of the kernel's output and the strides of the output itself.
+    """
+    grad, out_stride = output
+    strides = (grad.stride, out_stride)
+    copies = [] if tape.device is None or kernel != "flash" else _by_position(tape, call, grad.dtype, strides)
+    out = [
         tape.empty(shape, grad.dtype, heads_inside(shape) if kernel == "efficient" else dense_stride(shape, stride))
         for shape, stride in layouts
     ]
-    out.extend(_bias_gradient(tape, edge[2], grad.dtype) for edge in node.edges[3:] if edge is not None)
+    out.extend(_bias_gradient(tape, shape, grad.dtype) for shape in biases)
     if tape.device is not None:
         _backward_scratch(tape, call, kernel, tape.device)
     del copies
     return out
 
 
-def _by_position(tape: Tape, call: Attention, grad: Tensor, query_stride: Shape) -> list[Tensor]:
+def _by_position(tape: Tape, call: Attention, dtype: DType, strides: Sequence[Shape]) -> list[Tensor]:
     """Flash takes the gradient and the output [b, s, h, d] contiguous, and copies them where they are not."""
     shape = (call.batch, call.heads, call.length, call.dim)
-    strides = (grad.stride, dense_stride(shape, query_stride))
     return [
-        tape.empty(shape, grad.dtype)
+        tape.empty(shape, dtype)
         for stride in strides
         if not is_contiguous((shape[0], *shape[2:0:-1], shape[3]), (stride[0], *stride[2:0:-1], stride[3]))
     ]

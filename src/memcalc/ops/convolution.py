@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
-from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride
+from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride, is_contiguous
 from memcalc.ops.elementwise import fp32_under_autocast
 from memcalc.ops.matmul import cached_cast
 from memcalc.ops.split_cat import memory_format_like
@@ -29,8 +29,11 @@ def convolution(
     # The kernel for one channel at a time over time makes everything contiguous.
     depthwise = len(shape) == 3 and weight.shape[1] == 1
     layout = x.shape, contiguous_stride(x.shape) if depthwise else x.stride
+    copies = depthwise and x.tape.device is not None and not is_contiguous(x.shape, x.stride)
+    copied = x.tape.empty(x.shape, x.dtype) if copies else None
     out = x.tape.empty(shape, x.dtype, memory_format_like(shape, [layout]))
-    node = record(x.tape, out, _convolution_backward, (x, weight, bias), layout)
+    del copied
+    node = record(x.tape, out, _convolution_backward, (x, weight, bias), (*layout, copies))
     if node is not None:
         node.save(x)
         node.save(weight)
@@ -41,14 +44,19 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
     if grad is None:
         return [None, None, None]
-    shape, stride = node.context
+    shape, stride, copies = node.context
     weight = node.edges[1]
+    copied = node.tape.empty(shape, grad.dtype) if copies else None
     of_weight = None if weight is None else memory_format_like(weight[2], [(shape, stride)])
     layouts = (dense_stride(shape, stride), of_weight, None)
-    return [
+    made = [
         None if edge is None else node.tape.empty(edge[2], grad.dtype, layout)
         for edge, layout in zip(node.edges, layouts, strict=True)
     ]
+    del copied
+    if node.needs(2):  # the bias's is a sum
+        node.tape.reduce(grad, (0, *range(2, len(grad.shape))))
+    return made
 
 
 def avg_pool2d(x: Tensor, kernel: int, rows: int | None = None) -> Tensor:

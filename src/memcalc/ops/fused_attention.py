@@ -5,27 +5,18 @@ Source: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from memcalc.autograd.graph import Grads, Node, record
-from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride
-from memcalc.common.sizes import Shape
-from memcalc.ops.attention_backward import attention_backward, heads_inside
-from memcalc.ops.attention_kernels import (
-    TRACKERS_DEVICE,
-    Attention,
-    choose_kernel,
-    efficient_output_accumulator,
-    flash_rounded,
-    flash_splits,
-)
+from memcalc.ops.attention_backward import attention_backward
+from memcalc.ops.attention_forward import forward_kernel, layouts
+from memcalc.ops.attention_kernels import TRACKERS_DEVICE, Attention, choose_kernel
 from memcalc.ops.attention_math import math_attention
 from memcalc.ops.matmul import cached_cast
+from memcalc.ops.ring_attention import ring_attention
 from memcalc.ops.views import expand, narrow
-from memcalc.tables.cuda_devices import CudaDevice
-from memcalc.tables.dtypes import BOOL, FP32, INT64
+from memcalc.tables.dtypes import BOOL
 
 
 def scaled_dot_product_attention(
@@ -48,6 +39,8 @@ def scaled_dot_product_attention(
         value, key, query = cached_cast(value), cached_cast(key), cached_cast(query)
     call = _call(query, key, value, mask, dropout if tape.dropout_enabled else 0.0, is_causal)
     kernel = choose_kernel(call, tape.device or TRACKERS_DEVICE)
+    if tape.ring is not None:
+        return ring_attention(query, key, value, call, kernel)
     if kernel == "flash" and call.dim % 8:
         return _padded_flash(query, key, value, call)
     mask = _additive(mask, query, aligned=kernel == "efficient")
@@ -83,34 +76,15 @@ def _fused(
 ) -> Tensor:
     """Run a fused kernel and note what it keeps."""
     tape = query.tape
-    random = [] if kernel == "flash" else _random_state(tape, call, kernel)
-    shape = (call.batch, call.heads, call.length, call.value_dim)
-    out = tape.empty(shape, query.dtype, heads_inside(shape) if kernel == "efficient" else _matching(shape, query))
-    rows = call.length
-    if kernel == "efficient":
-        rows = -(-rows // 32) * 32 if call.needs_grad else 0
-    lse = tape.empty((call.batch, call.heads, rows, 1), FP32)
-    scratch = [] if tape.device is None else list(_forward_scratch(tape, call, kernel, tape.device))
-    random = random or _random_state(tape, call, kernel)
-    del scratch
+    out, lse, random = forward_kernel(query, call, kernel)
     inputs = (query, key, value) if bias is None else (query, key, value, bias)
-    node = record(tape, out, attention_backward, inputs, (kernel, call, *_layouts(query, key, value)))
+    node = record(tape, out, attention_backward, inputs, (kernel, call, *layouts(query, key, value)))
     if node is not None:
         for tensor in (query, key, value, *(() if mask is None else (mask,))):
             node.save(tensor)
         for tensor in (out, lse, *random):
             node.save(tensor, output=True)
     return out
-
-
-def _forward_scratch(tape: Tape, call: Attention, kernel: str, device: CudaDevice) -> Iterator[Tensor]:
-    """What a kernel allocates for the time that it runs."""
-    if kernel == "flash" and (splits := flash_splits(call, device)) > 1:
-        parts = (splits, call.batch, call.heads, call.length)
-        yield tape.empty(parts, FP32)
-        yield tape.empty((*parts, flash_rounded(call)), FP32)
-    if kernel == "efficient" and (nbytes := efficient_output_accumulator(call)):
-        yield tape.empty((nbytes // 4,), FP32)
 
 
 def _additive(mask: Tensor | None, query: Tensor, *, aligned: bool) -> Tensor | None:
@@ -134,38 +108,6 @@ def _additive(mask: Tensor | None, query: Tensor, *, aligned: bool) -> Tensor | 
 
 def _asks_for_gradient(*tensors: Tensor) -> bool:
     return tensors[0].tape.grad_enabled and any(tensor.requires_grad for tensor in tensors)
-
-
-def _random_state(tape: Tape, call: Attention, kernel: str) -> list[Tensor]:
-    """Seed and offset: flash keeps them as [2] and a scalar, the others as two scalars.
-
-    With dropout the memory-efficient kernel has them on the CPU.
-    """
-    if kernel != "flash":
-        on_cpu = kernel == "efficient" and call.dropout and tape.device is not None
-        return [] if on_cpu else [tape.empty((), INT64), tape.empty((), INT64)]
-    seed, offset = tape.empty((2,), INT64), tape.empty((), INT64)
-    if call.dropout and tape.device is not None:
-        seed = tape.empty((2,), INT64)
-    return [seed, offset]
-
-
-def _matching(shape: Shape, query: Tensor) -> Shape:
-    """Strides of the output that cuDNN and flash lay out as the query is laid out."""
-    return dense_stride(shape, query.stride) if shape == query.shape else _reordered(shape, query)
-
-
-def _reordered(shape: Shape, query: Tensor) -> Shape:
-    order = sorted(range(4), key=lambda dim: (query.stride[dim], -dim))
-    out, step = [0] * 4, 1
-    for dim in order:
-        out[dim] = step
-        step *= shape[dim]
-    return tuple(out)
-
-
-def _layouts(*tensors: Tensor) -> tuple[tuple[Shape, Shape], ...]:
-    return tuple((tensor.shape, tensor.stride) for tensor in tensors)
 
 
 def _padded_flash(query: Tensor, key: Tensor, value: Tensor, call: Attention) -> Tensor:

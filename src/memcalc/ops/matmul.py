@@ -8,12 +8,12 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.autograd.graph import AccumulateGrad, Grads, Node, record
-from memcalc.autograd.tape import BEFORE, WEIGHTS
+from memcalc.autograd.tape import BEFORE, WEIGHTS, Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride, is_contiguous
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import add, add_, broadcast_shapes, empty_like, to
 from memcalc.ops.views import contiguous, expand, reshape, transpose, view
-from memcalc.tables.dtypes import short
+from memcalc.tables.dtypes import DType, short
 
 
 def cached_cast(x: Tensor) -> Tensor:
@@ -91,9 +91,16 @@ def _save_factors(node: Node, a: Tensor, b: Tensor, first: int = 0) -> None:
         node.save(b)
 
 
+def _product(tape: Tape, shape: Shape, dtype: DType, stride: Shape | None = None) -> Tensor:
+    """What a multiplication by cuBLAS makes."""
+    out = tape.empty(shape, dtype, stride)
+    tape.multiplied.setdefault(tape.phase, tape.clock - 1)
+    return out
+
+
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """a @ b of matrices: keeps each operand that the other's gradient needs; b's gradient comes first."""
-    out = a.tape.empty((a.shape[0], b.shape[1]), a.dtype)
+    out = _product(a.tape, (a.shape[0], b.shape[1]), a.dtype)
     node = record(a.tape, out, _mm_backward, (a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
         _save_factors(node, a, b)
@@ -105,14 +112,14 @@ def _mm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     a_shape, a_stride, b_shape, b_stride = node.context
-    second = node.tape.empty(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(1) else None
-    first = node.tape.empty(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(0) else None
+    second = _product(node.tape, b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(1) else None
+    first = _product(node.tape, a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(0) else None
     return [first, second]
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """bias + a @ b: like `mm`, but a's gradient comes first; the bias's is the incoming one, summed over rows."""
-    out = a.tape.empty((a.shape[0], b.shape[1]), a.dtype)
+    out = _product(a.tape, (a.shape[0], b.shape[1]), a.dtype)
     node = record(a.tape, out, _addmm_backward, (bias, a, b), (a.shape, a.stride, b.shape, b.stride))
     if node is not None:
         _save_factors(node, a, b, first=1)
@@ -124,8 +131,8 @@ def _addmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None, None]
     a_shape, a_stride, b_shape, b_stride = node.context
-    first = node.tape.empty(a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(1) else None
-    second = node.tape.empty(b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(2) else None
+    first = _product(node.tape, a_shape, grad.dtype, _operand_stride(a_shape, a_stride)) if node.needs(1) else None
+    second = _product(node.tape, b_shape, grad.dtype, _operand_stride(b_shape, b_stride)) if node.needs(2) else None
     return [grad if node.needs(0) else None, first, second]
 
 
@@ -162,7 +169,7 @@ def bmm(a: Tensor, b: Tensor) -> Tensor:
     if a.tape.autocast is not None:
         b = cached_cast(b)
         a = cached_cast(a)
-    out = a.tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+    out = _product(a.tape, (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _bmm_backward, (a, b), (a.shape, b.shape))
     if node is not None:
         _save_factors(node, a, b)
@@ -174,8 +181,8 @@ def _bmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     a_shape, b_shape = node.context
-    second = node.tape.empty(b_shape, grad.dtype) if node.needs(1) else None
-    first = node.tape.empty(a_shape, grad.dtype) if node.needs(0) else None
+    second = _product(node.tape, b_shape, grad.dtype) if node.needs(1) else None
+    first = _product(node.tape, a_shape, grad.dtype) if node.needs(0) else None
     return [first, second]
 
 
@@ -212,7 +219,7 @@ def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, scaled: bool = False) -> Tens
         b = cached_cast(b)
         a = cached_cast(a)
         bias = cached_cast(bias)
-    out = a.tape.empty((a.shape[0], a.shape[1], b.shape[2]), a.dtype)
+    out = _product(a.tape, (a.shape[0], a.shape[1], b.shape[2]), a.dtype)
     node = record(a.tape, out, _baddbmm_backward, (bias, a, b), (a.shape, b.shape, scaled))
     if node is not None:
         _save_factors(node, a, b, first=1)
@@ -226,7 +233,7 @@ def _baddbmm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     *shapes, scaled = node.context
     out: list[Tensor | None] = [grad if node.needs(0) else None]
     for index, shape in enumerate(shapes, 1):
-        made = node.tape.empty(shape, grad.dtype) if node.needs(index) else None
+        made = _product(node.tape, shape, grad.dtype) if node.needs(index) else None
         if made is not None and scaled:
             made = node.tape.empty(shape, grad.dtype)
         out.append(made)

@@ -5,10 +5,13 @@ Source: tools/autograd/derivatives.yaml and aten/src/ATen/native of PyTorch 2.14
 
 from __future__ import annotations
 
+from math import prod
+
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, dense_stride
 from memcalc.ops.elementwise import fp32_under_autocast
 from memcalc.ops.reduction import sum
+from memcalc.ops.views import contiguous
 from memcalc.tables.dtypes import FP32
 
 
@@ -18,11 +21,43 @@ def group_norm(x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
     tape = x.tape
     out = tape.empty(x.shape, x.dtype)
     mean_, rstd = (tape.empty((x.shape[0], groups), x.dtype) for _ in range(2))
-    node = record(tape, out, _operand_gradients, (x, weight, bias), x.shape)
+    _group_norm_scratch(x, groups)
+    node = record(tape, out, _group_norm_backward, (x, weight, bias), (x.shape, groups))
     if node is not None:
         for tensor in (x, weight, mean_, rstd):
-            node.save(tensor)
+            node.save(tensor, output=tensor in (mean_, rstd))
     return out
+
+
+def _group_norm_scratch(x: Tensor, groups: int) -> None:
+    """What the kernel allocates for itself: x row by row, its statistics in fp32, scale and shift of each channel.
+
+    Source: aten/src/ATen/native/cuda/group_norm_kernel.cu, read off an allocator's history.
+    """
+    tape = x.tape
+    if tape.device is None:
+        return
+    row_by_row = contiguous(x)
+    wide = [] if x.dtype is FP32 else [tape.empty((x.shape[0], groups), FP32) for _ in range(2)]
+    if prod(x.shape[2:]) > 1:
+        wide += [tape.empty(x.shape[:2], FP32) for _ in range(2)]
+    del row_by_row, wide
+
+
+def _group_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """The gradients of all operands at once, and sums of each channel and group for the kernel alone."""
+    (grad,) = grads
+    if grad is None:
+        return [None, None, None]
+    tape, (shape, groups) = node.tape, node.context
+    made = [None if edge is None else tape.empty(edge[2], edge[3]) for edge in node.edges]
+    if tape.device is not None:
+        sums = [tape.empty(shape[:2], FP32) for _ in range(2)]
+        if node.needs(0):
+            sums += [tape.empty((shape[0], groups), FP32) for _ in range(2)]
+            sums.append(tape.empty(shape[:2], FP32))
+        del sums
+    return made
 
 
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, running: tuple[Tensor, Tensor]) -> Tensor:

@@ -9,6 +9,7 @@ from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, dense_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast
+from memcalc.ops.split_cat import memory_format_like
 from memcalc.tables.dtypes import BOOL
 
 
@@ -34,22 +35,8 @@ def _pad_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 
 
 def _suggested_stride(x: Tensor, shape: Shape) -> Shape | None:
-    """Strides of a new tensor in the memory format that x suggests: channels last, or None for row by row.
-
-    Source: c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4` and its sibling of five dimensions.
-    """
-    if len(x.shape) not in (4, 5) or x.stride[1] == 0:
-        return None
-    order, least = [1, *range(len(x.shape) - 1, 1, -1), 0], 0
-    for dim in order:
-        if x.shape[dim] == 0 or x.stride[dim] < least or (dim == 0 and least == x.stride[1]):
-            return None
-        least = x.stride[dim] * max(x.shape[dim], 1)
-    strides, step = [0] * len(shape), 1
-    for dim in order:
-        strides[dim] = step
-        step *= shape[dim]
-    return tuple(strides)
+    """Strides of a new tensor in the memory format that x suggests: channels last, or None for row by row."""
+    return memory_format_like(shape, [(x.shape, x.stride)]) if len(x.shape) in (4, 5) else None
 
 
 def roll(x: Tensor) -> Tensor:

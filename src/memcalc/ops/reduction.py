@@ -9,6 +9,7 @@ from memcalc.autograd.graph import Backward, Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
+from memcalc.ops.embedding_backward import SORTED_ABOVE, sorted_embedding_gradient
 from memcalc.ops.views import unsqueeze
 from memcalc.tables.dtypes import BOOL, FP16, FP32, INT64, DType, promote
 
@@ -216,7 +217,7 @@ def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Rows of `weight`: keeps the indices; the gradient is as large as the table."""
     out = weight.tape.empty((*ids.shape, weight.shape[1]), weight.dtype)
-    node = record(weight.tape, out, _embedding_backward, (weight,))
+    node = record(weight.tape, out, _embedding_backward, (weight,), ids.numel)
     if node is not None:
         node.save(ids)
     return out
@@ -228,7 +229,7 @@ def embedding_bag(ids: Tensor, weight: Tensor, shares: Tensor) -> Tensor:
     starts = tape.empty((count,), INT64)
     out = tape.empty((count, weight.shape[1]), weight.dtype)
     bags, sizes = tape.empty((count * size,), INT64), tape.empty((count,), INT64)
-    node = record(tape, out, _embedding_backward, (weight,))
+    node = record(tape, out, _embedding_backward, (weight,), 0)
     if node is not None:
         for kept in (ids, starts, shares, bags, sizes):
             node.save(kept)
@@ -237,8 +238,12 @@ def embedding_bag(ids: Tensor, weight: Tensor, shares: Tensor) -> Tensor:
 
 def _embedding_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     (grad,) = grads
-    edge = node.edges[0]
-    return [None if grad is None or edge is None else node.tape.empty(edge[2], grad.dtype)]
+    edge, tape, ids = node.edges[0], node.tape, node.context
+    if grad is None or edge is None:
+        return [None]
+    if tape.device is not None and ids > SORTED_ABOVE:
+        return [sorted_embedding_gradient(tape, tape.device, ids, grad, edge[2])]
+    return [tape.empty(edge[2], grad.dtype)]
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:

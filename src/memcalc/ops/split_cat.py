@@ -78,11 +78,28 @@ def memory_format_like(shape: Shape, layouts: Sequence[tuple[Shape, Shape]]) -> 
     """Strides of `shape` [b, c, *sizes]: contiguous unless in all `layouts` (shape, stride) channels lie innermost."""
     order = (0, *range(2, len(shape)), 1)
     for sizes, strides in layouts:
-        inside = tuple(sizes[dim] for dim in order), tuple(strides[dim] for dim in order)
-        if not is_contiguous(*inside) or is_contiguous(sizes, strides):
+        if not _channels_last(sizes, strides):
             return contiguous_stride(shape)
     first, *steps, last = contiguous_stride(tuple(shape[dim] for dim in order))
     return (first, last, *steps)
+
+
+def _channels_last(sizes: Shape, strides: Shape) -> bool:
+    """Whether a tensor suggests that format, which takes the stride of a batch of one at its word.
+
+    Source: c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4` and its sibling of five dimensions.
+    """
+    if len(sizes) == 3:  # as an image of one row
+        inside = (sizes[0], sizes[2], sizes[1]), (strides[0], strides[2], strides[1])
+        return is_contiguous(*inside) and not is_contiguous(sizes, strides)
+    if strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, *range(len(sizes) - 1, 1, -1), 0):
+        if sizes[dim] == 0 or strides[dim] < least or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(sizes[dim], 1)
+    return True
 
 
 def _cat_backward(node: Node, grads: Grads) -> list[Tensor | None]:

@@ -6,13 +6,13 @@ torchdistx (AnyPrecisionAdamW), lomo-optim 0.1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from memcalc.common.sizes import rounded
-from memcalc.optim.weight import Scratch, ScratchBuffer, Weight, peak_of
+from memcalc.optim.weight import Scratch, ScratchBuffer, Temporaries, Weight
 
 
-@peak_of
+@Temporaries
 def adafactor(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """Transformers' Adafactor: everything in fp32, with copies of 16-bit gradients and weights.
 
@@ -59,7 +59,7 @@ def _product_of_factors(scratch: Scratch, weight: Weight) -> ScratchBuffer:
     return product
 
 
-@peak_of
+@Temporaries
 def lion(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """A copy of the momentum, and the update made from it."""
     for weight in weights:
@@ -68,14 +68,14 @@ def lion(scratch: Scratch, weights: Sequence[Weight]) -> None:
         del copy
 
 
-def galore(*, refresh: bool) -> Callable[[Sequence[Weight]], int]:
+def galore(*, refresh: bool) -> Temporaries:
     """AdamW on projected gradients, layer by layer. `refresh` says whether the projections are computed anew.
 
     A singular value decomposition in fp32 then gives each matrix's projection; that happens in the first step and in
     every 200th after it.
     """
 
-    @peak_of
+    @Temporaries
     def step(scratch: Scratch, weights: Sequence[Weight]) -> None:
         denominator = normalised = None
         outer = [weight for weight in weights if not weight.is_hidden_matrix]
@@ -120,7 +120,7 @@ def _decompose(scratch: Scratch, weight: Weight) -> None:
     del copy, left, values, right, kept
 
 
-@peak_of
+@Temporaries
 def denominators(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """One denominator (schedule-free), while that of the weight before is still bound."""
     denominator = None
@@ -129,7 +129,7 @@ def denominators(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del denominator
 
 
-@peak_of
+@Temporaries
 def any_precision(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """AnyPrecisionAdamW with bf16 states: a root and its quotient, while that of the weight before is still bound."""
     variance = None
@@ -141,7 +141,7 @@ def any_precision(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del variance
 
 
-@peak_of
+@Temporaries
 def lomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """fp32 copies of one 16-bit gradient and weight."""
     for weight in weights:
@@ -149,7 +149,7 @@ def lomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
         del copies
 
 
-@peak_of
+@Temporaries
 def adalomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """LOMO with Adafactor's statistics: the update is one more fp32 tensor, made from two."""
     for weight in weights:
@@ -167,7 +167,7 @@ def adalomo(scratch: Scratch, weights: Sequence[Weight]) -> None:
         del gradient, update, copy
 
 
-@peak_of
+@Temporaries
 def galore_8bit(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """A copy of each matrix while bitsandbytes steps its projection in its place, and the update projected back.
 
@@ -185,7 +185,7 @@ def galore_8bit(scratch: Scratch, weights: Sequence[Weight]) -> None:
         del low, kept, stand_in, full
 
 
-@peak_of
+@Temporaries
 def apollo(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """AdamW in a random subspace gives each channel of the gradient a scale: one scaled gradient at a time."""
     denominator = normalised = None
@@ -201,7 +201,7 @@ def apollo(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del denominator, normalised
 
 
-@peak_of
+@Temporaries
 def grokadamw(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """The amplified gradient, made of two, and a denominator."""
     for weight in weights:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.optim.weight import SCALAR, Scratch, ScratchBuffer, Weight, by_dtype, peak_of
+from memcalc.optim.weight import SCALAR, Scratch, ScratchBuffer, Temporaries, Weight, by_dtype
 
 
-@peak_of
+@Temporaries
 def adam_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """The denominator: a root, then its quotient, while that of the weight before is still bound."""
     denominator = None
@@ -22,7 +22,7 @@ def adam_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del denominator
 
 
-@peak_of
+@Temporaries
 def root_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """One root (rmsprop, adagrad), while that of the weight before is still bound."""
     root = None
@@ -31,7 +31,7 @@ def root_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del root
 
 
-@peak_of
+@Temporaries
 def one_list(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """A list with a tensor per weight; that of the dtype before is bound until it is rebound."""
     roots: list[ScratchBuffer] = []
@@ -40,7 +40,7 @@ def one_list(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del roots
 
 
-@peak_of
+@Temporaries
 def two_lists(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """Roots and numerators (adagrad)."""
     roots: list[ScratchBuffer] = []
@@ -51,7 +51,7 @@ def two_lists(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del roots, numerators
 
 
-@peak_of
+@Temporaries
 def adafactor_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """Statistics and estimate of one weight; each name keeps what the weight before left in it."""
     row = column = squared = estimate = update = None
@@ -73,7 +73,7 @@ def adafactor_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
     del row, column, squared, estimate, update
 
 
-@peak_of
+@Temporaries
 def adafactor_foreach(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """All matrices at once, then all vectors; a group's estimates stay bound while the next one works."""
     estimates: list[ScratchBuffer] = []
@@ -107,7 +107,7 @@ def _by_dtype_and_rank(weights: Sequence[Weight]) -> list[list[Weight]]:
     return groups
 
 
-@peak_of
+@Temporaries
 def muon(scratch: Scratch, weights: Sequence[Weight]) -> None:
     """Newton-Schulz iterations in bf16 on one matrix after another; then AdamW (foreach) for everything else.
 

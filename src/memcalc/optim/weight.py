@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from math import prod
 
 from memcalc.common.sizes import Shape, rounded
@@ -64,32 +63,40 @@ SCALAR = 512
 """Bytes that the allocator takes for a tensor of one element."""
 
 States = Callable[[Weight], Mapping[str, int]]
-Temporaries = Callable[[Sequence[Weight]], int]
 
 
 class ScratchBuffer:
     """Scratch memory, freed when nothing refers to it."""
 
-    __slots__ = ("nbytes", "scratch")
+    __slots__ = ("nbytes", "number", "scratch")
 
     def __init__(self, scratch: Scratch, nbytes: int) -> None:
         self.scratch = scratch
         self.nbytes = nbytes
+        self.number = scratch.count
+        scratch.count += 1
+        scratch.codes.append(nbytes)
         scratch.live += nbytes
         scratch.peak = max(scratch.peak, scratch.live)
 
     def __del__(self) -> None:
+        self.scratch.codes.append(~self.number)
         self.scratch.live -= self.nbytes
 
 
 class Scratch:
-    """What one optimizer step has allocated besides weights, gradients and states."""
+    """What one optimizer step has allocated besides weights, gradients and states.
 
-    __slots__ = ("live", "peak")
+    `codes` are its requests and frees in order: bytes of a request, and ~n where the n-th request is freed.
+    """
+
+    __slots__ = ("codes", "count", "live", "peak")
 
     def __init__(self) -> None:
         self.live = 0
         self.peak = 0
+        self.count = 0
+        self.codes: list[int] = []
 
     def new(self, nbytes: int) -> ScratchBuffer:
         """A piece of `nbytes` bytes."""
@@ -112,21 +119,32 @@ class Scratch:
         return [self.new(size(weight) * weight.copies) for weight in weights]
 
 
-def peak_of(step: Callable[[Scratch, Sequence[Weight]], object]) -> Temporaries:
-    """The most that `step` has alive at once, as a function of the weights in the order of their updates."""
+class Temporaries:
+    """What a step allocates, by the weights in the order of their updates."""
 
-    @wraps(step)
-    def temporaries(weights: Sequence[Weight]) -> int:
+    def __init__(self, step: Callable[[Scratch, Sequence[Weight]], object]) -> None:
+        self.step = step
+
+    def __call__(self, weights: Sequence[Weight]) -> int:
+        """The most that is alive at once."""
+        return self._run(weights).peak
+
+    def codes(self, weights: Sequence[Weight]) -> list[int]:
+        """The requests and frees in order (`Scratch.codes`), of weights that stand for themselves alone."""
+        return self._run(weights).codes
+
+    def _run(self, weights: Sequence[Weight]) -> Scratch:
         scratch = Scratch()
-        step(scratch, weights)
-        return scratch.peak
-
-    return temporaries
+        self.step(scratch, weights)
+        return scratch
 
 
-def nothing(weights: Sequence[Weight]) -> int:
-    """A step in place: no scratch memory."""
-    return 0
+def _nothing(scratch: Scratch, weights: Sequence[Weight]) -> None:
+    return
+
+
+nothing = Temporaries(_nothing)
+"""A step in place: no scratch memory."""
 
 
 def by_dtype(weights: Sequence[Weight]) -> list[list[Weight]]:

@@ -57,7 +57,7 @@ class FSDP2(Engine):
     def _groups(self) -> Iterator[Group]:
         layout = self.layout
         for unit in units(self.job.network, layout.wrap, experts=layout.expert > 1):
-            ranks = layout.data * layout.tensor // layout.expert if unit.expert else layout.data
+            ranks = layout.data * layout.tensor // layout.expert if unit.expert else layout.shards
             reshard = unit.reshard if layout.reshard is None or layout.wrap == "plan" else layout.reshard
             yield Group(self, unit, ranks, reshard=reshard, root=unit.root)
 

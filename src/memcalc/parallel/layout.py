@@ -37,7 +37,7 @@ _PIPELINED = ("pipeline_schedule", "microbatches", "pipeline_rank", "pipeline_ke
 _AXES: Mapping[Parallel, tuple[str, ...]] = {
     "none": ("tensor", "pipeline"),
     "ddp": ("pipeline",),
-    "fsdp2": ("tensor", "pipeline", "expert"),
+    "fsdp2": ("tensor", "context", "pipeline", "expert"),
     "fsdp1": (),
     "zero1": (),
     "zero2": (),
@@ -55,10 +55,11 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
     ranks = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
     data = _data(setup, ranks)
     copies = data * setup.data_parallel_replicas
-    engine: Parallel = setup.parallel or ("ddp" if copies > 1 else "none")
+    default: Parallel = "fsdp2" if setup.context_parallel_size > 1 else "ddp" if copies > 1 else "none"
+    engine = setup.parallel or default
     for sentence in _refused(setup, engine):
         raise UsageError(sentence)
-    if copies == 1 and engine in (*_FSDP, *_ZERO, "ddp", "megatron"):
+    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, *_ZERO, "ddp", "megatron"):
         engine = "none"  # nothing is shared: the single GPU, to the byte
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
@@ -72,6 +73,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         sequence=setup.sequence_parallel,
         loss_parallel=setup.loss_parallel,
         context=setup.context_parallel_size,
+        gathers_keys=setup.context_parallel_rotate_method == "allgather",
         pipeline=setup.pipeline_parallel_size,
         expert=setup.expert_parallel_size,
         expert_imbalance=setup.expert_imbalance,
@@ -164,8 +166,7 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
             )
-    if setup.context_parallel_size > 1:
-        yield "context parallel is not described yet; leave out --context-parallel-size."
+    yield from _of_context(setup)
     if engine == "megatron" and (setup.lora_rank is not None or setup.precision == "fp32"):
         yield "--parallel megatron is described for full training in 16 bits; leave out what asks for else."
     if setup.sequence_parallel and setup.tensor_parallel_size == 1:
@@ -198,6 +199,35 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
     if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):
         yield f"--parallel {engine} keeps whole parameters on every GPU; use zero3 to offload them."
+
+
+def _of_context(setup: TrainingSetup) -> Iterator[str]:
+    """What ranks that share a sequence do not have."""
+    size = setup.context_parallel_size
+    if size == 1:
+        if "context_parallel_rotate_method" in setup.model_fields_set:
+            yield (
+                "--context-parallel-rotate-method is about ranks that share a sequence, but there is one; add "
+                "--context-parallel-size."
+            )
+        return
+    length = setup.seq_len or DEFAULT_SEQ_LEN
+    if length % (2 * size):
+        yield (
+            f"--context-parallel-size {size} gives each rank two chunks of a sequence, and {length} tokens are no "
+            f"multiple of {2 * size}; change --seq-len."
+        )
+    if setup.padding_mask or setup.packing or setup.attention != "sdpa":
+        yield (
+            "--context-parallel-size attends with sdpa and without masks; leave out --padding-mask, --packing and "
+            "--attention."
+        )
+    others = (setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.expert_parallel_size)
+    if max(others) > 1 or setup.objective != "sft":
+        yield (
+            "--context-parallel-size is described for --objective sft beside data parallel ranks alone; leave out the "
+            "other sizes of axes."
+        )
 
 
 def _of_pipeline(setup: TrainingSetup) -> Iterator[str]:

@@ -42,6 +42,11 @@ class ParallelSetup:
     """Whether the residual stream is sharded over the tensor-parallel ranks along the sequence."""
     loss_parallel: bool = False
     context: int = 1
+    """Ranks that share every sequence."""
+    context_rank: int = 0
+    """The one of them that is traced."""
+    gathers_keys: bool = True
+    """Whether they gather all keys and values at once, instead of passing them on."""
     pipeline: int = 1
     expert: int = 1
     expert_imbalance: float = 1.0
@@ -87,6 +92,11 @@ class ParallelSetup:
     def gpus(self) -> int:
         """GPUs of the whole job."""
         return self.data * self.replicas * self.tensor * self.context * self.pipeline
+
+    @property
+    def shards(self) -> int:
+        """Ranks that share one replica of weights, gradients and states: those of the data and of the sequence."""
+        return self.data * self.context
 
     @property
     def batches(self) -> int:

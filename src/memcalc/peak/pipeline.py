@@ -21,7 +21,7 @@ from memcalc.peak.sweep import Sweep, swept
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import INT64, DType
 from memcalc.training.step import trace
-from memcalc.training.traced_step import Step
+from memcalc.training.traced_step import PLAIN, Step, Tracing
 
 IN_FLIGHT = "activations of micro-batches in flight"
 RECEIVED = "receive buffers (pipeline)"
@@ -137,7 +137,7 @@ class PipelineRank(Engine):
 
 
 def trace_rank(
-    spec: ModelSpec, setup: TrainingSetup, layout: ParallelSetup, rank: int, *, like_tracker: bool = False
+    spec: ModelSpec, setup: TrainingSetup, layout: ParallelSetup, rank: int, *, tracing: Tracing = PLAIN
 ) -> Step:
     """The step of one rank of a pipeline: that of the stage and micro-batch at which most is alive."""
     stages = []
@@ -145,7 +145,7 @@ def trace_rank(
     for index in range(rank, layout.pipeline * layout.virtual, layout.pipeline):
         own = replace(layout, stage=index, rank=rank)
         pair = [
-            trace(spec, setup.model_copy(update=held | {"grad_accum": accum}), layout=own, like_tracker=like_tracker)
+            trace(spec, setup.model_copy(update=held | {"grad_accum": accum}), layout=own, tracing=tracing)
             for accum in (1, 2)
         ]
         stages.append(TracedStage(pair[0], pair[1], layout))

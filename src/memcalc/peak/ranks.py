@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memcalc.breakdown import standing
 from memcalc.errors import UsageError
 from memcalc.models.spec import ModelSpec
@@ -25,6 +27,9 @@ def traced_ranks(
 
     The first stage holds most micro-batches, the last one the logits: unless all are asked for, the others hold less.
     """
+    if layout.context > 1:  # the first holds more after attention, the later ones more within it
+        ranks = {0, max(layout.context - 2, 0), layout.context - 1}
+        return {rank: trace(spec, setup, layout=replace(layout, context_rank=rank), teacher=teacher) for rank in ranks}
     if layout.pipeline == 1:
         return {0: trace(spec, setup, layout=layout, teacher=teacher)}
     if teacher is not None:

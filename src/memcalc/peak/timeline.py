@@ -104,6 +104,7 @@ class Stretch:
     """Where a phase runs, or one pass over a stack in it: from `start` to `end`, in pieces of the axis.
 
     first, last: positions in the stack, counted from 1, in the order in which they run; 0 for a phase.
+    runs: where each run of equal blocks ends, and how many they are.
     """
 
     name: str
@@ -111,6 +112,15 @@ class Stretch:
     end: float
     first: int = 0
     last: int = 0
+    runs: tuple[tuple[float, int], ...] = ()
+
+    def edges(self) -> list[float]:
+        """Where every block ends."""
+        out, start = [], self.start
+        for end, count in self.runs:
+            out += [start + (end - start) * block / count for block in range(1, count + 1)]
+            start = end
+        return out
 
 
 def runs_of(sweep: Sweep) -> Iterator[Run]:
@@ -198,21 +208,21 @@ def phases_of(runs: Sequence[Run], pieces: int) -> Iterator[Stretch]:
 
 def stacks_of(runs: Sequence[Run], pieces: int) -> Iterator[Stretch]:
     """Every pass over a stack of blocks, on an axis of `pieces`."""
-    length = sum(run.length for run in runs)
+    scale = pieces / sum(run.length for run in runs)
     found: Stretch | None = None
     start, before = 0, ("", "", 0)
     for run in runs:
-        end = start + run.length
-        if run.block is not None:
-            last = run.first + run.stride * (run.count - 1) + 1
-            if found is not None and before == (run.phase, run.block.stack, run.first + 1):
-                found = replace(found, end=end * pieces / length, last=last)
-            else:
-                if found is not None:
-                    yield found
-                found = Stretch(run.block.stack, start * pieces / length, end * pieces / length, run.first + 1, last)
-            way = -1 if run.phase == "backward" else 1
-            before = run.phase, run.block.stack, last + way
-        start = end
+        begin, end = start * scale, (start + run.length) * scale
+        start += run.length
+        if run.block is None:
+            continue
+        last = run.first + run.stride * (run.count - 1) + 1
+        if found is not None and before == (run.phase, run.block.stack, run.first + 1):
+            found = replace(found, end=end, last=last, runs=(*found.runs, (end, run.count)))
+        else:
+            if found is not None:
+                yield found
+            found = Stretch(run.block.stack, begin, end, run.first + 1, last, ((end, run.count),))
+        before = run.phase, run.block.stack, last + run.stride
     if found is not None:
         yield found

@@ -134,5 +134,9 @@ class UntracedBlocks:
         Not so what was made in forward by one block for several (a position bias), and is released in backward.
         """
         own = maker is not None and maker.block is releaser.block
+        return own or self.handed_on(allocation)
+
+    def handed_on(self, allocation: Allocation) -> bool:
+        """True if each block of a stack makes such an allocation for a neighbour, which releases it."""
         across = allocation.born < self._backward < allocation.dies
-        return own or allocation.handed_over or not across
+        return allocation.handed_over or not across

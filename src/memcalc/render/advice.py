@@ -22,6 +22,9 @@ def _lines(advice: Advice, gpu: Gpu, unit: Unit) -> Iterator[str]:
         yield f"   {'':>{widths[0]}}   {offer.remedy.as_options()}"
     if advice.stack:
         yield f"It fits with {format_bytes(advice.process_bytes, unit)}, when these are added:"
-        yield f"   {advice.as_options()}"
+        yield f"   {advice.together.as_options()}"
     else:
         yield f"With all of them together it does not fit {gpu.name}: take a larger GPU, several, or a smaller model."
+    if advice.fewest_gpus is not None:
+        yield f"As it is, it fits {advice.fewest_gpus} of them that share it:"
+        yield f"   --gpus {advice.fewest_gpus} --parallel {advice.sharding}"

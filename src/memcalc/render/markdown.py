@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from memcalc.render.captions import served, trained, workload
+from memcalc.render.captions import assumption_lines, pooled, served, trained, workload
 from memcalc.render.terminal_text import visible
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
@@ -20,7 +20,7 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     per_token = "" if active == count else f", {format_count(active)} of them active for a token"
     if some := trained(report):
         per_token += f", {some}"
-    yield f"**{_quoted(model.name)}**, {format_count(count)} parameters{per_token} · {workload(report)}"
+    yield f"**{quoted(model.name)}**, {format_count(count)} parameters{per_token} · {workload(report)}"
     yield ""
     yield "| row | at the peak | own maximum | bytes per parameter |"
     yield "|---|--:|--:|--:|"
@@ -30,24 +30,26 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
         yield f"| {name.replace('_', ' ')} | {sizes} | {ratio} |"
     yield f"| **process (nvidia-smi)** | **{format_bytes(peak.process_bytes, unit)}** | | |"
     yield ""
-    yield f"Peak: {format_bytes(peak.allocated_bytes, unit)} allocated, {_quoted(peak.moment)}."
+    yield f"Peak: {format_bytes(peak.allocated_bytes, unit)} allocated, {quoted(peak.moment)}."
     phases = (f"{name} {format_bytes(phase.peak_bytes, unit)}" for name, phase in report.phases.items())
     yield f"Phases: {', '.join(phases)}."
     if report.kv_cache_bytes:
         yield f"KV cache: {format_bytes(report.kv_cache_bytes, unit)}."
     if gpu is not None:
         room = format_bytes(abs(gpu.free_bytes), unit)
-        yield f"{_quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
+        yield f"{quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
     if report.serving is not None:
         yield f"Serves {served(report)}."
+        if report.serving.pool is not None:
+            yield f"vLLM: {pooled(report.serving.pool, unit)}."
     if report.assumptions:
         yield ""
         yield "Assumptions:"
         yield ""
-    for assumption in report.assumptions:
-        yield f"- {_quoted(assumption.text)}"
+    for line in assumption_lines(report.assumptions):
+        yield f"- {quoted(line)}"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """`text` so that Markdown shows it as it is."""
     return re.sub(r"([\\`*_{}\[\]<>|#~&])", r"\\\1", visible(text))

@@ -62,7 +62,7 @@ def rank_peaks(steps: Mapping[int, Step], layout: ParallelSetup) -> Iterator[Ran
         top = max(totals, key=lambda phase: totals[phase])
         yield RankPeak(
             pipeline_rank=rank if layout.pipeline > 1 else None,
-            count=layout.gpus // layout.pipeline,
+            count=layout.gpus // (layout.pipeline * layout.context),
             model_weights_bytes=rows[WEIGHTS],
             optimizer_states_bytes=rows[OPTIMIZER],
             gradients_bytes=rows[GRADIENTS],
@@ -83,6 +83,12 @@ def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[Assump
     yield Assumption(
         "most_loaded_gpu", f"{layout.gpus} GPUs ({axes or 'one rank each'}): the report is for the most loaded one"
     )
+    if layout.context > 1:
+        yield Assumption(
+            "context_parallel",
+            f"context parallel as torch's context_parallel and Accelerate run it: rank {layout.context_rank} of each "
+            f"{layout.context} is reported, causal work is balanced, weights are shared by FSDP2 over those ranks too",
+        )
     if layout.engine == "megatron":
         yield Assumption(
             "megatron_not_measured",

@@ -115,6 +115,17 @@ class TrainingPhases(Phases):
     step: Phase = Field(description="Optimizer step.")
 
 
+class EncodingTrainingPhases(TrainingPhases):
+    """The same of a denoiser whose latents or text embeddings are made in every step."""
+
+    encode: Phase = Field(description="Autoencoder and text encoders make the denoiser's inputs.")
+
+    def items(self) -> Iterator[tuple[str, Phase]]:
+        """Name and phase, encode first."""
+        yield "encode", self.encode
+        yield from ((name, phase) for name, phase in super().items() if name != "encode")
+
+
 class InferencePhases(Phases):
     """The phases of generation."""
 
@@ -123,7 +134,7 @@ class InferencePhases(Phases):
 
 
 class PipelinePhases(Phases):
-    """The phases of a diffusion pipeline; only its weights are counted."""
+    """The phases of a diffusion pipeline. Where memcalc does not know its denoiser, only weights are counted."""
 
     encode: Phase = Field(description="Text and image encoders work on the prompt.")
     denoise: Phase = Field(description="The transformer or UNet denoises.")
@@ -159,6 +170,26 @@ class GpuFit(Contract):
         return cls(name=name, total_bytes=total_bytes, usable_bytes=usable_bytes, fits=free >= 0, free_bytes=free)
 
 
+class EnginePool(Contract):
+    """The pool of pages that vLLM makes when it starts, and what the rest of its share of the GPU goes to."""
+
+    budget_bytes: Bytes = Field(description="The share of the GPU: total times gpu_memory_utilization.")
+    weights_bytes: Bytes = Field(description="Weights, with the table of its rotary embedding.")
+    activations_bytes: Bytes = Field(description="Peak of the profile run.")
+    non_torch_bytes: Bytes = Field(description="Memory outside torch that appears while it starts.")
+    cuda_graphs_bytes: Bytes = Field(description="CUDA graphs.")
+    graphs_in_budget: bool = Field(
+        description="Whether CUDA graphs are taken off the budget; if not, they come on top of it."
+    )
+    pool_bytes: int = Field(description="What is left for pages: 'Available KV cache memory'; negative if nothing is.")
+    pool_tokens: int = Field(ge=0, description="Tokens that the pool holds: 'GPU KV cache size'.")
+    profiled_tokens: int = Field(ge=1, description="Tokens of the profile run: max_num_batched_tokens.")
+    profiled_sequences: int = Field(ge=1, description="Sequences that it samples for: max_num_seqs.")
+    smallest_utilization: float | None = Field(
+        description="The smallest gpu_memory_utilization that holds the job, in hundredths; null if none does."
+    )
+
+
 class Serving(Contract):
     """How much of this job the GPU can serve. 0 where not even one sequence or token fits."""
 
@@ -168,6 +199,35 @@ class Serving(Contract):
     )
     engine_reserved_bytes: Bytes = Field(
         description="What the engine will take of the GPU: its pool fills what it may, whatever is needed."
+    )
+    pool: EnginePool | None = Field(
+        description="The pool that vLLM makes; null for another engine, and for a model without a cache."
+    )
+
+
+class RemedyOffer(Contract):
+    """A change that makes the job smaller by itself."""
+
+    name: str = Field(description="What it is.")
+    cost: str = Field(description="What one pays for it.")
+    options: dict[str, Any] = Field(description="The options of `setup` that change, with their values.")
+    change: str = Field(description="The same as options of the command line, or as keys of the run file.")
+    saved_bytes: Bytes = Field(description="What the process then needs less: the difference of two estimates.")
+    fits: bool = Field(description="Whether the job fits with it.")
+
+
+class Remedies(Contract):
+    """What makes a job smaller that does not fit."""
+
+    alone: tuple[RemedyOffer, ...] = Field(description="What helps by itself, those that cost least first.")
+    together: dict[str, Any] | None = Field(
+        description="Options of the first combination that fits; null where none does."
+    )
+    change: str | None = Field(description="The same in the words of `alone`.")
+    process_bytes: Bytes | None = Field(description="What the process then needs.")
+    fewest_gpus: int | None = Field(
+        description="GPUs that have to share the job as it is, by FSDP2 unless it is sharded already; null where no "
+        "number is enough."
     )
 
 
@@ -224,12 +284,19 @@ class Report(Contract):
         description="Bytes of the distinct storages that autograd keeps at the end of forward: parameters excluded, "
         "autocast weight copies included, not rounded; null in inference."
     )
-    phases: TrainingPhases | InferencePhases | PipelinePhases = Field(description="Peak of each phase.")
+    phases: EncodingTrainingPhases | TrainingPhases | InferencePhases | PipelinePhases = Field(
+        description="Peak of each phase."
+    )
     peak: Peak = Field(description="The peak of the whole job.")
-    kv_cache_bytes: Bytes | None = Field(description="Bytes of the key-value cache after prefill; null in training.")
+    kv_cache_bytes: Bytes | None = Field(
+        description="Bytes of the key-value cache after prefill; null in training and for pipelines."
+    )
     gpu: GpuFit | None = Field(description="The GPU that was asked about; null where none was.")
     serving: Serving | None = Field(
         default=None, description="What the GPU can serve; null in training and where no GPU was asked about."
+    )
+    remedies: Remedies | None = Field(
+        default=None, description="What makes a training job smaller that does not fit; null where it fits."
     )
     cluster: Cluster | None = Field(default=None, description="The job on several GPUs; null on a single one.")
     ranks: tuple[RankPeak, ...] = Field(default=(), description="What each kind of rank holds; empty on a single GPU.")

@@ -9,6 +9,7 @@ from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, anything, flag, harmless, table, text, whole
 from memcalc.run_configs.mapping import Given
+from memcalc.tables.engines import GGML_TYPES
 
 KEYS = table(
     Key("model", text, None, "model", "the GGUF file", other=("m",)),
@@ -23,21 +24,27 @@ KEYS = table(
     ),
     Key("kv_unified", flag, False, our.BATCH, "one cache for all slots", other=("kvu",)),
     Key(
-        "n_gpu_layers", text, "auto", "", "layers on the GPU: as many as fit", "0 in old builds", ("ngl", "gpu_layers")
+        "n_gpu_layers",
+        text,
+        "auto",
+        our.GPU_LAYERS,
+        "layers on the GPU: as many as fit",
+        "0 in old builds",
+        ("ngl", "gpu_layers"),
     ),
     Key("fit", text, "on", "", "shrinks what is unset to leave 1024 MiB"),
-    Key("cache_type_k", text, "f16", our.KV_DTYPE, "dtype of the keys", other=("ctk",)),
-    Key("cache_type_v", text, "f16", our.KV_DTYPE, "dtype of the values", other=("ctv",)),
+    Key("cache_type_k", text, "f16", our.CACHE_TYPE_K, "dtype of the keys", other=("ctk",)),
+    Key("cache_type_v", text, "f16", our.CACHE_TYPE_V, "dtype of the values", other=("ctv",)),
     Key("batch_size", whole, 2048, "", "tokens handed in at once", other=("b",)),
-    Key("ubatch_size", whole, 512, our.PREFILL_CHUNK, "tokens of a forward pass", other=("ub",)),
-    Key("swa_full", flag, False, "", "a whole cache for sliding-window layers"),
-    Key("flash_attn", text, "auto", our.ATTENTION, "flash attention", other=("fa",)),
+    Key("ubatch_size", whole, 512, our.UBATCH, "tokens of a forward pass", other=("ub",)),
+    Key("swa_full", flag, False, our.SWA_FULL, "a whole cache for sliding-window layers"),
+    Key("flash_attn", text, "auto", our.FLASH_ATTN, "flash attention", other=("fa",)),
     Key("split_mode", text, "layer", "", "how several GPUs share", other=("sm",)),
     Key("tensor_split", anything, None, "", "shares of the GPUs", other=("ts",)),
     Key("main_gpu", whole, 0, "", "the GPU of the rest", other=("mg",)),
     Key("device", text, None, "", "GPUs that are used", other=("dev",)),
-    Key("cpu_moe", flag, False, "", "experts on the host", other=("cmoe",)),
-    Key("n_cpu_moe", whole, 0, "", "layers whose experts are on the host", other=("ncmoe",)),
+    Key("cpu_moe", flag, False, our.CPU_MOE, "experts on the host", other=("cmoe",)),
+    Key("n_cpu_moe", whole, 0, our.CPU_MOE, "layers whose experts are on the host", other=("ncmoe",)),
     Key("override_tensor", anything, None, "", "tensors on the host", other=("ot",)),
     Key("no_kv_offload", flag, False, "", "the cache on the host", other=("nkvo",)),
     Key("model_draft", text, None, "", "a draft model", other=("md",)),
@@ -59,18 +66,7 @@ HARMLESS = harmless(
     r"(log|yarn|dry|mirostat|xtc|cpu|rope|spec|draft|chat|reasoning|image|no|tools|models|ssl|fit|cache_ram|ctx_checkpoints|dynatemp|repeat|top|sleep|webui|media)_\w+",
 )
 
-_TYPES = {
-    "f32": "fp32",
-    "bf16": "bf16",
-    "f16": "fp16",
-    "q8_0": "int8",
-    "q4_0": "int4",
-    "q4_1": "int4",
-    "iq4_nl": "int4",
-    "q5_0": "int8",
-    "q5_1": "int8",
-}
-_WIDTH = ("int4", "int8", "fp16", "bf16", "fp32")
+_EVERY_LAYER = 1 << 20
 
 
 def read(context: Context) -> None:
@@ -89,12 +85,12 @@ def read(context: Context) -> None:
     _context(keys)
     _cache(keys)
     chunk = keys.get("ubatch_size")
-    out.take(our.PREFILL_CHUNK, chunk.value, chunk)
+    out.take(our.UBATCH, chunk.value, chunk)
     flash = keys.get("flash_attn")
-    if str(flash.value).lower() in ("off", "0", "false"):
-        out.take(our.ATTENTION, "eager", flash)
-    else:
-        out.take(our.ATTENTION, "flash", flash, "bare flag of builds to mid 2025" if flash.raw is True else "")
+    off = str(flash.value).lower() in ("off", "0", "false")
+    out.take(
+        our.FLASH_ATTN, "off" if off else "on", flash, "bare flag of builds to mid 2025" if flash.raw is True else ""
+    )
     _elsewhere(keys)
     keys.get("batch_size")
     keys.finish()
@@ -124,35 +120,37 @@ def _context(keys: Keys) -> None:
 
 
 def _cache(keys: Keys) -> None:
-    out, k, v = keys.out, keys.get("cache_type_k"), keys.get("cache_type_v")
-    kinds = [_TYPES.get(str(given.value).lower()) for given in (k, v)]
-    if None in kinds:
-        out.lack(f"cache type {k.shown} or {v.shown} is not modelled: taken as f16")
-        kinds = [kind or "fp16" for kind in kinds]
-    widest = max((str(kind) for kind in kinds), key=_WIDTH.index)
-    if kinds[0] != kinds[1]:
-        out.lack(f"keys in {k.shown} and values in {v.shown}: one type for both is modelled, the wider is taken")
-    out.take(our.KV_DTYPE, widest, k if str(kinds[0]) == widest else v)
-    out.note(v)
-    for given in (k, v):
-        if str(given.value).lower() in ("q5_0", "q5_1"):
-            out.lack(f"{given.shown} is taken as q8_0, an upper bound")
+    for name, option in (("cache_type_k", our.CACHE_TYPE_K), ("cache_type_v", our.CACHE_TYPE_V)):
+        given = keys.get(name)
+        kind = str(given.value).lower()
+        if kind in GGML_TYPES:
+            keys.out.take(option, kind, given)
+        else:
+            keys.out.lack(f"cache type {given.shown} is not modelled: taken as f16")
+            keys.out.take(option, "f16", given)
+    given = keys.get("swa_full")
+    if given.value:
+        keys.out.take(our.SWA_FULL, True, given)
 
 
 def _elsewhere(keys: Keys) -> None:
     out, layers = keys.out, keys.get("n_gpu_layers")
     word = str(layers.value).lower()
-    out.note(layers)
-    if re.fullmatch(r"\d+", word) and int(word) < 99:
-        out.lack(f"-ngl {word}: a part of the layers on the GPU is not modelled, the estimate is of all of them")
+    if re.fullmatch(r"\d+", word):
+        out.take(our.GPU_LAYERS, int(word), layers)
+    else:
+        out.note(layers)
+    every, first = keys.get("cpu_moe"), keys.get("n_cpu_moe")
+    if every.value:
+        out.take(our.CPU_MOE, _EVERY_LAYER, every, "the experts of every layer")
+        out.note(first)
+    elif first.value:
+        out.take(our.CPU_MOE, first.value, first)
     for name, words in (
         ("mmproj", "the projector file is not read: its tower is not in the estimate"),
         ("model_draft", "a draft model is not modelled: the estimate is without it"),
-        ("cpu_moe", "experts on the host are not modelled: the estimate is of all on the GPU"),
-        ("n_cpu_moe", "experts on the host are not modelled: the estimate is of all on the GPU"),
         ("override_tensor", "tensors on the host are not modelled: the estimate is of all on the GPU"),
         ("no_kv_offload", "a cache on the host is not modelled: the estimate has it on the GPU"),
-        ("swa_full", "--swa-full is not modelled: sliding-window layers have a short cache"),
         ("tensor_split", "several GPUs are not modelled for llama.cpp: the estimate is of one"),
         ("lora", "an adapter file is not read: it is not in the estimate"),
     ):

@@ -35,15 +35,21 @@ KEYS = table(
     Key(
         "gpu_memory_utilization", number, 0.92, our.UTILIZATION, "share of the GPU that vLLM fills", "2026 (0.9 before)"
     ),
-    Key("max_num_seqs", whole, None, "", "sequences at a time: 1024 on 70 GiB and more that is no A100, else 256"),
-    Key("max_num_batched_tokens", _tokens, None, our.PREFILL_CHUNK, "tokens of a forward pass: 8192 there, else 2048"),
+    Key(
+        "max_num_seqs",
+        whole,
+        None,
+        our.MAX_NUM_SEQS,
+        "sequences at a time: 1024 on 70 GiB and more that is no A100, else 256",
+    ),
+    Key("max_num_batched_tokens", _tokens, None, our.BATCHED_TOKENS, "tokens of a forward pass: 8192 there, else 2048"),
     Key("kv_cache_dtype", text, "auto", our.KV_DTYPE, "dtype of the KV cache"),
     Key("tensor_parallel_size", whole, 1, our.TENSOR_PARALLEL, "GPUs that share every layer", other=("tp",)),
     Key("pipeline_parallel_size", whole, 1, our.PIPELINE_PARALLEL, "stages", other=("pp",)),
     Key("data_parallel_size", whole, 1, our.DATA_PARALLEL, "copies of the engine", other=("dp",)),
     Key("enable_expert_parallel", flag, False, our.EXPERT_PARALLEL, "experts are spread, not split", other=("ep",)),
     Key("quantization", text, None, our.QUANTIZATION, "when loading; the config's when absent", other=("q",)),
-    Key("enforce_eager", flag, False, "", "no CUDA graphs"),
+    Key("enforce_eager", flag, False, our.ENFORCE_EAGER, "no CUDA graphs"),
     Key("max_cudagraph_capture_size", whole, None, "", "largest batch with a graph"),
     Key("kv_cache_memory_bytes", anything, None, "", "a fixed size of the cache"),
     Key("cpu_offload_gb", number, 0.0, "", "weights in host memory"),
@@ -111,12 +117,17 @@ def read(context: Context) -> None:
     out.take(our.ENGINE, "vllm", Given("engine", "vllm", "vllm", True))
     _memory(keys)
     _parallel(keys)
-    for name in ("max_num_seqs", "block_size", "max_cudagraph_capture_size", "enforce_eager"):
+    sequences, eager = keys.get("max_num_seqs"), keys.get("enforce_eager")
+    if sequences.value is None:
+        out.note(sequences)
+    else:
+        out.take(our.MAX_NUM_SEQS, sequences.value, sequences)
+    if eager.value:
+        out.take(our.ENFORCE_EAGER, True, eager)
+    for name in ("block_size", "max_cudagraph_capture_size"):
         given = keys.get(name)
-        if not given.default or name == "max_num_seqs":
+        if not given.default:
             out.note(given)
-    if not keys.value("enforce_eager"):
-        out.lack("memory of CUDA graphs is not modelled")
     for name, words in (
         ("enable_lora", "slots for adapters are"),
         ("speculative_config", "a draft model is"),
@@ -143,7 +154,7 @@ def _memory(keys: Keys) -> None:
     if chunk.value is None:
         out.note(chunk)
     else:
-        out.take(our.PREFILL_CHUNK, chunk.value, chunk)
+        out.take(our.BATCHED_TOKENS, chunk.value, chunk)
     kv = keys.get("kv_cache_dtype")
     name = _KV.get(str(kv.value).lower())
     if name is None:

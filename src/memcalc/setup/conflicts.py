@@ -237,6 +237,10 @@ def _fused_head(setup: TrainingOptions) -> Iterator[str]:
 
 
 def _lengths(setup: TrainingOptions) -> Iterator[str]:
+    if setup.packing and setup.padding_mask:
+        yield "--packing fills rows, and --padding-mask pads them; leave one of them out."
+    if setup.packing and setup.objective != "sft":
+        yield f"--packing belongs to --objective sft: trainers do not pack for {setup.objective}; leave it out."
     length = setup.seq_len or DEFAULT_SEQ_LEN
     for name in ("max_completion_length", "logits_to_keep"):
         value = getattr(setup, name)

@@ -23,3 +23,6 @@ IN_PLAIN_LOOPS = ("sft", "dpo", "reward", "grpo", "ppo", "distillation")
 
 DEFAULT_IMAGE_SIDE = 448
 """Height and width of an image in pixels where neither the config nor an option decides."""
+
+OFFLOADS = ("none", "model", "sequential", "group", "group-leaf")
+"""How components of a diffusion pipeline wait in host memory (`--cpu-offload` of `--mode inference`)."""

@@ -5,6 +5,8 @@ from typing import Literal
 from memcalc.setup.options import option
 from memcalc.setup.shared_options import PositiveInt, SharedOptions
 
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+
 
 class InferenceOptions(SharedOptions):
     """The options of `--mode inference`."""
@@ -28,6 +30,89 @@ class InferenceOptions(SharedOptions):
     )
     gpu_memory_utilization: float | None = option(
         "Serving", None, "Share of the GPU that a serving engine fills.", unset="the engine's", gt=0, le=1
+    )
+    max_num_batched_tokens: PositiveInt | None = option(
+        "vLLM",
+        None,
+        "Tokens of one pass in vLLM, which its profile run takes too.",
+        unset="vLLM's default for the GPU: 8192 or 2048",
+    )
+    max_num_seqs: PositiveInt | None = option(
+        "vLLM",
+        None,
+        "Sequences that vLLM runs at once; its profile run samples for as many.",
+        unset="vLLM's default for the GPU: 1024 or 256",
+    )
+    enforce_eager: bool = option("vLLM", False, "vLLM captures no CUDA graphs.")
+    engine_version: str | None = option(
+        "vLLM", None, "Version of vLLM, such as 0.11.0, whose rules make the pool.", unset="the latest that is known"
+    )
+    ubatch_size: PositiveInt | None = option(
+        "llama.cpp",
+        None,
+        "Tokens of llama.cpp's physical batch, for which it reserves its compute buffer.",
+        unset="512",
+    )
+    cache_type_k: CacheType | None = option(
+        "llama.cpp", None, "Type of llama.cpp's cache of keys.", unset="f16, or what --kv-dtype says"
+    )
+    cache_type_v: CacheType | None = option(
+        "llama.cpp", None, "Type of llama.cpp's cache of values.", unset="f16, or what --kv-dtype says"
+    )
+    swa_full: bool = option(
+        "llama.cpp",
+        False,
+        "llama.cpp keeps layers with a sliding window in full length, so that prompts can be reused.",
+    )
+    flash_attn: Literal["on", "off"] | None = option(
+        "llama.cpp", None, "Flash attention of llama.cpp; without it, it holds the scores of a ubatch.", unset="on"
+    )
+    n_gpu_layers: int | None = option(
+        "llama.cpp",
+        None,
+        "Layers that llama.cpp puts on the GPU, the output layer counted; the first stay on the host.",
+        unset="all",
+        ge=0,
+        le=2**20,
+    )
+    n_cpu_moe: int | None = option(
+        "llama.cpp",
+        None,
+        "Layers whose experts llama.cpp keeps on the host, from the first.",
+        unset="0",
+        ge=0,
+        le=2**20,
+    )
+    num_images_per_prompt: PositiveInt = option(
+        "Diffusion", 1, "Pictures of every prompt, all denoised and decoded at once."
+    )
+    guidance_scale: float | None = option(
+        "Diffusion",
+        None,
+        "Scale of classifier-free guidance; at most 1 switches it off.",
+        unset="the pipeline's own, which guides",
+        ge=0,
+    )
+    cpu_offload: str | None = option(
+        "Parallel",
+        None,
+        "What waits in host memory. Of a pipeline: model (one component at a time), sequential (one layer at a time), "
+        "group or group-leaf (blocks or layers of diffusers' models). In training: optimizer, parameters, or both.",
+        unset="nothing",
+    )
+    vae_tiling: bool = option("Diffusion components", False, "Decode in tiles (vae.enable_tiling).")
+    vae_slicing: bool = option("Diffusion components", False, "Decode one picture at a time (vae.enable_slicing).")
+    vae_dtype: Literal["fp32", "bf16", "fp16"] | None = option(
+        "Diffusion components",
+        None,
+        "Dtype of the autoencoder.",
+        unset="--dtype or the stored one; in training the script's",
+    )
+    components_to_quantize: str | None = option(
+        "Diffusion components",
+        None,
+        "Components that --quantization is for, by name and with commas, such as transformer,text_encoder_2.",
+        unset="the denoiser",
     )
     tensor_parallel_size: PositiveInt = option(
         "Parallel", 1, "GPUs that share every layer; the report is for one of them."

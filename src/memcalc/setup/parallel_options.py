@@ -32,6 +32,9 @@ class ParallelOptions(Options):
     )
     loss_parallel: bool = option("Parallel", False, "Keep logits sharded over the vocabulary through the loss.")
     context_parallel_size: PositiveInt = option("Parallel", 1, "GPUs that share every sequence.")
+    context_parallel_rotate_method: Literal["allgather", "alltoall"] = option(
+        "Parallel", "allgather", "How those GPUs exchange keys and values: all at once, or one after another."
+    )
     pipeline_parallel_size: PositiveInt = option("Pipeline", 1, "Stages that the blocks are divided into.")
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = option(
         "Pipeline", "1f1b", "In which order stages run micro-batches."

@@ -1,11 +1,15 @@
 """What the person wants to run: the options of a mode, checked against each other."""
 
-from typing import Self
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from memcalc.errors import UsageError
 from memcalc.setup.conflicts import conflicts
-from memcalc.setup.defaults import OF_PAIRS, WITH_REFERENCE
+from memcalc.setup.defaults import OF_PAIRS, OFFLOADS, WITH_REFERENCE
+from memcalc.setup.inference_conflicts import engine_of, inference_conflicts
 from memcalc.setup.inference_options import InferenceOptions
+from memcalc.setup.sentences import choice_sentence
 from memcalc.setup.training_options import TrainingOptions
 
 
@@ -49,5 +53,21 @@ class TrainingSetup(TrainingOptions):
 class InferenceSetup(InferenceOptions):
     """Prefill of a prompt and decoding of one token on one GPU.
 
-    Raises UsageError, in one sentence, for a value of the wrong kind.
+    Raises UsageError, in one sentence, for a value of the wrong kind and for options of another engine.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engine_of_its_options(cls, values: Any) -> Any:
+        """An option that only one engine has names it, where nobody did."""
+        if not isinstance(values, dict) or "engine" in values:
+            return values
+        meant = engine_of(name for name, value in values.items() if value is not None)
+        return values if meant is None else {**values, "engine": meant}
+
+    def check(self) -> None:
+        """Raise UsageError for a way of offloading that is none, and for options of another engine."""
+        if self.cpu_offload not in (None, *OFFLOADS):
+            raise UsageError(choice_sentence("--cpu-offload", self.cpu_offload, OFFLOADS))
+        for sentence in inference_conflicts(self):
+            raise UsageError(sentence)

@@ -25,6 +25,15 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         unset="plain for sft, trl for other objectives, diffusers for denoisers",
     )
 
+    pad_to_multiple_of: PositiveInt = option(
+        "Batch", 1, "The collator pads sequences up to a multiple of this (pad_to_multiple_of)."
+    )
+    packing: bool = option(
+        "Batch",
+        False,
+        "Rows of --seq-len tokens hold several samples (TRL's packing, DataCollatorWithFlattening with --batch 1): "
+        "positions come with them, and eager attention and sdpa get a block-wise mask.",
+    )
     precision: Precision = option(
         "Precision", "mixed-bf16", "Precision recipe: which dtype weights, compute and states have."
     )
@@ -105,6 +114,27 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     dora: bool = option("LoRA", False, "Weight-decomposed LoRA: train each adapted matrix's column norms too.")
     modules_to_save: str | None = option(
         "LoRA", None, "Modules trained in full beside LoRA as copies (embed_tokens,lm_head after adding tokens)."
+    )
+    use_ema: bool = option(
+        "Diffusion components",
+        False,
+        "Keep an exponential moving average of a denoiser's weights on the GPU: a copy of them.",
+    )
+    cache_latents: bool = option(
+        "Diffusion components",
+        True,
+        "Latents were made before training; otherwise the autoencoder is on the GPU and runs in every step.",
+    )
+    cache_text_embeddings: bool = option(
+        "Diffusion components",
+        True,
+        "Text embeddings were made before training; otherwise the text encoders are on the GPU and run in every step.",
+    )
+    vae_dtype: Literal["fp32", "bf16", "fp16"] | None = option(
+        "Diffusion components",
+        None,
+        "Dtype of the autoencoder.",
+        unset="--dtype or the stored one; in training the script's",
     )
     prepare_kbit_training: bool = option(
         "Precision",

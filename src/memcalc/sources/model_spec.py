@@ -26,7 +26,7 @@ from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
 from memcalc.tables.dtypes import short
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.units import format_bytes, format_count
+from memcalc.units import format_count
 
 Setup = TrainingSetup | InferenceSetup
 
@@ -101,33 +101,50 @@ def describe(
         return _described(model, name, setup, generic=generic, generic_ignore=generic_ignore)
 
 
+def model_alone(model: LoadedModel, name: str, *, generic: bool) -> tuple[ModelSpec, tuple[Assumption, ...]]:
+    """The spec of a model for which no setup is known yet, and what is assumed of it.
+
+    Raises ConfigError for an adapter and for a pipeline, which are no model alone.
+    """
+    if model.adapter is not None:
+        base = f" for {shown(model.adapter.base_model)}" if model.adapter.base_model else ""
+        raise ConfigError(
+            f"{shown(model.name)} is an adapter{base}, not a model: read its base, and say in the setup what is "
+            "trained (lora_rank, lora_targets)."
+        )
+    with model.naming_its_file():
+        return _with_weights(model, name, None, generic=generic, generic_ignore=())
+
+
 def _described(
     model: LoadedModel, name: str, setup: Setup, *, generic: bool, generic_ignore: Collection[str]
 ) -> Described:
-    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
-    alike = generic and bool(lines)
-    if model.checkpoint is not None:
-        built = Built.of(spec)
-        if not alike:
-            check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
-        if _has_own_head(model, spec, built):
-            spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
-            built = Built.of(spec)
-            lines += (
-                Assumption(
-                    "head_not_tied",
-                    "the config does not say whether the head is tied; the files hold one of its own, so it is not",
-                ),
-            )
-        lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=_asked(setup))
-        held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
-        spec = replace(spec, stored=held)
-        if held.kind == GGUF:
-            setup, more = _of_gguf(model.checkpoint, setup)
-            lines += more
-    else:
-        lines += remarks(model)
+    spec, lines = _with_weights(model, name, _asked(setup), generic=generic, generic_ignore=generic_ignore)
+    if model.checkpoint is not None and spec.stored is not None and spec.stored.kind == GGUF:
+        setup, more = _of_gguf(model.checkpoint, setup)
+        lines += more
     return Described(spec, setup, lines)
+
+
+def _with_weights(
+    model: LoadedModel, name: str, dtype: str | None, *, generic: bool, generic_ignore: Collection[str]
+) -> tuple[ModelSpec, tuple[Assumption, ...]]:
+    """The spec with the weights that files hold, and what is to be said of them; `dtype` is the one asked for."""
+    spec, lines = spec_of(model, name, generic=generic, generic_ignore=generic_ignore)
+    if model.checkpoint is None:
+        return spec, (*lines, *remarks(model))
+    alike = generic and bool(lines)
+    built = Built.of(spec)
+    if not alike:
+        check_names(model.checkpoint, built.modules, sum(built.expected.values()), spec.model_type)
+    if _has_own_head(model, spec, built):
+        spec = replace(spec, config={**spec.config, "tie_word_embeddings": False})
+        built = Built.of(spec)
+        text = "the config does not say whether the head is tied; the files hold one of its own, so it is not"
+        lines += (Assumption("head_not_tied", text),)
+    lines += remarks(model, expected=built.expected, tied=built.tied, layers=built.layers, dtype=dtype)
+    held = stored_weights(model.checkpoint, built=None if alike else built.parts, layers=built.layers, exact=alike)
+    return replace(spec, stored=held), lines
 
 
 def _has_own_head(model: LoadedModel, spec: ModelSpec, built: Built) -> bool:
@@ -208,14 +225,6 @@ def _of_gguf(checkpoint: Checkpoint, setup: Setup) -> tuple[Setup, tuple[Assumpt
     if "engine" not in setup.model_fields_set:
         setup = setup.model_copy(update={"engine": "llama.cpp"})
         lines.append(Assumption("engine_of_gguf", "engine llama.cpp, as the weights are GGUF (--engine)"))
-    embedding = sum(t.nbytes for t in checkpoint.tensors if t.name == "token_embd.weight")
-    if setup.engine == "llama.cpp" and embedding:
-        lines.append(
-            Assumption(
-                "llama_cpp_embedding",
-                f"llama.cpp keeps the token embedding ({format_bytes(embedding)}) in host memory; it is counted here",
-            )
-        )
     return setup, tuple(lines)
 
 

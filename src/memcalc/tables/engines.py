@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, Literal
 
 from memcalc.common.assumption import Assumption
@@ -35,6 +36,20 @@ _PLAIN = {"fp32": CacheFormat(32), "bf16": CacheFormat(16), "fp16": CacheFormat(
 _FP8 = {"fp8": CacheFormat(8)}
 _QUANTO = {"int8": CacheFormat(8, 64, 32), "int4": CacheFormat(4, 64, 32)}
 """Scale and shift in 16 bits for 64 elements each: `QuantizedCacheConfig.q_group_size` of Transformers."""
+GGML_TYPES: Mapping[str, CacheFormat] = MappingProxyType(
+    {
+        "f32": CacheFormat(32),
+        "f16": CacheFormat(16),
+        "bf16": CacheFormat(16),
+        "q8_0": CacheFormat(8, 32, 16),
+        "q5_1": CacheFormat(5, 32, 32),
+        "q5_0": CacheFormat(5, 32, 16),
+        "q4_1": CacheFormat(4, 32, 32),
+        "q4_0": CacheFormat(4, 32, 16),
+        "iq4_nl": CacheFormat(4, 32, 16),
+    }
+)
+"""Types of llama.cpp's cache (--cache-type-k, --cache-type-v): blocks of 32 with 16-bit scales, and minima in _1."""
 _GGML = {"int8": CacheFormat(8, 32, 16), "int4": CacheFormat(4, 32, 16)}
 """Blocks of 32 with one 16-bit scale: ggml's q8_0 (34 bytes) and q4_0 (18 bytes)."""
 
@@ -86,6 +101,11 @@ _KERNELS = Assumption(
     "engine_kernels",
     "activations are those of Transformers' modules with fused attention; an engine's other kernels need less",
 )
+_PROFILE = Assumption(
+    "vllm_profile",
+    "vLLM's pool is what its profile run leaves of its share, by rules that were read off startup logs of v0.6.4 to "
+    "v0.28 (within 5 % of all; --engine-version, --max-num-batched-tokens, --max-num-seqs)",
+)
 _GRAPHS = Assumption("cuda_graphs", "CUDA graphs take further memory, which the documentation gives no number for")
 
 ENGINES: dict[str, Engine] = {
@@ -109,14 +129,14 @@ ENGINES: dict[str, Engine] = {
             cache="paged",
             page=16,
             formats=_FP8,
-            utilization=0.9,
+            utilization=0.92,
             batched_tokens=8192,
             attention="flash",
             follows_scheme=True,
             reads_gguf=True,
-            notes=(_KERNELS, _GRAPHS),
-            source="vLLM documentation, engine arguments: block_size 16, gpu_memory_utilization 0.9, kv_cache_dtype "
-            "auto or fp8, max_num_batched_tokens 8192 when serving; hybrid KV cache manager for sliding windows",
+            notes=(_KERNELS, _PROFILE),
+            source="vLLM documentation, engine arguments: block_size 16, kv_cache_dtype auto or fp8; hybrid KV cache "
+            "manager for sliding windows. Shares, batched tokens and the pool are in tables/vllm.py, by version",
         ),
         Engine(
             name="sglang",
@@ -155,9 +175,9 @@ ENGINES: dict[str, Engine] = {
             notes=(
                 Assumption(
                     "llama_cpp_dtypes",
-                    "llama.cpp computes in fp32, and its cache is fp16 unless --kv-dtype says otherwise",
+                    "llama.cpp computes in fp32, and its cache is fp16 unless --cache-type-k and --cache-type-v say "
+                    "otherwise",
                 ),
-                _KERNELS,
             ),
             source="llama.cpp documentation of the server: --cache-type-k/v f32, f16 (default), bf16, q8_0 (int8), "
             "q4_0 (int4), --ubatch-size 512, a cache for the whole context, --swa-full to keep window layers in full; "

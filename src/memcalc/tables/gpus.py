@@ -203,23 +203,32 @@ SMALLEST_GPU = 2**28
 def find_gpu(text: str) -> Gpu:
     """The GPU that `--gpu` names: a name or alias of the table, or a size such as `24GB`.
 
-    Case does not matter, nor whether words are joined by spaces, hyphens or underscores, nor a leading vendor. Part of
-    a name is not enough: `A100` alone is an error, because there are two.
+    Case does not matter, nor whether words are joined by spaces, hyphens, underscores or nothing, nor a leading vendor.
+    Part of a name is not enough: `A100` alone is an error, because there are two.
 
     Raises:
-        UsageError: no text, no such name, a size without a unit, or one too small for a GPU.
+        UsageError: no text, no such name, several GPUs, a size without a unit, or one too small for a GPU.
     """
     check_type("--gpu", text, str, "a name of `memcalc gpus`, or a size such as 24GB")
     key = _key(text)
     if (found := _by_name().get(key)) is not None:
         return found
+    if (several := re.fullmatch(r"(\d{1,5})\s*[x*×]\s*([a-zA-Z].*)", text.strip())) is not None:
+        raise UsageError(
+            f"--gpu names one GPU, not {quoted(text)}: give --gpu {quoted(several[2])[1:-1]} and, in training, --gpus "
+            f"{int(several[1])}."
+        )
     if not re.fullmatch(r"[+-]?[0-9.,_]+(e[0-9+-]+)?\s*[kmgt]?i?b?", text.strip(), re.IGNORECASE):
         raise UsageError(
             f"No GPU is called {quoted(text)}{_meant(key)} `memcalc gpus` lists them, and a size such as 24GB works "
             "too."
         )
     if text.strip()[-1:] not in "bB":
-        raise UsageError(f"--gpu {text!r} is neither a GPU of `memcalc gpus` nor a size with a unit, such as 24GB.")
+        size = re.sub(r"\s*[gG][iI]?$", "", text.strip())
+        raise UsageError(
+            f"--gpu {text!r} is neither a GPU of `memcalc gpus` nor a size with a unit, such as "
+            f"{size if size.isdecimal() and len(size) < 4 else '24'}GB."
+        )
     total = parse_size(text, "--gpu")
     if total < SMALLEST_GPU:
         raise UsageError(f"--gpu {text!r} is too small for a GPU: give a size such as 24GB, or a name.")
@@ -257,16 +266,21 @@ def sold_as(gpu: Gpu) -> int:
 
 
 def _key(name: str) -> str:
-    """`name` as it is compared: lower case, words joined by single hyphens, without a leading vendor."""
-    words = re.sub(r"[\s_-]+", "-", name.strip().lower()).strip("-")
-    return re.sub(r"^(nvidia|amd)-", "", words)
+    """`name` as it is compared: lower case, words joined, without a leading vendor."""
+    words = re.sub(r"[\s_-]+", "", name.lower())
+    return re.sub(r"^(nvidia|amd)", "", words)
+
+
+_MOST_MEANT = 6
+"""GPUs that an error names."""
 
 
 def _meant(key: str) -> str:
     """What an unknown name may stand for: the GPUs whose names it begins, else those that are spelled alike."""
-    begun = [gpu.name for gpu in GPUS if key and _key(gpu.name).startswith(key + "-")]
+    begun = [gpu.name for gpu in GPUS if key and _key(gpu.name).startswith(key)]
     if begun:
-        return f"; did you mean {' or '.join(repr(name) for name in begun)}?"
+        more = f" or {len(begun) - _MOST_MEANT} others" if len(begun) > _MOST_MEANT else ""
+        return f"; did you mean {' or '.join(map(repr, begun[:_MOST_MEANT]))}{more}?"
     return close_matches(key, [gpu.name for gpu in GPUS]) or "."
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.run_context import run_context
@@ -27,12 +28,32 @@ def model_loss(
     counts_items = runs_trainer(setup) and any(isinstance(module, CausalLM) for module in network.all_modules)
     if counts_items:
         labels = tape.external_tensor(ids.shape, INT64, OVERHEAD, "token ids and labels")
-    if runs_trainer(setup) and setup.padding_mask:
+    if not network.reads_text:
+        tape.inputs.clear()  # their shape alone is asked for
+    if setup.padding_mask:
         run_context(tape).padding = tape.external_tensor(ids.shape, INT64, OVERHEAD, "padding mask")
+    pack(tape, setup, ids)
     with tape.autocasting(autocast):
         outputs = network(replace(micro_batch(ids, labels, setup), counts_items=counts_items))
     if runs_trainer(setup) and autocast is not None:
         outputs.convert_to_fp32()
     run_context(tape).padding = None
+    check_packed(tape)
     loss = outputs.compute_loss()
     return loss, outputs.returned if setup.keep_logits else ()
+
+
+def pack(tape: Tape, setup: TrainingSetup, ids: Tensor) -> None:
+    """Let the positions of packed rows come with `ids`, as DataCollatorWithFlattening and TRL's packing have it."""
+    if setup.packing:
+        run_context(tape).position_ids = tape.external_tensor(ids.shape, INT64, OVERHEAD, "position ids")
+
+
+def check_packed(tape: Tape) -> None:
+    """Raise UsageError where the model did not take the positions of packed rows."""
+    run = run_context(tape)
+    if run.position_ids is not None and not run.packing_read:
+        raise UsageError(
+            "--packing is described for decoders whose attention is told the positions of a row; this model has no use "
+            "for them: leave it out."
+        )

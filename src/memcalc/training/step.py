@@ -7,16 +7,19 @@ from dataclasses import replace
 from functools import lru_cache, partial
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Ring, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
+from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
+from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
-from memcalc.nn.module import Module, Parameter
+from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.recorder import Recorder
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import trace_every_block
@@ -27,20 +30,34 @@ from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
-from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
 from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
+from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
-from memcalc.training.traced_step import ObjectiveExtras, Step, implementation_of, steps_in_backward
+from memcalc.training.traced_step import PLAIN, ObjectiveExtras, Step, Tracing, implementation_of, steps_in_backward
 from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
     by_embedding = runs_trainer(setup) and parameter.group == "embedding"
     return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding)
+
+
+def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> int:
+    """Tokens of a sequence that this rank has. Raises UsageError for a model whose sequences cannot be shared."""
+    usual = network.default_length or DEFAULT_SEQ_LEN
+    length = setup.seq_len or usual + network.image_tokens(
+        setup.images_per_sequence, checked_sides(network, setup.image)
+    )
+    if not network.source_is_text:
+        length = setup.target_len or length
+    length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
+    if layout.context > 1 and not isinstance(network, CausalLM):
+        raise UsageError("--context-parallel-size is described for decoders of text; leave it out.")
+    return length // layout.context
 
 
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
@@ -57,6 +74,7 @@ _UNTRACED = {
     "optimizer_impl": None,
     "cuda_context": None,
     "cublas_workspace": None,
+    "cudnn_workspace": None,
     "allocator_reserve": None,
 }
 """Fields of a setup that change nothing in forward and backward, with a value that stands for all.
@@ -64,33 +82,39 @@ _UNTRACED = {
 The optimizer is one that takes the options of all others.
 """
 
+UNTRACED_OPTIONS = frozenset(_UNTRACED)
+"""Their names: setups that differ in nothing else share one traced step."""
+
 
 def trace(
     spec: ModelSpec,
     setup: TrainingSetup,
     *,
     layout: ParallelSetup | None = None,
-    like_tracker: bool = False,
+    tracing: Tracing = PLAIN,
     teacher: ModelSpec | None = None,
-    device: CudaDevice | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """Run one micro-batch forward and backward on shapes, as one rank of `layout` does (None: the setup's own).
 
-    `like_tracker` sums meeting activation gradients out of place, as PyTorch's trackers on shape-only tensors make it
-    do; on a GPU the engine adds in place. With a `device` every block of the model is traced, and what kernels allocate
-    there is on the tape too. Setups that differ in what no tape holds (the optimizer) share one run.
+    Setups that differ in what no tape holds (the optimizer) share one run. A `recorder` is told where each allocation
+    comes from; its run is shared with nobody.
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
-        setup = as_scripts_train(setup)
+        setup = as_scripts_train(setup, spec.model_type)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
     same = setup.model_copy(update=shared | own | {"grad_accum": min(setup.grad_accum, 2)})
     given = frozenset(same.model_fields_set)  # setups are equal by their values alone, whoever gave them
-    step = _trace(spec.key, same, given, layout, like_tracker, None if teacher is None else teacher.key, device)
+    run = _trace if recorder is None else partial(_trace.__wrapped__, recorder=recorder)
+    step = run(spec.key, same, given, layout, tracing, None if teacher is None else teacher.key)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
+
+
+_PHASES = ("forward", "backward", "step")
 
 
 @lru_cache(maxsize=64)
@@ -99,9 +123,9 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     setup: TrainingSetup,
     given: frozenset[str],
     layout: ParallelSetup,
-    like_tracker: bool,
+    tracing: Tracing,
     teacher: SpecKey | None,
-    device: CudaDevice | None,
+    recorder: Recorder | None = None,
 ) -> Step:
     spec = key.spec
     if setup.objective != "sft":  # the default does not pay for importing what others need
@@ -110,16 +134,16 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         spec = run.trained_spec(spec, setup)
     network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
-    if device is not None:
+    if tracing.every_block:
         trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup)
+        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 
         divide_experts(network, layout)
-    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, like_tracker, teacher, device)
+    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, recorder=recorder)
     step = run_once()
     if step.engine is not None and step.engine.learns:
         step = run_once(before=step.engine)
@@ -136,17 +160,18 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     notes: Sequence[Assumption],
     setup: TrainingSetup,
     layout: ParallelSetup,
-    like_tracker: bool,
+    tracing: Tracing,
     teacher: SpecKey | None,
-    device: CudaDevice | None,
     before: Engine | None = None,
+    recorder: Recorder | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
-    tape = Tape(sum_out_of_place=like_tracker)
-    tape.device = device
+    out_of_place = tracing.like_tracker
+    tape = Tape(sum_out_of_place=out_of_place) if recorder is None else recorder.new_tape("forward", out_of_place)
+    tape.device = tracing.device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",
@@ -162,17 +187,17 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
     tensors = engine.job.tensors
+    if recorder is not None:
+        recorder.watch(trained)
     updater = _updater(tape, trained, setup)
-    usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(
-        setup.images_per_sequence, checked_sides(network, setup.image)
-    )
-    if not network.source_is_text:
-        length = setup.target_len or length
+    length = _length(network, setup, layout)
+    if layout.context > 1:
+        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
     restore_retained(network, tape)
     loss: Tensor | None
     if isinstance(network, Denoiser):
-        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe))
+        frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
+        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe), frozen)
     elif setup.objective == "sft":
         (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
@@ -201,17 +226,26 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         setup,
         None,
         forward_end,
-        length,
+        length * layout.context,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
-        extra_weights=more.extra_weights,
+        extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
+        phases=(PHASE, *_PHASES) if isinstance(network, Denoiser) and runs_in_step(setup) else _PHASES,
         resolved_options=more.resolved_options,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
+
+
+def _averaged(tensors: Sequence[tuple[str, Parameter]], setup: TrainingSetup) -> dict[str, int]:
+    """The moving average of a denoiser's weights (EMAModel of diffusers): a copy of each."""
+    if not setup.use_ema:
+        return {}
+    weights = [p for _, p in tensors if not isinstance(p, Buffer)]
+    return {"EMA of the weights": sum(rounded(p.numel * p.dtype.itemsize) * p.copies for p in weights)}
 
 
 def _loss(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.optimizers import OPTIMIZERS, Optimizer, spelled
 from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_bytes
 
@@ -28,6 +29,26 @@ class ObjectiveExtras:
     held_until_step_bytes: int = 0
     resolved_options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Assumption, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """How a step is traced: what stands on its tape, beside what the job decides.
+
+    device: the GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out, as
+        PyTorch's trackers on shape-only tensors do.
+    every_block: let no block of the model stand for others.
+    like_tracker: sum meeting activation gradients out of place, as those trackers make it do; on a GPU the engine adds
+        in place.
+    """
+
+    device: CudaDevice | None = None
+    every_block: bool = False
+    like_tracker: bool = False
+
+
+PLAIN = Tracing()
+"""What PyTorch's trackers would count, but for sums in place."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +76,14 @@ class Step:
     """Bytes of keys, values and states after prefill."""
     preallocated_cache: Mapping[str, int] = field(default_factory=dict)
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
+    cache_for: Callable[[int, int], int] | None = None
+    """Bytes that a pool of pages needs for so many sequences of so many tokens; None where there is none."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
+    components: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of the weights of a pipeline's components, wherever they lie, by their parts of the box."""
+    running: Mapping[str, str] = field(default_factory=dict)
+    """The component of a pipeline that runs in a phase, where it is one."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of other models' weights, by name (reference model, adapter)."""
     held_until_step_bytes: int = 0
@@ -129,6 +156,11 @@ class Step:
         """Bytes of the batch that PyTorch's trackers do not see: Trainer has all micro-batches of a step at once."""
         seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
         one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
+        if (
+            self.tape.ring is not None
+        ):  # ids, labels, shifted labels and positions: whole, as cut, and the last cut twice
+            cut = self.tape.inputs[0].raw_nbytes
+            one = 4 * rounded(cut * self.tape.ring.ranks) + 5 * rounded(cut)
         batches = self.setup.grad_accum if isinstance(self.setup, TrainingSetup) and runs_trainer(self.setup) else 1
         return one * batches - seen
 

@@ -6,7 +6,7 @@ were read off live tensors at the peaks of runs of the libraries themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tape import BEFORE, Tape
@@ -52,6 +52,8 @@ def trainer_notes(asked: TrainingSetup, used: TrainingSetup) -> Iterator[Assumpt
 
 def scalar_bytes(setup: TrainingSetup, phase: str) -> int:
     """Bytes of tensors of one element that the loop keeps during `phase`."""
+    if setup.trainer == "diffusers" and setup.autocast == "fp16":  # its loops keep no other
+        return ALIGNMENT * _SCALER[phase]
     if not runs_trainer(setup):
         return 0
     count = _SCALARS[phase] - (setup.objective not in COUNTS_ITEMS)
@@ -69,12 +71,20 @@ def clipping_bytes(setup: TrainingSetup, weights: Iterable[Weight]) -> int:
     """
     if not (runs_trainer(setup) or setup.max_grad_norm):
         return 0
-    sizes = [(weight.count, weight.copies) for weight in weights]
-    count = sum(copies for _, copies in sizes)
-    if not count:
-        return 0
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for weight in weights:
+        groups.setdefault(weight.itemsize, []).append((weight.count, weight.copies))
+    count = most = 0
+    for sizes in sorted(groups.values(), key=_partial_sums, reverse=True):  # one dtype after another
+        count += sum(copies for _, copies in sizes)
+        most = max(most, ALIGNMENT * count + _partial_sums(sizes))
+    return max(most, ALIGNMENT * count + rounded(4 * count) + ALIGNMENT) if count else 0
+
+
+def _partial_sums(sizes: Sequence[tuple[int, int]]) -> int:
+    """Bytes of the multi-tensor kernel's partial sums over tensors of (elements, copies)."""
     chunks = -(-max(size for size, _ in sizes) // NORM_CHUNK)
-    return ALIGNMENT * count + max(rounded(4 * count * chunks), rounded(4 * count) + ALIGNMENT)
+    return rounded(4 * sum(copies for _, copies in sizes) * chunks)
 
 
 def autocast_of(setup: TrainingSetup, recipe: PrecisionRecipe | None = None) -> DType | None:

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError
+from memcalc.render import tables
+from memcalc.render.page_setup import Setup, page_setup
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
@@ -35,18 +36,50 @@ def command(
 ) -> None:
     """Estimate several models, or several ways to train them, under the same options, row by row.
 
-    Below the sizes stands what each column has more or less than the first.
+    Below the sizes stands what each column has more or less than the first. With --snapshot FILE a memory snapshot of
+    a real run (torch.cuda.memory._dump_snapshot) is laid beside the estimate of one model, phase by phase.
     """
-    if request.chosen["markdown"] or request.chosen["check"]:
-        raise UsageError("compare answers with a table or with --json; leave out --markdown and --check.")
+    shown = request.shown()
+    if shown.snapshot is not None:
+        _beside_snapshot(shown.snapshot, models, methods, request)
+        return
+    shown.only("compare", "json", "markdown", "html")
+    if request.chosen["check"]:
+        raise UsageError("--check is for one job, and compare has several; leave it out.")
     columns = [(model, method) for model in models for method in _methods(methods)]
     if len(columns) < 2:
         raise UsageError("compare needs two columns: give two models, or --methods full,lora,qlora.")
-    reports = dict(_column(request, *column) for column in columns)
-    if request.json:
-        output.write(json.dumps([{"column": name, **report.model_dump()} for name, report in reports.items()]) + "\n")
+    found = [_column(request, *column, pictured=shown.pictured) for column in columns]
+    reports = {setup.heading: setup.report for setup in found}
+
+    def as_json() -> str:
+        return json.dumps([{"column": name, **report.model_dump()} for name, report in reports.items()]) + "\n"
+
+    table = (("", *reports), _rows(reports, shown.unit), range(1, len(reports) + 1))
+    texts = {
+        "text": lambda: tables.text(*table, shown.unicode, shown.columns),
+        "json": as_json,
+        "markdown": lambda: tables.markdown(*table),
+    }
+    shown.answer(texts, found, None)
+
+
+def _beside_snapshot(path: str, models: list[str], methods: str | None, request: Request) -> None:
+    """Lay a real memory snapshot beside the estimate."""
+    from memcalc.provenance.comparison import compare_snapshot
+    from memcalc.render.snapshot_comparison import render
+    from memcalc.sources.memory_snapshot import load_snapshot
+
+    if len(models) != 1 or methods is not None or request.chosen["teacher"] is not None:
+        raise UsageError("--snapshot is laid beside one model: name one, and leave out --methods and --teacher.")
+    job = request.read()
+    job.shown.only("compare --snapshot", "json", "snapshot")
+    spec, _ = read_model(models[0])
+    found = compare_snapshot(spec, job.setup, load_snapshot(path), job.gpu)
+    if job.shown.json:
+        job.shown.write(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
     else:
-        _print(reports, request.read_unit())
+        job.shown.write(render(found, job.shown.columns, job.shown.unit, unicode=job.shown.unicode))
 
 
 def _methods(text: str | None) -> list[str | None]:
@@ -63,17 +96,20 @@ def _methods(text: str | None) -> list[str | None]:
     return names
 
 
-def _column(request: Request, model: str, method: str | None) -> tuple[str, Report]:
-    """The heading of a column, and its report. What the user gave comes before what the method stands for."""
-    from memcalc import estimate
+def _column(request: Request, model: str, method: str | None, *, pictured: bool) -> Setup:
+    """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
     from memcalc.decide.methods import METHODS
+    from memcalc.estimation import estimate
 
     spec, assumptions = read_model(model)
     job = request.job("training", METHODS[method]) if method else request.read()
-    return f"{model} {method or ''}".strip(), estimate(spec, job.setup, job.gpu, assumptions=assumptions)
+    heading = f"{model} {method or ''}".strip()
+    if pictured:
+        return page_setup(spec, job.setup, job.gpu, assumptions=assumptions, heading=heading)
+    return Setup(estimate(spec, job.setup, job.gpu, assumptions=assumptions), None, heading)
 
 
-def _print(reports: dict[str, Report], unit: Unit) -> None:
+def _rows(reports: dict[str, Report], unit: Unit) -> list[tuple[str, ...]]:
     first = next(iter(reports.values()))
 
     def line(title: str, size_of: Any) -> list[tuple[str, ...]]:
@@ -81,7 +117,7 @@ def _print(reports: dict[str, Report], unit: Unit) -> None:
         changes = ["", *(_change(size - sizes[0], unit) for size in sizes[1:])]
         return [(title, *(format_bytes(size, unit) for size in sizes)), ("", *changes)]
 
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("parameters", *(format_count(report.model.parameters.total) for report in reports.values())),
         ("trained", *(format_count(report.model.parameters.trainable) for report in reports.values())),
     ]
@@ -92,8 +128,7 @@ def _print(reports: dict[str, Report], unit: Unit) -> None:
     if first.gpu is not None:
         fits = ("does not fit" if report.gpu and not report.gpu.fits else "fits" for report in reports.values())
         rows.append((first.gpu.name, *fits))
-    shown = [row for row in rows if any(row)]
-    output.print_table(("", *reports), shown, right=range(1, len(reports) + 1))
+    return [row for row in rows if any(row)]
 
 
 def _change(nbytes: int, unit: Unit) -> str:

@@ -6,14 +6,15 @@ import typer
 
 from memcalc.cli.estimate_options import Job, with_job
 from memcalc.cli.options import read_count
+from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, option_name
 from memcalc.units import parse_parameters
 
 _SHAPE = "Shape of a Llama-like decoder"
 
 
-def _size(text: str) -> Any:
-    return typer.Option(help=text, metavar="N", show_default=False, rich_help_panel=_SHAPE)
+def _size(text: str, unset: str = "") -> Any:
+    return typer.Option(help=text, metavar="N", show_default=unset or False, rich_help_panel=_SHAPE)
 
 
 def _families(incomplete: str) -> list[str]:
@@ -24,6 +25,10 @@ def _families(incomplete: str) -> list[str]:
 
 @with_job
 def command(
+    count: Annotated[
+        str | None,
+        typer.Argument(metavar="COUNT", help="Parameters, such as 4B: the same as --params.", show_default=False),
+    ] = None,
     *,
     job: Job,
     params: Annotated[
@@ -42,18 +47,17 @@ def command(
         typer.Option(
             "--like",
             metavar="FAMILY",
-            show_default=False,
+            show_default="as models of that size are today; for 4B, the documentation's example",
             rich_help_panel="Model",
             autocompletion=_families,
-            help="Whose shape a count has: llama-2, llama-3, mistral, qwen2.5, qwen3, gemma-3, smollm2 or gpt-2. "
-            "[default: as models of that size are today; for 4B, the documentation's example]",
+            help="Whose shape a count has: llama-2, llama-3, mistral, qwen2.5, qwen3, gemma-3, smollm2 or gpt-2.",
         ),
     ] = None,
     hidden_size: Annotated[str | None, _size("Width of the residual stream.")] = None,
     num_layers: Annotated[str | None, _size("Number of blocks.")] = None,
     num_heads: Annotated[str | None, _size("Attention heads.")] = None,
     num_kv_heads: Annotated[str | None, _size("Key-value heads (fewer than heads: grouped-query attention).")] = None,
-    head_dim: Annotated[str | None, _size("Width of one head. [default: hidden size over heads]")] = None,
+    head_dim: Annotated[str | None, _size("Width of one head.", "hidden size over heads")] = None,
     intermediate_size: Annotated[str | None, _size("Width of the MLP.")] = None,
     vocab_size: Annotated[str | None, _size("Tokens in the vocabulary.")] = None,
     tie_embeddings: Annotated[
@@ -67,6 +71,9 @@ def command(
     ] = None,
 ) -> None:
     """Estimate a decoder from a parameter count, from shape numbers, or from both."""
+    if count is not None and params is not None:
+        raise UsageError(f"{quoted(count)} and --params say the same: give one of them.")
+    params = count if params is None else params
     sizes = {
         "hidden_size": hidden_size,
         "num_layers": num_layers,

@@ -2,26 +2,53 @@
 
 from typing import Annotated
 
-from memcalc.cli.output import JSON, print_json, print_table
+from memcalc.cli.output import JSON, print_json, print_table, print_text, write
 from memcalc.models.family import Family
-from memcalc.models.registry import family, known
+from memcalc.models.registry import families, family
+from memcalc.render.tables import Column
 from memcalc.tables.lora_targets import LORA_TARGETS
+
+_USUAL = {"attention": "eager, sdpa, flash", "supports": "training, inference, LoRA"}
+"""What most families have, which the table leaves out."""
+
+_COLUMNS = (
+    Column("model_type", whole=True),
+    Column("blocks"),
+    Column("only"),
+    Column("LoRA targets by default", needs=90),
+    Column("verified by", needs=110),
+)
+_BELOW = (
+    "Families have attention eager, sdpa and flash, and training, inference and LoRA, unless a row says what there is "
+    "only. Where no LoRA targets stand by default, --lora-targets has to name them. --json has all of it."
+)
+_MOST_TARGETS = 4
 
 
 def command(json: Annotated[bool, JSON] = False) -> None:
     """List the model families, by the model_type that config.json names, and what stands behind their numbers."""
+    rows = [family(model_type) for model_type in families()]
     if json:
-        print_json([_object(family(model_type)) for model_type in known()])
+        print_json([_object(row) for row in rows])
         return
-    heads = ("model_type", "blocks", "attention", "supports", "LoRA targets by default", "verified by")
-    print_table(heads, [_row(family(model_type)) for model_type in known()])
+    print_table(_COLUMNS, [_row(row) for row in rows])
+    write("\n")
+    print_text(_BELOW)
 
 
 def _object(row: Family) -> dict[str, object]:
-    names = ("model_type", "blocks", "attention", "supports", "lora_targets", "verified_by")
-    return dict(zip(names, (*_row(row)[:4], list(LORA_TARGETS.get(row.model_type, ())), row.verified), strict=True))
+    return {
+        "model_type": row.model_type,
+        "blocks": row.kinds or row.blocks,
+        "attention": row.attention,
+        "supports": row.supports,
+        "lora_targets": list(LORA_TARGETS.get(row.model_type, ())),
+        "verified_by": row.verified,
+    }
 
 
 def _row(row: Family) -> tuple[str, ...]:
-    targets = ", ".join(LORA_TARGETS.get(row.model_type, ())) or "none: name them"
-    return row.model_type, row.kinds or row.blocks, row.attention, row.supports, targets, row.verified
+    targets = LORA_TARGETS.get(row.model_type, ())
+    more = f" and {len(targets) - _MOST_TARGETS} more" if len(targets) > _MOST_TARGETS else ""
+    only = "; ".join(getattr(row, name) for name, usual in _USUAL.items() if getattr(row, name) != usual)
+    return row.model_type, row.kinds or row.blocks, only, ", ".join(targets[:_MOST_TARGETS]) + more, row.verified

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.estimate_options import Job, Request, with_job
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
+from memcalc.render import tables
+from memcalc.render.terminal_text import visible
 from memcalc.setup.setup import TrainingSetup
 from memcalc.units import format_bytes
 
@@ -35,25 +36,36 @@ def command(
     Several GPUs are given with commas. Every number is found by estimating: one more does not fit.
     """
     chosen = dict(request.chosen)
-    if chosen["markdown"] or chosen["check"]:
-        raise UsageError("fit answers with a table or with --json; leave out --markdown and --check.")
+    shown = request.shown()
+    shown.only("fit", "json", "markdown")
+    if chosen["check"]:
+        raise UsageError("fit says what fits, so there is nothing to check; leave out --check.")
     if (chosen["gpu"] is None) == (budget is None):
         raise UsageError("fit needs a GPU or a budget: give --gpu, such as --gpu RTX-4090,A100-80GB, or --budget 20GB.")
     names = [name.strip() for name in (budget or chosen["gpu"]).split(",")]
     jobs = [Request(request.mode, request.given, chosen | {"gpu": name}).read() for name in names]
     spec, _ = read_model(model)
     answers = [_answer(spec, job, job.gpu) for job in jobs]
-    if jobs[0].shown.json:
-        output.write(json.dumps({"model": spec.name, "gpus": answers}, indent=2) + "\n")
+    if shown.json:
+        shown.write(json.dumps({"model": spec.name, "gpus": answers}, indent=2) + "\n")
         return
-    _print(model, jobs[0], answers)
+    title, rows = _table(model, jobs[0], answers)
+    table = (("GPU", "what", "answer", "process"), rows, (3,))
+    shown.write(
+        title
+        + (
+            tables.text(*table, shown.unicode, shown.columns)
+            if shown.format == "text"
+            else "\n" + tables.markdown(*table)
+        )
+    )
 
 
 def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
     """What fits one GPU, as plain values."""
-    from memcalc import estimate
     from memcalc.decide.largest import largest, smallest_gpu
     from memcalc.decide.what_fits import advise
+    from memcalc.estimation import estimate
 
     setup = job.setup
     report = estimate(spec, setup, gpu)
@@ -72,29 +84,18 @@ def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
     smallest = smallest_gpu(spec, setup)
     found["smallest_gpu"] = None if smallest is None else smallest.name
     if isinstance(setup, TrainingSetup) and not report.gpu.fits:
-        advice = advise(spec, setup, gpu)
-        found["remedies"] = [
-            {
-                "name": offer.remedy.name,
-                "cost": offer.remedy.cost,
-                "options": offer.remedy.as_options(),
-                "saved_bytes": offer.saved_bytes,
-                "fits": offer.fits,
-            }
-            for offer in advice.offers
-        ]
-        found["fits_with"] = advice.as_options() if advice.stack else None
-        found["process_bytes_with"] = advice.process_bytes if advice.stack else None
+        found["remedies"] = advise(spec, setup, gpu).reported().model_dump()
     return found
 
 
 _TITLES = {"batch": "largest micro-batch", "seq_len": "longest sequence", "lora_rank": "largest LoRA rank"}
 
 
-def _print(name: str, job: Job, answers: list[dict[str, Any]]) -> None:
+def _table(name: str, job: Job, answers: list[dict[str, Any]]) -> tuple[str, list[tuple[str, ...]]]:
+    """A line about the job, and the rows of the table."""
     unit = job.shown.unit
     given = {key: getattr(job.setup, key) for key in ("batch", "seq_len", "lora_rank") if hasattr(job.setup, key)}
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for found in answers:
         fits = "fits" if found["fits"] else "does not fit"
         rows.append((found["gpu"], "as given", fits, format_bytes(found["process_bytes"], unit)))
@@ -104,9 +105,13 @@ def _print(name: str, job: Job, answers: list[dict[str, Any]]) -> None:
                 size = format_bytes(found[f"process_bytes_at_largest_{field}"], unit) if value else ""
                 rows.append(("", f"{title} ({option_name(field)})", f"{value:,}" if value else "none fits", size))
         rows.append(("", "smallest GPU as given", found["smallest_gpu"] or "none of `memcalc gpus`", ""))
-        if found.get("fits_with"):
-            size = format_bytes(found["process_bytes_with"], unit)
-            rows.append(("", "fits with", found["fits_with"], size))
+        remedies = found.get("remedies")
+        if remedies:
+            gpus = remedies["fewest_gpus"]
+            rows.append(("", "fewest GPUs that share it (--gpus)", "none" if gpus is None else f"{gpus:,}", ""))
+        if remedies and remedies["change"]:
+            size = format_bytes(remedies["process_bytes"], unit)
+            rows.append(("", "fits with", remedies["change"], size))
     said = ", ".join(f"{option_name(key)} {value}" for key, value in given.items() if value is not None)
-    output.write(f"{name}, {'training' if isinstance(job.setup, TrainingSetup) else 'inference'}: {said}\n")
-    output.print_table(("GPU", "what", "answer", "process"), rows, right=(3,))
+    mode = "training" if isinstance(job.setup, TrainingSetup) else "inference"
+    return visible(f"{name}, {mode}: {said}") + "\n", rows

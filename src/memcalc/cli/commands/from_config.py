@@ -1,14 +1,16 @@
 """`memcalc from-config`: the files and launch lines of training and serving frameworks."""
 
 import json as json_text
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memcalc.cli import output
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Request, with_job
-from memcalc.cli.model_argument import is_local, short_name
+from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import (
     GENERIC,
     GENERIC_IGNORE,
@@ -26,9 +28,12 @@ from memcalc.cli.parser import CommandWithLine, command_line
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
+from memcalc.sources.display_names import short_name
 
 if TYPE_CHECKING:
+    from memcalc.decide.remedies import Remedy
     from memcalc.run_configs.mapping import Mapping
+    from memcalc.setup.setup import TrainingSetup
     from memcalc.sources import LoadedModel
 
 COMMAND_CLASS = CommandWithLine
@@ -78,7 +83,11 @@ def command(
     line = command_line(context)
     if not files and not line:
         raise UsageError("from-config needs a file, or a launch line after --: memcalc from-config FILE.")
-    found = read(files or (), line, framework=_framework(framework), release=_release(release))
+
+    def reread(words: Sequence[str]) -> "Mapping":
+        return read(files or (), [*line, *words], framework=_framework(framework), release=_release(release))
+
+    found = reread(())
     found.model = found.model if model is None else model
     if show_setup or as_options:
         output.write(_shown(found, request, as_options=as_options, verbose=verbose))
@@ -95,6 +104,7 @@ def command(
             "num_labels": num_labels,
         },
         {"revision": revision, "token": token, "timeout": read_timeout(timeout), "weights": weights},
+        None if "-" in (files or ()) else reread,  # standard input cannot be read twice
     )
 
 
@@ -148,7 +158,13 @@ def _shown(found: "Mapping", request: Request, *, as_options: bool, verbose: boo
     return "".join(visible(line, unicode) + "\n" for line in text.splitlines())
 
 
-def estimate_run(found: "Mapping", request: Request, how: dict[str, Any], where: dict[str, Any]) -> None:
+def estimate_run(
+    found: "Mapping",
+    request: Request,
+    how: dict[str, Any],
+    where: dict[str, Any],
+    reread: Callable[[Sequence[str]], "Mapping"] | None = None,
+) -> None:
     """Answer for the run that was read: `how` and `where` hold the options of its model."""
     from memcalc.run_configs.model_names import repository
 
@@ -158,6 +174,10 @@ def estimate_run(found: "Mapping", request: Request, how: dict[str, Any], where:
     name = repository(found.model)
     if name is None:
         raise UsageError(f"{found.model} is a shape of {found.framework}'s own: give --model PATH, ID or COUNT.")
+
+    def job(below: dict[str, Any]) -> Job:
+        return replace(request.job(found.mode, below), known_remedies=_remedies(found, reread))
+
     options = declared()
     below = {key: value for key, value in found.setup.items() if key in options and found.mode in options[key].modes}
     if below.get("parallel") == "fsdp1" and below.pop("cpu_offload", None) is not None:
@@ -173,12 +193,27 @@ def estimate_run(found: "Mapping", request: Request, how: dict[str, Any], where:
         from memcalc.units import parse_parameters
 
         spec, more = canonical_spec(parse_parameters(name))
-        request.job(found.mode, below).answer(spec, (*lines, *more))
+        job(below).answer(spec, (*lines, *more))
         return
     if found.mode == "inference" and "seq_len" not in below and request.given.get("seq_len") is None:
         lines = (*lines, *_longest(loaded, below))
     shown = loaded.name if "/" in name and not is_local(name) else short_name(name)
-    answer(request.job(found.mode, below), loaded, shown, **how, assumptions=lines)
+    answer(job(below), loaded, shown, **how, assumptions=lines)
+
+
+def _remedies(
+    found: "Mapping", reread: Callable[[Sequence[str]], "Mapping"] | None
+) -> "Callable[[TrainingSetup], Sequence[Remedy] | None] | None":
+    """The remedies that the framework has, in its keys; None where its files cannot be read once more."""
+    if reread is None:
+        return None
+
+    def known(setup: "TrainingSetup") -> "Sequence[Remedy] | None":
+        from memcalc.decide.config_remedies import config_remedies
+
+        return config_remedies(found.framework, setup, lambda words: reread(words).setup)
+
+    return known
 
 
 def _must_be_known(found: "Mapping", request: Request) -> None:

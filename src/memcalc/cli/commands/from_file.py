@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from memcalc.cli.estimate_options import Job, with_job
-from memcalc.cli.model_argument import short_name
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS, answer
+from memcalc.sources.display_names import short_name
 
 
 @with_job

@@ -8,9 +8,10 @@ import typer
 
 from memcalc.cli import output
 from memcalc.cli.errors import warn
-from memcalc.cli.model_argument import is_local, short_name
+from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, read_timeout
 from memcalc.render.terminal_text import visible
+from memcalc.sources.display_names import short_name
 from memcalc.units import format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -48,28 +49,34 @@ def command(
     if json:
         output.write(json_format.dumps(found.to_dict(), indent=2) + "\n")
     else:
-        output.write("".join(visible(line, output.speaks_unicode()) + "\n" for line in _lines(found)))
+        output.write(f"{visible(_title(found), output.speaks_unicode())}\n")
+        output.print_fields(list(_fields(found)))
 
 
-def _lines(found: "Inspection") -> Iterator[str]:
-    """The findings, a line each."""
-    yield f"{found.name}: {found.family or 'family unknown'}{f' ({found.architecture})' if found.architecture else ''}"
+def _title(found: "Inspection") -> str:
+    architecture = f" ({found.architecture})" if found.architecture else ""
+    return f"{found.name}: {found.family or 'family unknown'}{architecture}"
+
+
+def _fields(found: "Inspection") -> Iterator[tuple[str, str]]:
+    """The findings: what, and its value."""
     counts = found.parameters
-    yield f"parameters  {counts.total:,} ({format_count(counts.total)})"
+    yield "parameters", f"{counts.total:,} ({format_count(counts.total)})"
     if counts.active is not None and counts.active != counts.total:
-        yield f"  active    {counts.active:,} ({format_count(counts.active)})"
+        yield "  active", f"{counts.active:,} ({format_count(counts.active)})"
     for part, count in sorted(counts.parts.items(), key=lambda item: -item[1]):
-        yield f"  {part}: {count:,}"
+        yield f"  {part}", f"{count:,}"
     if found.stored_bytes is not None:
         kinds = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in found.stored_bytes_by_dtype.items())
-        yield f"stored      {found.stored_bytes:,} bytes ({format_bytes(found.stored_bytes)}): {kinds}"
-    yield "dtypes      " + ", ".join(f"{name} {dtype or 'unknown'}" for name, dtype in found.dtypes.items())
+        stored = f"{found.stored_bytes:,} bytes ({format_bytes(found.stored_bytes)})"
+        yield "stored", f"{stored}: {kinds}" if kinds else stored
+    yield "dtypes", ", ".join(f"{name} {dtype or 'unknown'}" for name, dtype in found.dtypes.items())
     if found.quantization:
-        yield f"quantized   {found.quantization}"
+        yield "quantized", found.quantization
     for file in found.ignored:
         size = "" if file["bytes"] is None else f" ({format_bytes(file['bytes'])})"
-        yield f"ignored     {file['path']}{size}: {file['reason']}"
+        yield "ignored", f"{file['path']}{size}: {file['reason']}"
     for note in found.notes:
-        yield f"note        {note}"
+        yield "note", note
     if found.shapes:
-        yield "shapes      " + ", ".join(f"{key} {value}" for key, value in found.shapes.items())
+        yield "shapes", ", ".join(f"{key} {value}" for key, value in found.shapes.items())

@@ -5,10 +5,20 @@ from typing import Annotated
 
 from memcalc.cli.output import JSON, print_json, print_table
 from memcalc.optim.weight import Weight
+from memcalc.render.tables import Column
 from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
 _SAMPLE = Weight((4096, 4096), 4)
 """The fp32 matrix whose states the table shows."""
+
+_COLUMNS = (
+    Column("name", whole=True),
+    Column("bytes/param", right=True, whole=True),
+    Column("host", right=True, whole=True),
+    Column("states of a matrix"),
+    Column("implementations, default first", needs=90),
+    Column("source", needs=110),
+)
 
 
 def command(json: Annotated[bool, JSON] = False) -> None:
@@ -22,8 +32,7 @@ def command(json: Annotated[bool, JSON] = False) -> None:
         names = ", ".join([*states, *(f"{name} (host)" for name in host)]) or "none"
         implementations = ", ".join(row.step)
         rows.append((row.name, _per_parameter(states), _per_parameter(host), names, implementations, row.source))
-    heads = ("name", "bytes/param", "on the host", "states of a matrix", "implementations, default first", "source")
-    print_table(heads, rows, right=(1, 2))
+    print_table(_COLUMNS, rows)
 
 
 def _object(row: Optimizer) -> dict[str, object]:

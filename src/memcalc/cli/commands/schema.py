@@ -1,11 +1,36 @@
 """`memcalc schema`: the JSON contract."""
 
 import json
+from typing import Annotated
+
+import typer
+from pydantic.json_schema import GenerateJsonSchema
 
 from memcalc.cli.output import write
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError, close_matches
 from memcalc.report.schema import Report
 
+_CONTRACTS = ("report", "explain")
 
-def command() -> None:
+
+def command(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[report|explain]", help="Whose --json: of estimates, or of `memcalc explain`.", show_default=False
+        ),
+    ] = "report",
+) -> None:
     """Print the JSON Schema of what --json prints."""
-    write(json.dumps(Report.model_json_schema(mode="serialization"), indent=2) + "\n")
+    if what not in _CONTRACTS:
+        raise UsageError(
+            f"there is no schema of {quoted(what)}{close_matches(what, _CONTRACTS) or ': choose report or explain.'}"
+        )
+    if what == "report":
+        schema = Report.model_json_schema(mode="serialization")
+    else:
+        from memcalc.provenance.explanation import Explanation
+
+        schema = Explanation.model_json_schema(mode="serialization")
+    write(json.dumps({"$schema": GenerateJsonSchema.schema_dialect, **schema}, indent=2) + "\n")

@@ -1,24 +1,23 @@
 """`memcalc sweep`: one model under many setups."""
 
-import csv
-import io
 import json
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.estimate_options import Request, with_job
 from memcalc.cli.options import declared
+from memcalc.cli.progress import watched
 from memcalc.cli.read_model import read_model
+from memcalc.cli.shown import Shown
 from memcalc.decide.axes import Axis, combinations, read_axis
 from memcalc.errors import MemcalcError, UsageError, option_name
 from memcalc.units import Unit, format_bytes
 
-_PROGRESS_EVERY = 100
-"""Setups after which the progress is said again, where stderr is a terminal."""
+if TYPE_CHECKING:
+    from memcalc.render.heat_map import Grid
 
 
 @with_job
@@ -37,66 +36,130 @@ def command(
 ) -> None:
     """Estimate every combination of options that have several values: 1..64, 1..64*2 (doubling) or 1024,2048.
 
-    Two options make a grid of sizes, any other number a table; --csv and --json (an object a line) are for programs.
+    Two options make a heat map, any other number a table; --csv and --json (an object a line) are for programs.
     """
-    if request.chosen["markdown"] or request.chosen["check"] or (as_csv and request.json):
-        raise UsageError(
-            "sweep answers with a table, --csv or --json: give one of them, without --markdown or --check."
-        )
+    shown = request.shown(as_csv=as_csv)
+    shown.only("sweep", "json", "markdown", "csv", "html")
+    shown.check_width()
+    if request.chosen["check"]:
+        raise UsageError("--check is for one job, and a sweep has many; leave it out.")
     axes = [
         read_axis(name, option_name(name), text)
         for name, text in request.given.items()
-        if isinstance(text, str) and declared()[name].kind is not str and ("," in text or ".." in text)
+        if isinstance(text, str) and _may_vary(name) and ("," in text or ".." in text)
     ]
     if not axes:
         raise UsageError("sweep needs an option with several values, such as --batch 1..16 or --seq-len 1024,2048.")
     spec, assumptions = read_model(model)
     rows = _rows(spec, assumptions, request, axes)
-    unit = request.read_unit()
-    if request.json:
-        output.write("".join(json.dumps(row) + "\n" for row in rows))
-    elif as_csv:
-        output.write(_csv(rows))
-    elif len(axes) == 2:
-        _grid(axes, rows, unit)
-    else:
-        _table(axes, rows, unit)
+    shown.answer(_texts(model, axes, rows, shown), (), None, page=lambda: _page(model, axes, rows, shown))
+
+
+def _may_vary(name: str) -> bool:
+    """Whether commas in an option's value stand between values; in some they stand between modules of one."""
+    return declared()[name].kind is not str or name == "optimizer"
 
 
 def _rows(spec: Any, assumptions: Any, request: Request, axes: Sequence[Axis]) -> list[dict[str, Any]]:
-    from memcalc import estimate
+    from memcalc.decide.side_by_side import each
+    from memcalc.training.step import UNTRACED_OPTIONS
 
-    rows, told = [], sys.stderr is not None and sys.stderr.isatty()
     setups = list(combinations(axes))
-    for index, values in enumerate(setups):
-        if told and index % _PROGRESS_EVERY == 0 and len(setups) > _PROGRESS_EVERY:
-            sys.stderr.write(f"\r{index:,} of {len(setups):,}")
-        job = Request(request.mode, {**request.given, **values}, request.chosen).read()
-        row: dict[str, Any] = {axis.name: declared()[axis.name].read(values[axis.name]) for axis in axes}
-        try:
-            report = estimate(spec, job.setup, job.gpu, assumptions=assumptions)
-        except MemcalcError as problem:
-            row |= {"process_bytes": None, "allocated_bytes": None, "peak": None, "fits": None, "error": str(problem)}
-        else:
-            row |= {
-                "process_bytes": report.peak.process_bytes,
-                "allocated_bytes": report.peak.allocated_bytes,
-                "peak": report.peak.moment,
-                "fits": None if report.gpu is None else report.gpu.fits,
-                "error": None,
-            }
-        rows.append(row)
-    if told and len(setups) > _PROGRESS_EVERY:
-        sys.stderr.write("\r" + " " * 40 + "\r")
-    return rows
+    traced = [axis.name for axis in axes if axis.name not in UNTRACED_OPTIONS]
+    order = sorted(range(len(setups)), key=lambda at: [setups[at][name] for name in traced])  # one trace after another
+    answered = each(partial(_row, spec, assumptions, request), [setups[at] for at in order])
+    rows = dict(zip(order, watched(answered, len(setups), "setups"), strict=True))
+    return [rows[at] for at in range(len(setups))]
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def _row(spec: Any, assumptions: Any, request: Request, values: Mapping[str, str]) -> dict[str, Any]:
+    """One setup: the values of its options, and its answer or what is wrong with it."""
+    from memcalc.estimation import estimate
+
+    job = Request(request.mode, {**request.given, **values}, request.chosen).read()
+    row: dict[str, Any] = {name: declared()[name].read(value) for name, value in values.items()}
+    try:
+        report = estimate(spec, job.setup, job.gpu, assumptions=assumptions)
+    except MemcalcError as problem:
+        nothing = ("process_bytes", "allocated_bytes", "peak", "fits", "free_bytes")
+        return {**row, **dict.fromkeys(nothing), "error": str(problem)}
+    return {
+        **row,
+        "process_bytes": report.peak.process_bytes,
+        "allocated_bytes": report.peak.allocated_bytes,
+        "peak": report.peak.moment,
+        "fits": None if report.gpu is None else report.gpu.fits,
+        "free_bytes": None if report.gpu is None else report.gpu.free_bytes,
+        "error": None,
+    }
+
+
+def _texts(
+    model: str, axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], shown: Shown
+) -> dict[str, Callable[[], str]]:
+    """The answer in each format."""
+
+    def text() -> str:
+        from memcalc.render import heat_map, styles, tables
+
+        if len(axes) != 2:
+            return tables.text(*_table(axes, rows, shown.unit), shown.unicode, shown.columns)
+        lines = heat_map.render(_grid(axes, rows), shown.columns, shown.unit, shown.unicode)
+        return styles.coloured(lines) if shown.coloured else styles.plain(lines)
+
+    def csv() -> str:
+        from memcalc.render import tables
+
+        return tables.csv(rows)
+
+    def markdown() -> str:
+        from memcalc.render import tables
+        from memcalc.render.areas import shown_name
+        from memcalc.render.markdown import quoted
+
+        return f"**{quoted(shown_name(model))}**\n\n" + tables.markdown(*_table(axes, rows, shown.unit))
+
+    return {
+        "text": text,
+        "csv": csv,
+        "markdown": markdown,
+        "json": lambda: "".join(json.dumps(row) + "\n" for row in rows),
+    }
+
+
+def _page(model: str, axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], shown: Shown) -> str:
+    from memcalc.cli.files import command_line
+    from memcalc.render import heat_map, html, tables
+    from memcalc.render.areas import shown_name
+
+    title = f"{shown_name(model)}: {' and '.join(option_name(axis.name) for axis in axes)}"
+    table = (
+        heat_map.html(_grid(axes, rows), shown.unit)
+        if len(axes) == 2
+        else tables.html(*_table(axes, rows, shown.unit)[:2])
+    )
+    return html.table_page(title, table, command_line())
+
+
+def _grid(axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]]) -> "Grid":
+    from memcalc.render.heat_map import Cell, Grid
+
+    down, across = axes
+    width = len(across.values)
+    cells = [Cell(row["process_bytes"], row["free_bytes"]) for row in rows]
+    lines = [cells[start : start + width] for start in range(0, len(cells), width)]
+    return Grid(option_name(down.name), option_name(across.name), down.values, across.values, lines)
+
+
+def _table(
+    axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], unit: Unit
+) -> tuple[tuple[str, ...], list[tuple[str, ...]], range]:
+    """Heads, rows, and which columns are aligned to the right."""
+    heads = (*(option_name(axis.name) for axis in axes), "process", "peak")
+    lines = [
+        (*(str(row[axis.name]) for axis in axes), _size(row, unit), row["peak"] or str(row["error"])) for row in rows
+    ]
+    return heads, lines, range(len(axes) + 1)
 
 
 def _size(row: Mapping[str, Any], unit: Unit) -> str:
@@ -104,22 +167,3 @@ def _size(row: Mapping[str, Any], unit: Unit) -> str:
         return "-"
     mark = "" if row["fits"] is None else " ok" if row["fits"] else " no"
     return format_bytes(row["process_bytes"], unit) + mark
-
-
-def _grid(axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], unit: Unit) -> None:
-    down, across = axes
-    width = len(across.values)
-    lines = [
-        (value, *(_size(row, unit) for row in rows[index * width : (index + 1) * width]))
-        for index, value in enumerate(down.values)
-    ]
-    heads = (f"{option_name(down.name)} \\ {option_name(across.name)}", *across.values)
-    output.print_table(heads, lines, right=range(1, width + 1))
-
-
-def _table(axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], unit: Unit) -> None:
-    heads = (*(option_name(axis.name) for axis in axes), "process", "peak")
-    lines = [
-        (*(str(row[axis.name]) for axis in axes), _size(row, unit), row["peak"] or str(row["error"])) for row in rows
-    ]
-    output.print_table(heads, lines, right=range(len(axes) + 1))

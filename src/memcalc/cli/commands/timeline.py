@@ -1,14 +1,61 @@
 """`memcalc timeline`: the memory of one step over time."""
 
-from dataclasses import replace
-from typing import Annotated, Any
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.estimate_options import Job, Request, with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
+from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
+from memcalc.report.schema import Report
+
+if TYPE_CHECKING:
+    from memcalc.models.spec import ModelSpec
+    from memcalc.render.page_setup import Setup
+
+
+@dataclass(frozen=True)
+class DrawnJob(Job):
+    """A job whose answer is its step over time in place of the box."""
+
+    def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
+        """Draw and print."""
+        from memcalc.render import styles, timeline
+        from memcalc.timeline import SAMPLES
+        from memcalc.timeline import timeline as series
+
+        shown = self.shown
+        pieces = timeline.columns(shown.columns) if shown.format == "text" else SAMPLES
+        found = series(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher, samples=pieces)
+
+        def text() -> str:
+            lines = timeline.render(found, shown.columns, shown.unit, unicode=shown.unicode, colour=shown.coloured)
+            return styles.coloured(lines) if shown.coloured else styles.plain(lines)
+
+        drawn = self.page_setup(spec, assumptions, teacher) if shown.pictured else None
+        texts = {"text": text, "json": lambda: json.dumps(found.to_dict()) + "\n"}
+        shown.answer(texts, [] if drawn is None else [drawn], None if drawn is None else drawn.timeline)
+        self.check_fit(found.report)
+
+    def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
+        """A report without operations has no timeline."""
+        raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
+
+
+class DrawnRequest(Request):
+    """The options as they were given, for a job that is drawn."""
+
+    def read(self) -> Job:
+        """The job of these options. Raises UsageError."""
+        return DrawnJob(**vars(super().read()))
+
+    def job(self, mode: str, below: Any) -> Job:
+        """The job of these options, and of those `below` where none was given. Raises UsageError."""
+        return DrawnJob(**vars(super().job(mode, below)))
 
 
 @with_job
@@ -46,10 +93,9 @@ def command(
     """Draw the memory of one step over time: the six rows of the box stacked, the peak, phases and blocks.
 
     The axis counts allocations, not seconds. With --json the series is printed: of each piece of the step the fullest
-    moment, and the largest of them is the peak that an estimate reports.
+    moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
-    if request.chosen["markdown"]:
-        raise UsageError("timeline answers with a picture or with --json; leave out --markdown.")
+    request.shown().only("timeline", "json", "html", "svg", "snapshot")
     how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
     where = {
         "revision": revision,
@@ -59,4 +105,4 @@ def command(
         "base": base,
         "model": of_run,
     }
-    answer_for(model, replace(request, chosen=request.chosen | {"timeline": True}), how, where)
+    answer_for(model, DrawnRequest(request.mode, request.given, request.chosen), how, where)

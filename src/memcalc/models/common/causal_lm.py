@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from memcalc import ops
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.models.common.fused_lm_head import fused_lm_head
 from memcalc.models.common.lm_losses import LanguageLoss
@@ -20,6 +20,7 @@ from memcalc.nn.model import Batch, Network, Outputs, positions
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
+from memcalc.tables.dtypes import INT64
 
 
 class DecoderModel(Module):
@@ -101,6 +102,10 @@ class DecoderModel(Module):
                 attention, window = _mixer(block)
                 if window != RECURRENT:
                     cache.register_layer(attention, window, block.copies, inputs_embeds)
+        if position_ids is None and (packed := run_context(ids).position_ids) is not None:
+            position_ids, run_context(ids).packing_read = packed, RECURRENT not in self.windows
+        if position_ids is None and self.position_ids != "none" and ids.tape.ring is not None:  # cut as the ids are
+            position_ids = ids.tape.external_tensor(ids.shape, INT64, OVERHEAD, "position ids")
         given = position_ids is not None
         if position_ids is None and self.position_ids != "none":
             position_ids = positions(ids.tape, ids.shape[1])

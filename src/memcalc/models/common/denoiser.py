@@ -5,7 +5,10 @@ Names are those of diffusers 0.42: a class of its models, `in_channels`, `joint_
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
@@ -45,13 +48,54 @@ class Picture:
         return (self.frames - 1) // 4 + 1
 
 
+@dataclass(frozen=True)
+class PromptCall:
+    """How a pipeline calls one of its text encoders.
+
+    hidden: the layers whose outputs it takes, for which every layer's output is kept (`output_hidden_states`).
+    mask: it passes an attention mask.
+    cache: a decoder keeps keys and values, as `use_cache` is not switched off.
+    tokens: tokens of a prompt, where they are not those that the denoiser reads less `fewer`.
+    fewer: how many tokens the denoiser reads beside (positive) or does not read of it (negative: a chat template).
+    """
+
+    hidden: tuple[int, ...] = ()
+    mask: bool = False
+    cache: bool = True
+    tokens: int | None = None
+    fewer: int = 0
+
+    def length(self, text: int) -> int:
+        """Tokens of a prompt where the denoiser reads `text`."""
+        return max(text - self.fewer, 1) if self.tokens is None else self.tokens
+
+
+CLIP = PromptCall(tokens=77)
+CLIP_HIDDEN = PromptCall(hidden=(-2,), tokens=77)
+
+
 class Denoiser(Network):
     """A denoiser. `predict` is its forward."""
+
+    guidance_in: Literal["batch", "two", "none"] = "batch"
+    """Classifier-free guidance: in one forward of twice the batch, in two forwards, or in none as it is an input."""
+    fp32_latents = False
+    """The pipeline keeps latents in fp32 whatever the dtype of the weights."""
+    trains_with_fp32_vae = False
+    """The training scripts have the autoencoder in fp32 whatever the precision."""
+    convolutional = False
+    """It is mostly convolutions."""
+    upcasts_vae = False
+    """The pipeline lets an autoencoder that is loaded in fp16 decode in fp32."""
+    prompt_calls: Mapping[str, PromptCall] = MappingProxyType({"CLIPTextModel": CLIP})
+    """How the pipeline calls its text encoders, by their classes."""
 
     reads_text = False
     input_kind = "latents"
     default_side = 1024
     """Pixels of a side where nobody names a size."""
+    default_width: int | None = None
+    """Pixels of the width, where pictures are no squares."""
     default_frames = 1
     default_text = 77
     """Tokens of text that the pipeline gives it."""
@@ -67,13 +111,16 @@ class Denoiser(Network):
         Raises UsageError for sizes that the denoiser cannot be given.
         """
         step = self.pixels_per_token
-        sides = [("height", height or self.default_side), ("width", width or self.default_side)]
+        sides = [("height", height or self.default_side), ("width", width or self._width(height))]
         for name, side in sides:
             if side % step:
                 raise UsageError(f"--{name} {side} is no multiple of {step}, as this model's pictures are; change it.")
         if frames is not None and not self.makes_videos and frames != 1:
             raise UsageError("--num-frames counts frames of a video, but this model makes pictures; leave it out.")
         return Picture(batch, sides[0][1], sides[1][1], frames or self.default_frames, text or self.default_text)
+
+    def _width(self, height: int | None) -> int:
+        return self.default_width if height is None and self.default_width else height or self.default_side
 
     def latent_shape(self, picture: Picture) -> Shape:
         """The shape of the noisy latents, as the pipeline packs them."""
@@ -82,6 +129,9 @@ class Denoiser(Network):
     def predict(self, latents: Tensor, picture: Picture) -> Tensor:
         """The prediction of the noise, of the shape of the latents."""
         raise NotImplementedError
+
+    conditioned = 0
+    """Channels of the input that are no noisy latents but those of a picture to begin with, and its mask."""
 
     def learnt_part(self, prediction: Tensor) -> Tensor:
         """The part of the prediction that is compared with the noise: all of it, unless a variance is predicted too."""

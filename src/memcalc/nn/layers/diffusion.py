@@ -101,6 +101,45 @@ class AdaLayerNormContinuous(Module):
         return ops.add(ops.mul(self.norm(x), ops.unsqueeze(ops.add_scalar(scale), 1)), ops.unsqueeze(shift, 1))
 
 
+class CaptionProjection(Module):
+    """PixArtAlphaTextProjection: two linear layers around GELU."""
+
+    scope = "embedding"
+
+    def __init__(self, inputs: int, width: int) -> None:
+        self.linear_1 = Linear(inputs, width, bias=True)
+        self.linear_2 = Linear(width, width, bias=True)
+
+    def forward(self, caption: Tensor) -> Tensor:
+        """[b, s, inputs] to [b, s, width]."""
+        hidden = self.linear_1(caption)
+        hidden = ops.gelu(hidden)
+        return self.linear_2(hidden)  # type: ignore[no-any-return]
+
+
+class FP32LayerNorm(Module):
+    """LayerNorm of an fp32 copy, cast back."""
+
+    scope = "norms"
+
+    def __init__(self, width: int, *, affine: bool = False) -> None:
+        self.weight = Parameter(width, group="norms") if affine else None
+        self.bias = Parameter(width, group="norms") if affine else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        weight = None if self.weight is None else ops.to(self.weight, FP32)
+        bias = None if self.bias is None else ops.to(self.bias, FP32)
+        return ops.to(ops.layer_norm(ops.to(x, FP32), weight, bias), x.dtype)
+
+
+def keep_in_fp32(*modules: Module) -> None:
+    """Let the weights of modules be fp32 whatever the others are (`_keep_in_fp32_modules`)."""
+    for module in modules:
+        for _, parameter in module.tensors():
+            parameter.fixed_dtype = FP32
+
+
 def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """x [b, s, h] times one plus scale [b, h], plus shift [b, h]."""
     return ops.add(ops.mul(x, ops.add_scalar(ops.unsqueeze(scale, 1))), ops.unsqueeze(shift, 1))
@@ -131,8 +170,9 @@ class FeedForward(Module):
 
     scope = "MLP"
 
-    def __init__(self, width: int, ratio: int = 4) -> None:
-        self.net = [GeluProjection(width, ratio * width), NoDropout(), Linear(ratio * width, width, bias=True)]
+    def __init__(self, width: int, inner: int | None = None) -> None:
+        inner = 4 * width if inner is None else inner
+        self.net = [GeluProjection(width, inner), NoDropout(), Linear(inner, width, bias=True)]
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
@@ -212,10 +252,16 @@ class Convolution(Module):
     """torch.nn.Conv2d or Conv3d."""
 
     def __init__(
-        self, inputs: int, outputs: int, *kernel: int, stride: int | tuple[int, ...] = 1, padding: int = 0
+        self,
+        inputs: int,
+        outputs: int,
+        *kernel: int,
+        stride: int | tuple[int, ...] = 1,
+        padding: int = 0,
+        bias: bool = True,
     ) -> None:
         self.weight = Parameter(outputs, inputs, *kernel)
-        self.bias = Parameter(outputs)
+        self.bias = Parameter(outputs) if bias else None
         self.stride, self.padding = stride, padding
 
     def forward(self, x: Tensor) -> Tensor:

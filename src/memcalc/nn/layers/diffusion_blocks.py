@@ -101,17 +101,19 @@ class CrossAttention(Module):
 
     scope = "attention"
 
-    def __init__(self, width: int, heads: int, text: int | None = None) -> None:
+    def __init__(self, width: int, heads: int, text: int | None = None, *, bias: bool = False) -> None:
         self.heads = heads
-        self.to_q = Linear(width, width)
-        self.to_k = Linear(text or width, width)
-        self.to_v = Linear(text or width, width)
+        self.to_q = Linear(width, width, bias=bias)
+        self.to_k = Linear(text or width, width, bias=bias)
+        self.to_v = Linear(text or width, width, bias=bias)
         self.to_out = [Linear(width, width, bias=True), NoDropout()]
 
     def forward(self, hidden: Tensor, encoder: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """[b, s, h] to the same."""
+        """[b, s, h] to the same; `mask` [b, 1, t] is what is added to scores."""
         residual = hidden
         batch = hidden.shape[0]
+        if mask is not None:
+            mask = mask.tape.empty((batch, self.heads, 1, mask.shape[-1]), mask.dtype)  # repeat_interleave
         query = self.to_q(hidden)
         if encoder is None:
             encoder = hidden

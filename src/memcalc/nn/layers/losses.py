@@ -13,7 +13,10 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, *, counts_items: bool = False
     With `counts_items` it is a sum, divided by the number of items in the batch (`num_items_in_batch`).
     """
     logits = ops.to(logits, FP32)
-    labels, shifted = shifted_labels(labels)
+    if labels.tape.ring is None:
+        labels, shifted = shifted_labels(labels)
+    else:  # labels are shifted before the sequence is cut
+        shifted = ops.view(labels, -1)
     logits = ops.view(logits, -1, logits.shape[-1])
     loss = ops.cross_entropy(logits, shifted)
     return ops.mul_scalar(loss) if counts_items else loss

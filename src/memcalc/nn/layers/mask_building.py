@@ -24,6 +24,8 @@ class MaskShape:
     causal: bool
     windowed: bool = False
     padded: bool = False
+    packed: bool = False
+    """Rows hold several samples, which do not see each other."""
     skippable: bool = False
     """Whether Transformers looks whether it can do without: not where eager attention adds the mask."""
 
@@ -36,7 +38,7 @@ def build_bool_mask(tape: Tape, kind: MaskShape) -> Tensor:
     positions = [tape.empty((count,), INT64) for count in (kind.batch, 1)]
     for count in (kind.length, kind.seen):
         positions.append(_counted(tape, count))
-    mask = _padded(tape, kind) if kind.padded else _pattern(tape, kind)
+    mask = _padded(tape, kind) if kind.padded else _packed(tape, kind) if kind.packed else _pattern(tape, kind)
     del positions, given
     return mask
 
@@ -87,6 +89,21 @@ def _pattern(tape: Tape, kind: MaskShape) -> Tensor:
     out = tape.empty(square, BOOL)
     del both, before
     return out
+
+
+def _packed(tape: Tape, kind: MaskShape) -> Tensor:
+    """The pattern joined with which sample a query and a key belong to: [batch, 1, length, seen]."""
+    true = tape.empty((), BOOL)
+    pattern = _pattern(tape, kind)
+    joined = tape.empty(pattern.shape, BOOL)
+    del true, pattern
+    of_query = tape.empty((kind.batch, 1, kind.length, 1), INT64)
+    of_key = tape.empty((kind.batch, 1, 1, kind.seen), INT64)
+    same = tape.empty((kind.batch, 1, kind.length, kind.seen), BOOL)
+    del of_query, of_key
+    mask = tape.empty((kind.batch, 1, kind.length, kind.seen), BOOL)
+    del joined, same
+    return mask
 
 
 def _padded(tape: Tape, kind: MaskShape) -> Tensor:

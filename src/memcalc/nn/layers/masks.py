@@ -69,8 +69,11 @@ def causal_mask(
         seen = min(past, kept - 1) + length
     alone = length == 1 and not static
     skip = not always and (window is None or seen < window) and (alone or seen == length)
-    kind = MaskShape(hidden.shape[0], length, seen, causal=True, windowed=window is not None, padded=padding)
-    return _mask(hidden, kind, skip=skip, every=chunked)
+    packed = run.position_ids is not None
+    kind = MaskShape(
+        hidden.shape[0], length, seen, causal=True, windowed=window is not None, padded=padding, packed=packed
+    )
+    return _mask(hidden, kind, skip=skip, every=chunked or packed)
 
 
 def recurrent_mask(ids: Tensor, padding: bool) -> Tensor | None:
@@ -106,8 +109,8 @@ def _mask(hidden: Tensor, kind: MaskShape, *, skip: bool, every: bool = False) -
             if tape.device is not None:
                 return build_float_mask(tape, kind, hidden.dtype)
             return tape.empty((kind.batch, 1, kind.length, kind.seen), hidden.dtype)
-        if attention == "sdpa" and (kind.padded or not skip):
-            if tape.device is not None and not every:
+        if attention == "sdpa" and (kind.padded or kind.packed or not skip):
+            if tape.device is not None and (not every or kind.packed):
                 return build_bool_mask(tape, replace(kind, skippable=True))
             return tape.empty((kind.batch if kind.padded or every else 1, 1, kind.length, kind.seen), BOOL)
     return None

@@ -1,5 +1,6 @@
 """A checkpoint's weights as a run loads them: what stays packed, and what is turned into the dtype of the run."""
 
+import re
 from collections import Counter
 from collections.abc import Collection
 
@@ -36,7 +37,25 @@ def stored_weights(
     dtype = SHORT.get(checkpoint.stored_dtype or "")
     if not packed and not exact:
         return StoredWeights(dtype=dtype)
-    return StoredWeights(kind if packed else "", dict(packed.most_common()), unpacked, dtype, exact)
+    places: Counter[tuple[str, str]] = Counter()
+    if checkpoint.format == "gguf":
+        for tensor in loaded:
+            places[_place(tensor.weight), _label(tensor)] += tensor.nbytes
+    return StoredWeights(kind if packed else "", dict(packed.most_common()), unpacked, dtype, exact, places)
+
+
+_INPUTS = ("per_layer_token_embd.weight", "position_embd.weight", "token_types.weight", "token_embd_norm.weight")
+"""Tensors of llama.cpp's input layer, which stays on the host."""
+
+
+def _place(name: str) -> str:
+    """Where a GGUF tensor stands in the model (llama.cpp's names of tensors)."""
+    block = re.match(r"blk\.(\d+)\.(.*)", name)
+    if block is not None:
+        return f"{'experts' if '_exps' in block[2] else 'layer'} {block[1]}"
+    if name in _INPUTS:
+        return "input"
+    return "embedding" if name == "token_embd.weight" else "head" if name == "output.weight" else "other"
 
 
 def _label(tensor: StoredTensor) -> str:

@@ -13,6 +13,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Batch, Network
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import INT64, DType
+from memcalc.training.micro_batch import check_packed, pack
 from memcalc.training.objectives.frozen_models import check_head
 
 LOSS = "head and loss"
@@ -27,6 +28,7 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | No
     ids, _mask, labels = (
         tape.external_tensor((setup.batch, length), INT64, OVERHEAD, "token ids, masks and labels") for _ in range(3)
     )
+    pack(tape, setup, ids)
     scored = min(setup.max_completion_length or length, length - 1)
     plain = Batch(ids, None, setup.padding_mask, setup.target_len, setup.images_per_sequence, setup.image)
     fused = replace(plain, scored_tokens=scored, token_outputs=("entropy", "is_top1"))
@@ -37,6 +39,7 @@ def sft(tape: Tape, network: Network, setup: TrainingSetup, autocast: DType | No
         return loss
     with tape.autocasting(autocast):
         outputs = network(fused)
+    check_packed(tape)
     log_probs, *_metrics = outputs.returned
     with tape.scoped(LOSS):
         per_token = ops.neg(log_probs)

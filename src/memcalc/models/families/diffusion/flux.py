@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
-from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.common.denoiser import CLIP, Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
@@ -167,10 +167,15 @@ class FluxSingleTransformerBlock(Module):
         return ops.narrow(hidden, 1, text), ops.narrow(hidden, 1, hidden.shape[1] - text)
 
 
+_PROMPT_CALLS = {"CLIPTextModel": CLIP, "T5EncoderModel": PromptCall()}
+
+
 class FluxTransformer2DModel(Denoiser):
     """The denoiser of FLUX.1."""
 
     default_text = 512
+    guidance_in = "none"
+    prompt_calls = _PROMPT_CALLS
 
     def __init__(self, c: Config) -> None:
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
@@ -239,7 +244,7 @@ FAMILIES = table(
         DEFAULTS,
         blocks="encoder",
         attention="sdpa",
-        supports="training, LoRA",
+        supports="training, inference, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
 )

@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
-from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
@@ -245,10 +245,17 @@ class Modulation(Module):
         return out
 
 
+_PROMPT_CALLS = {
+    "Mistral3ForConditionalGeneration": PromptCall(hidden=(10, 20, 30), mask=True, cache=False),
+    "Qwen3ForCausalLM": PromptCall(hidden=(9, 18, 27), mask=True, cache=False),
+}
+
+
 class Flux2Transformer2DModel(Denoiser):
     """The denoiser of FLUX.2."""
 
     default_text = 512
+    prompt_calls = _PROMPT_CALLS
 
     def __init__(self, c: Config) -> None:
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
@@ -256,6 +263,7 @@ class Flux2Transformer2DModel(Denoiser):
         inner = int(width * c.number("mlp_ratio"))
         self.axes, self.text_width = c.integers("axes_dims_rope"), c.integer("joint_attention_dim")
         self.guidance = c.flag("guidance_embeds", True)
+        self.guidance_in = "none" if self.guidance else "two"
         self.time_guidance_embed = TimestepGuidanceEmbeddings(
             c.integer("timestep_guidance_channels"), width, guidance=self.guidance
         )
@@ -333,7 +341,7 @@ FAMILIES = table(
         DEFAULTS,
         blocks="encoder",
         attention="sdpa",
-        supports="training, LoRA",
+        supports="training, inference, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
 )

@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
-from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
+from memcalc.models.common.denoiser import CLIP_HIDDEN, LATENT_SCALE, Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
@@ -190,10 +190,15 @@ class CroppedPatchEmbed(PatchProjection):
         return ops.to(ops.add(latent, table), latent.dtype)
 
 
+_PROMPT_CALLS = {"CLIPTextModelWithProjection": CLIP_HIDDEN, "T5EncoderModel": PromptCall(fewer=77)}
+
+
 class SD3Transformer2DModel(Denoiser):
     """The denoiser of Stable Diffusion 3 and 3.5."""
 
     default_text = 333
+    trains_with_fp32_vae = True
+    prompt_calls = _PROMPT_CALLS
 
     def __init__(self, c: Config) -> None:
         self.default_side = LATENT_SCALE * c.integer("sample_size")
@@ -261,7 +266,7 @@ FAMILIES = table(
         DEFAULTS,
         blocks="encoder",
         attention="sdpa",
-        supports="training, LoRA",
+        supports="training, inference, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
 )

@@ -12,7 +12,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.denoiser import LATENT_SCALE, Denoiser, Picture, given
+from memcalc.models.common.denoiser import CLIP, CLIP_HIDDEN, LATENT_SCALE, Denoiser, Picture, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import Convolution, TimestepEmbedding, timestep_embedding
 from memcalc.nn.layers.diffusion_blocks import GroupNorm, Resample, ResnetBlock2D, SpatialTransformer, run_checkpointed
@@ -96,6 +96,8 @@ class UpBlock(Module):
 class UNet2DConditionModel(Denoiser):
     """The denoiser of Stable Diffusion before 3."""
 
+    convolutional = True
+
     def __init__(self, c: Config) -> None:
         self.default_side = LATENT_SCALE * (c.optional("sample_size") or 64)
         channels = c.integers("block_out_channels")
@@ -112,6 +114,8 @@ class UNet2DConditionModel(Denoiser):
             self.encoder_hid_proj = Linear(self.text_width, text[0], bias=True)
         self.text_width = self.text_width or text[0]
         self.added, self.time_width = c.get("addition_embed_type") == "text_time", 0
+        self.prompt_calls, self.upcasts_vae = (_SDXL if self.added else _SD), self.added
+        self.trains_with_fp32_vae = self.added
         if self.added:
             self.time_width, inputs = c.integer("addition_time_embed_dim"), _added_width(c)
             self.pooled = inputs - 6 * self.time_width
@@ -167,7 +171,8 @@ class UNet2DConditionModel(Denoiser):
         t_emb = ops.to(t_emb, sample.dtype)
         emb = self.time_embedding(t_emb)
         if text_embeds is not None and time_ids is not None:
-            emb = ops.add(emb, self._added(text_embeds, time_ids, emb))
+            aug_emb = self._added(text_embeds, time_ids, emb)  # it stays to the end
+            emb = ops.add(emb, aug_emb)
         if self.projected:
             encoder = self.encoder_hid_proj(encoder)
         sample = self.conv_in(sample)
@@ -193,6 +198,10 @@ class UNet2DConditionModel(Denoiser):
         add_embeds = ops.to(add_embeds, emb.dtype)
         out: Tensor = self.add_embedding(add_embeds)
         return out
+
+
+_SD = {"CLIPTextModel": CLIP}
+_SDXL = {"CLIPTextModel": CLIP_HIDDEN, "CLIPTextModelWithProjection": CLIP_HIDDEN}
 
 
 def _each(c: Config, key: str, depth: int) -> list[int]:
@@ -245,7 +254,7 @@ FAMILIES = table(
         DEFAULTS,
         blocks="encoder",
         attention="sdpa",
-        supports="training, LoRA",
+        supports="training, inference, LoRA",
         verified="runs of diffusers on PyTorch's allocator",
     )
 )

@@ -1,0 +1,81 @@
+"""How a model comes onto the GPU: its weights and buffers in order, and what is made and dropped on the way.
+
+Sources: torch/nn/modules/module.py (`_apply`) of PyTorch 2.14, transformers/modeling_utils.py 5.24 (`_from_config`,
+`tie_weights`), peft/mapping_func.py and tuners_utils.py of PEFT 0.21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memcalc.allocator.events import Events
+from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.stack import Stack
+from memcalc.peft.lora import GROUP as ADAPTERS
+from memcalc.tables.dtypes import DType
+
+
+def moved(model: Module) -> Events:
+    """The model was loaded in host memory and moved (`model.to("cuda")`): each tensor once."""
+    events = Events()
+    for tensor, again in every_tensor(model):
+        if not again and tensor.numel:
+            events.malloc(tensor.numel * tensor.dtype.itemsize)
+    return events
+
+
+def built(model: Module, dtype: DType) -> Events:
+    """The model was built on the GPU from its config, without a checkpoint.
+
+    Weights that are tied are made for each of their modules, and dropped when all are there; adapters come last, first
+    in the weights' `dtype`.
+    """
+    events = Events()
+    spare: list[int] = []
+    adapters: list[Parameter] = []
+    for tensor, again in every_tensor(model):
+        if not tensor.numel:
+            continue
+        if tensor.group == ADAPTERS:
+            adapters.append(tensor)
+            continue
+        number = events.malloc(tensor.numel * tensor.dtype.itemsize)
+        if again:
+            spare.append(number)
+    for number in spare:
+        events.free(number)
+    first = [events.malloc(tensor.numel * dtype.itemsize) for tensor in adapters if tensor.dtype is not dtype]
+    wide = [tensor for tensor in adapters if tensor.dtype is not dtype]
+    for tensor in adapters:
+        if tensor.dtype is dtype:
+            events.malloc(tensor.numel * dtype.itemsize)
+    for number, tensor in zip(first, wide, strict=True):
+        events.malloc(tensor.numel * tensor.dtype.itemsize)
+        events.free(number)
+    return events
+
+
+def every_tensor(module: Module, seen: set[int] | None = None) -> Iterator[tuple[Parameter, bool]]:
+    """Every tensor of every module, all blocks of stacks included, and whether another module had it already.
+
+    `seen` holds the identities of those that came before.
+    """
+    seen = set() if seen is None else seen
+    direct = [value for _, value in module.direct_tensors()]
+    for value in direct:
+        if not isinstance(value, Buffer):
+            yield value, id(value) in seen
+            seen.add(id(value))
+    if isinstance(module, Stack) and not module.shared:
+        before = set(seen)
+        for _, block in module.positions:
+            mine = set(before)
+            yield from every_tensor(block, mine)
+            seen |= mine
+    else:
+        for _, child in module.children():
+            yield from every_tensor(child, seen)
+    for value in direct:
+        if isinstance(value, Buffer):
+            yield value, id(value) in seen
+            seen.add(id(value))

@@ -1,0 +1,95 @@
+"""A job run through the allocator, step by step, until nothing changes any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memcalc.allocator.blocks import Block
+from memcalc.allocator.caching import CachingAllocator
+from memcalc.allocator.conf import DEFAULT_CONF, AllocatorConf
+from memcalc.allocator.events import Events
+from memcalc.allocator.expandable import allocator_of
+from memcalc.allocator.training_events import TrainingEvents
+
+MOST_STEPS = 8
+"""Steps that are simulated at most, where each reserves more than the one before."""
+
+
+@dataclass(frozen=True)
+class StepPeaks:
+    """The peaks of a step by phase, in bytes."""
+
+    allocated: Mapping[str, int]
+    reserved: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What `torch.cuda.memory_stats()` would say of a run, in bytes.
+
+    steps: the peaks of each, up to the one that leaves everything as it found it. loaded: what is reserved once model
+    and batch are there. segments: the most at once.
+    """
+
+    steps: tuple[StepPeaks, ...]
+    loaded: int
+    segments: int
+
+    @property
+    def allocated(self) -> int:
+        """`max_memory_allocated()`."""
+        return max(max(step.allocated.values()) for step in self.steps)
+
+    @property
+    def reserved(self) -> int:
+        """`max_memory_reserved()`."""
+        return max(max(step.reserved.values()) for step in self.steps)
+
+
+def simulate(
+    job: TrainingEvents, conf: AllocatorConf = DEFAULT_CONF, capacity: int | None = None, *, empty_cache: bool = False
+) -> Simulated:
+    """Run a job on a device of `capacity` bytes, CUDA context excluded (None: without limit).
+
+    `empty_cache` gives cached segments back once, after the first step. Raises OutOfDeviceMemory.
+    """
+    allocator = allocator_of(conf, capacity)
+    _perform(allocator, job.loading)
+    _perform(allocator, job.batch)
+    loaded = allocator.reserved
+    steps: list[StepPeaks] = []
+    segments = 0
+    state: object = None
+    while len(steps) < MOST_STEPS:
+        before, first = state, not steps
+        steps.append(_perform(allocator, job.first if first else job.later, job.workspace if first else 0))
+        segments = max(segments, allocator.peak_segments)
+        if first and empty_cache:
+            allocator.empty_cache()
+        state = allocator.free_sizes()
+        if state == before:
+            break
+    return Simulated(tuple(steps), loaded, segments)
+
+
+def _perform(allocator: CachingAllocator, events: Events, workspace: int = 0) -> StepPeaks:
+    """Run events, on behalf of threads that have no workspace yet where its size is given."""
+    live: list[Block] = []
+    allocated: dict[str, int] = {}
+    reserved: dict[str, int] = {}
+    malloc, free, append = allocator.malloc, allocator.free, live.append
+    ends = [start for _, start in events.phases[1:]] + [len(events.codes)]
+    phases = events.phases or [("", 0)]
+    for (phase, start), end in zip(phases, ends, strict=True):
+        allocator.reset_peaks()
+        for code in events.codes[start:end]:
+            if code > 0:
+                append(malloc(code))
+            elif code < 0:
+                free(live[~code])
+            elif workspace:
+                malloc(workspace)
+        allocated[phase] = max(allocated.get(phase, 0), allocator.peak_allocated)
+        reserved[phase] = max(reserved.get(phase, 0), allocator.peak_reserved)
+    return StepPeaks(allocated, reserved)

@@ -1,0 +1,86 @@
+"""Files that take an answer: written whole or not at all."""
+
+import os
+import stat
+import sys
+import tempfile
+from contextlib import suppress
+
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError
+from memcalc.render.terminal_text import visible
+
+_SECRET = ("--token",)
+"""Options whose value is never shown."""
+
+
+def write_whole(path: str, text: str | bytes) -> None:
+    """Write `text` (or bytes) to the file at `path`, replacing what is there, or leave everything as it is.
+
+    It is written to a temporary file in the same folder, which then takes the place of the file. A link is followed; a
+    device or a pipe is written to as it is.
+
+    Raises:
+        UsageError: there is no such folder, `path` is a folder, or the disk, or who may write there, does not allow it.
+    """
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+    try:
+        target = os.path.realpath(path)
+        if os.path.isdir(target):
+            raise IsADirectoryError(f"{quoted(path)} is a folder")
+        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
+            with open(target, "wb", buffering=0) as file:
+                file.write(data)
+            return
+        _replace(target, data)
+    except OSError as problem:
+        raise UsageError(f"{quoted(path)} could not be written ({_reason(path, problem)}).") from None
+    except ValueError:  # a name with a null byte
+        raise UsageError(f"{quoted(path)} is no name of a file.") from None
+
+
+def _replace(target: str, data: bytes) -> None:
+    folder, name = os.path.split(target)
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise PermissionError("the file may not be written")
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:40]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _mode(target: str) -> int:
+    """Who may read and write the file: as before, or as the umask says for a new one."""
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except OSError:
+        mask = os.umask(0)
+        os.umask(mask)
+        return 0o666 & ~mask
+
+
+def _reason(path: str, problem: OSError) -> str:
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        return f"there is no folder {quoted(folder)}"
+    return visible(problem.strerror or str(problem))
+
+
+def command_line() -> list[str]:
+    """The words of the command that runs, as a shell takes them, without secrets."""
+    import shlex
+
+    out, hide = [], False
+    for word in sys.argv[1:]:
+        name, equals, _ = word.partition("=")
+        out.append("***" if hide else f"{name}=***" if name in _SECRET and equals else word)
+        hide = word in _SECRET
+    return ["memcalc", *map(shlex.quote, out)]

@@ -1,0 +1,345 @@
+"""What llama.cpp allocates: weights and caches by layer on the GPU or the host, and the buffer its scheduler reserves.
+
+Nothing is allocated while it runs. The buffer of intermediate results is reserved once, for a whole ubatch: the largest
+of what the graph's stages need (llama-context.cpp, graph_reserve; ggml-alloc.c). The stages were read off a build of
+2026 that prints its buffers, for models of many shapes (tests/data/llama_cpp_buffers.jsonl).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from memcalc.autograd.tape import OVERHEAD, Tape
+from memcalc.common.assumption import Assumption
+from memcalc.config.reader import Config
+from memcalc.errors import UsageError
+from memcalc.inference.engine_cache import LayerWidth, PooledCache
+from memcalc.inference.served_model import ServedModel
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.layers.mixture_of_experts import Experts
+from memcalc.nn.layers.mlp import FusedGatedMLP, GatedMLP, PlainMLP
+from memcalc.nn.model import Network
+from memcalc.nn.module import Module
+from memcalc.nn.run_context import RunContext
+from memcalc.setup.setup import InferenceSetup
+from memcalc.tables.dtypes import INT64
+from memcalc.tables.engines import AUTO, GGML_TYPES, CacheFormat
+from memcalc.training.micro_batch import micro_batch
+from memcalc.units import format_bytes
+
+CELLS = 256
+"""The cache has a multiple of so many cells (llama-context.cpp pads n_ctx_seq)."""
+
+FP32 = 4
+OFFLOADED_FROM = 32
+"""Tokens of a ubatch from which a multiplication with weights of the host is done on the GPU (op offload)."""
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """Bytes of what llama.cpp allocates, on the GPU and on the host."""
+
+    weights: Mapping[str, int]
+    host_weights: int
+    cache: int
+    states: int
+    host_cache: int
+    host_states: int
+    compute: int
+    host_compute: int
+
+    def notes(self, setup: InferenceSetup) -> list[Assumption]:
+        """What lies in host memory, and what decides the compute buffer."""
+        host = f"host memory: {format_bytes(self.host_weights)} of weights, the token embedding among them"
+        if self.host_cache + self.host_states:
+            host += f", {format_bytes(self.host_cache + self.host_states)} of the cache"
+        lines = [
+            Assumption("llama_cpp_host", f"{host}, and {format_bytes(self.host_compute)} of buffers (--n-gpu-layers)"),
+            Assumption(
+                "llama_cpp_compute_buffer",
+                f"compute buffer {format_bytes(self.compute)}, reserved for the logits of a whole ubatch; a server "
+                "that asks for fewer outputs reserves less (--ubatch-size)",
+            ),
+        ]
+        if setup.n_gpu_layers is None:
+            lines.append(Assumption("n_gpu_layers", "all layers are on the GPU (--n-gpu-layers)"))
+        if setup.flash_attn is None:
+            lines.append(Assumption("flash_attn", "flash attention on, as llama.cpp chooses (--flash-attn)"))
+        return lines
+
+
+def buffers(spec: ModelSpec, setup: InferenceSetup, model: ServedModel, length: int, *, encoder: bool) -> Buffers:
+    """The buffers for `setup.batch` sequences of `length` tokens and what they generate.
+
+    Raises UsageError where the input of an encoder is longer than a ubatch.
+    """
+    ubatch = _ubatch(setup, length, encoder=encoder)
+    graph = graph_of(spec, setup, model, ubatch, ubatch if encoder else length + setup.max_new_tokens - 1)
+    if encoder:
+        graph = replace(graph, vocabulary=0)  # it pools hidden states, and makes no logits
+    depth = _most(_text_config(spec).get("num_hidden_layers")) or 1
+    layers = depth + 1 if setup.n_gpu_layers is None else min(setup.n_gpu_layers, depth + 1)
+    place = _Placement(depth, layers, setup.n_cpu_moe or 0)
+    found = place.weights(spec, model)
+    cache = 0 if encoder else graph.cache_bytes(setup)
+    states = 0 if encoder else graph.state_bytes * setup.batch * setup.num_beams
+    on_gpu = place.layers_on_gpu / depth
+    away = found.largest_on_host if ubatch >= OFFLOADED_FROM else 0
+    return Buffers(
+        found.here,
+        found.host,
+        round(cache * on_gpu),
+        round(states * on_gpu),
+        round(cache * (1 - on_gpu)),
+        round(states * (1 - on_gpu)),
+        graph.compute(setup, head=layers > 0, away=away, output_bytes=found.output),
+        graph.host(),
+    )
+
+
+def _ubatch(setup: InferenceSetup, length: int, *, encoder: bool) -> int:
+    ubatch = setup.ubatch_size or setup.prefill_chunk_size or 512
+    if encoder and length > ubatch:
+        if setup.ubatch_size is not None:
+            raise UsageError(
+                f"llama.cpp reads the {length} tokens of an encoder's input in one ubatch, and --ubatch-size is "
+                f"{setup.ubatch_size}; raise it, or shorten --seq-len."
+            )
+        return length
+    return ubatch
+
+
+@dataclass(frozen=True)
+class _Placement:
+    """Which of `depth` layers are on the GPU: the last, of which the output layer counts as one."""
+
+    depth: int
+    layers: int
+    experts_on_host: int
+
+    @property
+    def first(self) -> int:
+        """The first layer on the GPU."""
+        return max(0, self.depth + 1 - self.layers)
+
+    @property
+    def layers_on_gpu(self) -> int:
+        """How many layers are on the GPU, the output layer not counted."""
+        return self.depth - self.first if self.layers else 0
+
+    def share(self, place: str) -> float:
+        """Which part of the weights of a place is on the GPU."""
+        kind, _, number = place.partition(" ")
+        if kind in ("embedding", "input") or not self.layers:
+            return 0.0
+        first = max(self.first, self.experts_on_host) if kind == "experts" else self.first
+        if kind in ("layer", "experts") and number:
+            return float(int(number) >= first)
+        return (self.depth - min(first, self.depth)) / max(self.depth, 1) if kind in ("layer", "experts") else 1.0
+
+    def weights(self, spec: ModelSpec, model: ServedModel) -> _Placed:
+        """Where the weights lie."""
+        here: Counter[str] = Counter()
+        host = 0
+        places = _places(spec, model)
+        for (place, label), nbytes in places.items():
+            share = round(nbytes * self.share(place))
+            here[label] += share
+            host += nbytes - share
+        output = sum(nbytes for (place, _), nbytes in places.items() if place == "head")
+        if not output:  # tied: the output layer has a copy of its own
+            for (place, label), nbytes in places.items():
+                output += nbytes if place == "embedding" else 0
+                here[f"{label}, as output"] += nbytes if place == "embedding" and self.layers else 0
+        blocks = {place: n for (place, _), n in places.items() if place.split()[0] in ("layer", "experts")}
+        away = any(self.share(place) < 1 for place in blocks)
+        total = sum(n for (place, _), n in places.items() if place.split()[0] in ("layer", "experts"))
+        return _Placed(+here, host, output, _largest_matrix(model.network, total) if away else 0)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Bytes of weights on the GPU by what they are, on the host, of the output layer, of the largest matrix away."""
+
+    here: Mapping[str, int]
+    host: int
+    output: int
+    largest_on_host: int
+
+
+def _largest_matrix(network: Network, block_bytes: int) -> int:
+    """Bytes of the largest matrix of a block, where all blocks take `block_bytes`; experts count one by one."""
+    blocks = [p for _, p in network.parameters() if p.group not in ("embedding", "LM head")]
+    elements = sum(p.numel * p.copies for p in blocks)
+    largest = max((p.numel for p in blocks if len(p.shape) > 1), default=0)
+    return round(largest * block_bytes / max(elements, 1))
+
+
+def _places(spec: ModelSpec, model: ServedModel) -> dict[tuple[str, str], int]:
+    """Bytes of weights by place and label: as a GGUF file has them, else by what the network's weights are."""
+    if spec.stored is not None and spec.stored.places:
+        return dict(spec.stored.places)
+    parts: dict[tuple[str, str], int] = {}
+    for label, nbytes in (model.weights.parts or {}).items():
+        if label.endswith(" embedding"):
+            place = "embedding"
+        elif label.endswith(("LM head", " head")):
+            place = "head"
+        elif label.endswith(" experts"):
+            place = "experts"
+        else:
+            place = "layer"
+        parts[place, label] = parts.get((place, label), 0) + nbytes
+    return parts
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The sizes that decide how large intermediate results are; elements for each token where nothing else is said."""
+
+    ubatch: int
+    cells: int
+    hidden: int
+    vocabulary: int
+    heads: int
+    query: int
+    inner: int
+    """What the MLP, or the experts that a token meets, holds at its own peak."""
+    beside: int
+    """Tensors of the hidden size beside it."""
+    widths: tuple[tuple[LayerWidth, int], ...] = ()
+    """Of each kind of layer what it caches, and how many such layers there are."""
+    state_bytes: int = 0
+    swa_full: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Elements of key and value of the widest layer."""
+        return max((width.elements for width, _ in self.widths), default=2 * self.query)
+
+    @property
+    def window_cells(self) -> int:
+        """Cells of layers with a window; 0 where there are none."""
+        windows = [width.window for width, _ in self.widths if width.window is not None]
+        if not windows or self.swa_full:
+            return self.cells if windows else 0
+        return min(self.cells, _padded(max(windows) + self.ubatch))
+
+    def cache_bytes(self, setup: InferenceSetup) -> int:
+        """Bytes of keys and values, each in its own type; layers with a window keep it and one ubatch."""
+        total = 0
+        keys, values = cache_types(setup)
+        for width, layers in self.widths:
+            capped = width.window is not None and not setup.swa_full
+            cells = min(self.cells, _padded((width.window or 0) + self.ubatch)) if capped else self.cells
+            elements = setup.batch * setup.num_beams * cells * layers
+            total += keys.nbytes(elements * width.keys) + values.nbytes(elements * (width.elements - width.keys))
+        return total
+
+    def _masks(self, flash: bool) -> int:
+        """Elements for each token of the masks, in fp32: one for all cells, one for those of windows.
+
+        Flash attention has 16-bit copies, of which the later takes the place of the earlier's source if it fits.
+        """
+        masks, halves = self.cells + self.window_cells, (self.cells + self.window_cells) // 2
+        if 0 < self.cells // 2 <= self.window_cells:
+            halves -= self.cells // 2
+        return masks + (halves if flash else 0)
+
+    def compute(self, setup: InferenceSetup, *, head: bool, away: int, output_bytes: int) -> int:
+        """Bytes of the buffer on the GPU; `away` is the largest matrix that is copied there when it is needed."""
+        flash = setup.flash_attn != "off" and setup.attention != "eager"
+        row = self.ubatch * FP32
+        masks, projected = self._masks(flash), self.query + self.keys
+        attention = masks + projected + self.hidden + (self.hidden if flash else self.heads * self.cells)
+        mlp = self.inner + self.beside * self.hidden
+        piece = max(1, self.inner // 3)
+        freed = max(0, self.cells - 2 * self.hidden) if flash else 0  # the fp32 mask, less what has moved in
+        reused = min(3, max(0, freed - 1) // piece) * piece
+        logits = row * (self.vocabulary + self.hidden) + (0 if head else output_bytes)
+        copied = away + row * (mlp + self.hidden) if away else 0
+        return max(logits, row * attention, row * (masks + mlp - reused), copied)
+
+    def host(self) -> int:
+        """Bytes of the pinned buffer on the host: embeddings twice, and the masks."""
+        return self.ubatch * FP32 * (2 * self.hidden + self.cells + self.window_cells)
+
+
+def _padded(cells: int) -> int:
+    return -(-cells // CELLS) * CELLS
+
+
+def cache_types(setup: InferenceSetup) -> tuple[CacheFormat, CacheFormat]:
+    """How keys and values are stored."""
+    both = GGML_TYPES["f16"] if setup.kv_dtype == AUTO else GGML_TYPES[_SAME[setup.kv_dtype]]
+    keys, values = (None if name is None else GGML_TYPES[name] for name in (setup.cache_type_k, setup.cache_type_v))
+    return keys or both, values or both
+
+
+_SAME = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "q8_0", "int4": "q4_0"}
+"""Types of --kv-dtype under llama.cpp's names."""
+
+
+def graph_of(spec: ModelSpec, setup: InferenceSetup, model: ServedModel, ubatch: int, tokens: int) -> _Graph:
+    """The sizes for sequences of `tokens` tokens, with what each layer of the model caches."""
+    network = model.network
+    embedding = max(
+        (p for _, p in network.parameters() if p.group == "embedding" and len(p.shape) == 2), key=lambda p: p.numel
+    )
+    vocabulary, hidden = embedding.shape
+    config = _text_config(spec)
+    heads = _most(config.get("num_attention_heads")) or 1
+    per_head = _most(config.get("head_dim")) or -(-hidden // heads)
+    query = heads * per_head
+    inner, beside = max((_inner(module, hidden) for module in network.all_modules), default=(0, 1))
+    widths, states = _cached(network, model)
+    return _Graph(
+        ubatch, _padded(tokens), hidden, vocabulary, heads, query, inner, beside, widths, states, setup.swa_full
+    )
+
+
+def _most(value: object) -> int:
+    """A whole number of the config, the largest where each layer has its own; 0 where there is none."""
+    numbers = value if isinstance(value, list) else [value]
+    return max((number for number in numbers if isinstance(number, int)), default=0)
+
+
+def _text_config(spec: ModelSpec) -> Config:
+    row = family(spec.model_type)
+    section = spec.config.get("text_config")
+    values = section if isinstance(section, Mapping) and "num_attention_heads" not in spec.config else spec.config
+    return Config(values, row.defaults, row.aliases)
+
+
+def _inner(module: Module, hidden: int) -> tuple[int, int]:
+    """Elements for each token that an MLP or experts hold at their peak, and tensors of the hidden size beside them."""
+    if isinstance(module, GatedMLP):
+        return 3 * module.gate_proj.weight.shape[0], 1
+    if isinstance(module, FusedGatedMLP):
+        return 3 * int(vars(module)[module.names[0]].weight.shape[0]) // 2, 1
+    if isinstance(module, PlainMLP):
+        return 2 * int(max(vars(module)[module.names[0]].weight.shape)), 1
+    if isinstance(module, Experts):
+        width = module.down_proj.numel // module.count // hidden
+        return module.per_token * max(3 * width, width + hidden), 3
+    return 0, 1
+
+
+def _cached(network: Network, model: ServedModel) -> tuple[tuple[tuple[LayerWidth, int], ...], int]:
+    """What each kind of layer caches, with their number, and bytes of the states of one sequence.
+
+    A pass of two tokens tells; nothing of it is counted.
+    """
+    tape = Tape(phase="prefill")
+    tape.grad_enabled = tape.dropout_enabled = False
+    cache = PooledCache(absorbs_latent=True)
+    tape.run = RunContext(attention=model.row.attention_used("sdpa"), training=False)
+    tape.run.cache = cache
+    network.bind(tape, model.dtype)
+    network(micro_batch(tape.external_tensor((1, 2), INT64, OVERHEAD, "token ids"), None, InferenceSetup()))
+    copies = {id(module): module.copies for _, module in network.modules()}
+    states = sum(sum(sizes.values()) * copies[layer] for layer, sizes in cache.state_bytes.items())
+    return tuple((width, copies[layer]) for layer, width in cache.widths.items()), states

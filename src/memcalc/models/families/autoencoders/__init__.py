@@ -1,0 +1,1 @@
+"""Autoencoders of diffusion pipelines, one file a kind."""

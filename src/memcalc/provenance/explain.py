@@ -1,0 +1,194 @@
+"""`explain`: the tensors that are alive at a moment of a step, the largest first, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext, suppress
+from math import prod
+
+from memcalc.autograd.tape import ROWS, Allocation
+from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.common.assumption import Assumption
+from memcalc.common.sizes import rounded
+from memcalc.errors import UsageError
+from memcalc.estimation import Setup, estimate, within_positions
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.stack import every_block_by_itself
+from memcalc.parallel.layout import layout_of
+from memcalc.provenance.explanation import Explanation, TensorEntry
+from memcalc.provenance.formulas import Sizes, literal
+from memcalc.provenance.moments import Lives, Sample, find_moment, module_name
+from memcalc.provenance.origins import Looked, Recording, RecordingTape
+from memcalc.provenance.references import References
+from memcalc.provenance.standing import Standing, process_parts, standing_tensors
+from memcalc.report.cluster import communicators
+from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.gpus import Gpu
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step
+
+
+def record_step(
+    spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None, *, every_block: bool = True
+) -> Step:
+    """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline."""
+
+    def run(setup: Setup) -> Step:
+        if isinstance(setup, TrainingSetup):
+            layout = layout_of(setup, spec.config)
+            if layout.pipeline > 1:
+                raise UsageError(
+                    "a rank of a pipeline holds many micro-batches, of which one is traced: its tensors cannot be "
+                    "listed; leave out --pipeline-parallel-size."
+                )
+            return trace(spec, setup, layout=layout, teacher=teacher, recorder=recording)
+        from memcalc.inference.generate import generate
+
+        return generate(spec, setup, recorder=recording)
+
+    with every_block_by_itself() if every_block else nullcontext():
+        return within_positions(setup, run)
+
+
+def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
+    spec: ModelSpec,
+    setup: Setup,
+    gpu: Gpu | None = None,
+    *,
+    phase: str | None = None,
+    at: str | None = None,
+    assumptions: Sequence[Assumption] = (),
+    teacher: ModelSpec | None = None,
+) -> Explanation:
+    """What is alive at the peak, at the peak of a `phase`, or `at` a moment such as "backward of block 3".
+
+    The entries sum to the box, exactly: at the peak to the report's peak.process_bytes.
+
+    Raises:
+        MemcalcError: the job cannot be answered for, or has no such moment.
+    """
+    report = estimate(spec, setup, gpu, assumptions=assumptions, teacher=teacher)
+    recording = Recording()
+    step = record_step(spec, setup, recording, teacher)
+    sample = find_moment(step, phase, at)
+    memory = process_memory(step, setup, gpu)
+    sizes = sizes_of(spec, step)
+    around = [*standing_tensors(step, sample.phase, sizes), *process_parts(step, memory, sizes)]
+    entries = [
+        *_standing_entries(around),
+        *(_tape_entries(step, sample.tick, _references(spec, setup, teacher, recording, sample), sizes)),
+    ]
+    entries.sort(key=lambda entry: -entry.bytes)
+    rows = {row: sum(entry.bytes for entry in entries if entry.row == row) for row in ROWS}
+    return Explanation(
+        model=spec.name,
+        phase=sample.phase,
+        moment=sample.text,
+        is_peak=sample.is_peak,
+        total_bytes=sum(rows.values()),
+        rows=rows,
+        tensors=tuple(entries),
+        left_out_bytes=0,
+        assumptions=report.assumptions,
+    )
+
+
+def process_memory(step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
+    """What the process takes besides tensors, at the peak of a recorded step."""
+    peak = find_moment(step, None, None)
+    ranks = communicators(layout_of(setup, {})) if isinstance(setup, TrainingSetup) else 0
+    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, ranks)
+
+
+def sizes_of(spec: ModelSpec, step: Step) -> Sizes:
+    """The numbers that formulas are made of."""
+    lengths = {"batch": step.setup.batch, "seq_len": step.seq_len}
+    if step.target_len is not None:
+        lengths["target_len"] = step.target_len
+    if not isinstance(step.setup, TrainingSetup) and step.setup.num_beams > 1:
+        lengths["beams"] = step.setup.num_beams
+    return Sizes(lengths, {**family(spec.model_type).defaults, **spec.config})
+
+
+def _references(
+    spec: ModelSpec, setup: Setup, teacher: ModelSpec | None, recording: Recording, sample: Sample
+) -> References:
+    """Run once more, up to the moment, and look at what refers to what."""
+    found = References()
+    birth = None if sample.tick is None else recording.tape.birth(recording.tape.allocations[sample.tick])
+    if birth is None:
+        return found
+    again = Recording(lambda tape: found.look(tape, again.networks), birth.number, len(recording.tapes))
+    with suppress(Looked):
+        record_step(spec, setup, again, teacher)
+    return found
+
+
+def _standing_entries(around: Sequence[Standing]) -> Iterator[TensorEntry]:
+    """One entry for each weight of a block in all blocks of the stack."""
+    groups: dict[object, list[Standing]] = {}
+    for one in around:
+        alike = (one.row, one.part, one.module.template, one.formula.expression, one.shape, one.dtype, one.what)
+        groups.setdefault(alike, []).append(one)
+    for some in groups.values():
+        first = some[0]
+        yield TensorEntry(
+            row=first.row,
+            part=first.part,
+            bytes=sum(one.nbytes for one in some),
+            count=sum(one.count for one in some),
+            shape=first.shape,
+            dtype=first.dtype,
+            module=module_name([one.module for one in some]),
+            operation=first.what,
+            made_in="before the step",
+            alive_because=first.because,
+            until=first.until,
+            formula=first.formula.expression,
+            numbers=first.formula.numbers,
+            source=first.source,
+        )
+
+
+def _tape_entries(step: Step, tick: int | None, references: References, sizes: Sizes) -> Iterator[TensorEntry]:
+    """One entry for what one operation of a module made, in all blocks of the stack."""
+    tape = step.tape
+    assert isinstance(tape, RecordingTape)
+    if tick is None:
+        return
+    life = Lives(tape)
+    groups: dict[object, list[Allocation]] = {}
+    for allocation in tape.allocations:
+        if allocation.born <= tick < allocation.dies and allocation.nbytes:
+            groups.setdefault(life.kind(allocation, references), []).append(allocation)
+    for some in groups.values():
+        yield _entry(life, some, references, sizes)
+
+
+def _entry(life: Lives, some: Sequence[Allocation], references: References, sizes: Sizes) -> TensorEntry:
+    first = some[0]
+    birth = life.birth(first)
+    layout = birth.layout or references.layouts.get(birth.number)
+    one = 0 if layout is None else rounded(prod(layout[0]) * layout[1].itemsize)
+    if layout is None or not one or first.nbytes % one:
+        layout, formula = None, literal(first.nbytes)
+    else:  # a loop over tokens is traced for one token
+        formula = sizes.formula(layout[0], layout[1].itemsize, times=first.nbytes // one)
+    return TensorEntry(
+        row=first.row,
+        part=first.name,
+        bytes=sum(allocation.nbytes for allocation in some),
+        count=len(some),
+        shape=None if layout is None else layout[0],
+        dtype=None if layout is None else layout[1].name,
+        module=module_name([life.birth(allocation).origin.module for allocation in some]),
+        operation=life.operation(first),
+        made_in=life.phase(first.born),
+        alive_because=life.because(first, references),
+        until=Counter(map(life.until, some)).most_common(1)[0][0],
+        formula=formula.expression,
+        numbers=formula.numbers,
+        source=birth.origin.source,
+    )

@@ -1,0 +1,79 @@
+"""Whether an inference job fits, and what the GPU serves: of vLLM, what its pool of pages holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.breakdown.model_weights import model_weights
+from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.inference.serving import cache_bytes, serving, usable
+from memcalc.inference.vllm_pool import Pool, Served, kv_pool
+from memcalc.models.spec import ModelSpec
+from memcalc.peak.ranks import phase_totals
+from memcalc.peak.sweep import Sweep
+from memcalc.report.schema import EnginePool, Serving
+from memcalc.setup.setup import InferenceSetup
+from memcalc.tables.engines import ENGINES
+from memcalc.tables.gpus import Gpu
+from memcalc.training.traced_step import Step
+
+
+def free_bytes(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, process: int) -> int:
+    """What a job whose process takes `process` leaves of what it may take; of vLLM's pool, what its sequences leave."""
+    pool_of = _pools(spec, setup, gpu, step)
+    if pool_of is None:
+        return usable(setup, gpu) - process
+    return pool_of(step.seq_len).nbytes - cache_bytes(setup, step, setup.batch, step.seq_len)
+
+
+def serving_of(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Serving:
+    """What the GPU serves of the job of `step`."""
+
+    def process_of(run: Step, candidate: InferenceSetup) -> int:
+        return ProcessMemory.for_job(run.input_bytes, candidate, gpu, max(phase_totals(run).values())).process
+
+    pool_of = _pools(spec, setup, gpu, step)
+    if pool_of is None:
+        found = serving(spec, setup, gpu, step, process_of)
+        fills = ENGINES[setup.engine].utilization is not None
+        reserved = usable(setup, gpu) if fills else process_of(step, setup)
+        return _said(found.batch, found.context, reserved)
+    found = serving(spec, setup, gpu, step, process_of, lambda length: pool_of(length).nbytes)
+    pool = pool_of(step.seq_len)
+    context = ProcessMemory.for_job(0, setup, gpu, 0).context  # there before vLLM measures what is free
+    reserved = min(gpu.usable_bytes, pool.budget + context + (0 if pool.graphs_in_budget else pool.graphs))
+    return _said(found.batch, found.context, reserved, _pool(pool, setup, gpu, step))
+
+
+def _pools(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Callable[[int], Pool] | None:
+    """vLLM's pool for sequences of so many tokens and what they generate; None where there is none."""
+    if setup.engine != "vllm" or step.cache_for is None:
+        return None
+    peaks, _ = Sweep(step.tape).peaks()
+    weights = sum(nbytes for _, nbytes in model_weights(step, "prefill"))
+    served = Served(spec, step, weights, peaks["prefill"][0] if "prefill" in peaks else 0)
+    return lambda length: kv_pool(served, setup, gpu, length + setup.max_new_tokens)
+
+
+def _said(batch: int, context: int, reserved: int, pool: EnginePool | None = None) -> Serving:
+    return Serving(largest_batch=batch, longest_context=context, engine_reserved_bytes=reserved, pool=pool)
+
+
+def _pool(pool: Pool, setup: InferenceSetup, gpu: Gpu, step: Step) -> EnginePool:
+    assert step.cache_for is not None
+    needed = pool.taken + cache_bytes(setup, step, setup.batch, step.seq_len)
+    share = -(-needed * 100 // gpu.usable_bytes) / 100
+    length = step.seq_len + setup.max_new_tokens
+    return EnginePool(
+        budget_bytes=pool.budget,
+        weights_bytes=pool.weights,
+        activations_bytes=pool.activations,
+        non_torch_bytes=pool.non_torch,
+        cuda_graphs_bytes=pool.graphs,
+        graphs_in_budget=pool.graphs_in_budget,
+        pool_bytes=pool.nbytes,
+        pool_tokens=max(0, pool.nbytes) * length // max(1, step.cache_for(1, length)),
+        profiled_tokens=pool.profiled_tokens,
+        profiled_sequences=pool.profiled_sequences,
+        smallest_utilization=share if share <= 1 else None,
+    )

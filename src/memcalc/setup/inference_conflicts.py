@@ -1,0 +1,53 @@
+"""Options of one engine given to another, and those that exclude each other, each told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from memcalc.setup.inference_options import InferenceOptions
+
+OPTIONS_OF: dict[str, tuple[str, ...]] = {
+    "llama.cpp": ("ubatch_size", "cache_type_k", "cache_type_v", "swa_full", "flash_attn", "n_gpu_layers", "n_cpu_moe"),
+    "vllm": ("max_num_batched_tokens", "max_num_seqs", "enforce_eager", "engine_version"),
+}
+"""Options that only one engine has."""
+
+
+def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
+    """What is wrong with the options of an inference job, each by itself being fine."""
+    for engine, names in OPTIONS_OF.items():
+        for name in names:
+            if name in setup.model_fields_set and setup.engine != engine:
+                yield (
+                    f"{_option(name)} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
+                    f"use --engine {engine}."
+                )
+    if setup.kv_dtype != "auto" and (setup.cache_type_k or setup.cache_type_v):
+        yield "--kv-dtype says what --cache-type-k and --cache-type-v say for keys and values apart; leave it out."
+    if setup.ubatch_size is not None and setup.prefill_chunk_size is not None:
+        yield "--prefill-chunk-size and --ubatch-size both say how many tokens llama.cpp takes at once; leave one out."
+    if setup.cache_type_v not in (None, "f32", "f16", "bf16") and setup.flash_attn == "off":
+        yield (
+            f"llama.cpp quantizes the cache of values only with flash attention; leave out --flash-attn off, or "
+            f"--cache-type-v {setup.cache_type_v}."
+        )
+    if setup.max_num_batched_tokens is not None and setup.prefill_chunk_size is not None:
+        yield (
+            "--prefill-chunk-size and --max-num-batched-tokens both say how many tokens vLLM takes at once; leave one "
+            "of them out."
+        )
+    if setup.max_num_seqs is not None and setup.batch > setup.max_num_seqs:
+        yield (
+            f"--batch {setup.batch} is more than the {setup.max_num_seqs} sequences that --max-num-seqs lets vLLM run "
+            "at once; raise it, or lower --batch."
+        )
+
+
+def engine_of(given: Iterable[str]) -> str | None:
+    """The engine that the options which only one engine has mean, where nobody named one; None where they do not."""
+    meant = {engine for engine, names in OPTIONS_OF.items() if not set(names).isdisjoint(given)}
+    return meant.pop() if len(meant) == 1 else None
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

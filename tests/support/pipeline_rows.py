@@ -1,0 +1,115 @@
+"""Calls of diffusers' pipelines as test data, and how a case reads as a spec and options.
+
+Every line of `data/pipelines.jsonl` is one call (the prompt encoded, one denoising step, the picture decoded) of
+diffusers 0.42.1 and Transformers 5.24 with PyTorch's CUDA allocator on a GPU whose kernels do nothing. `rounded` is the
+most that was alive in a stage of the second call, each tensor rounded to 512 bytes, without cuBLAS workspaces.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from memcalc.autograd.tape import Tape
+from memcalc.inference.component_offload import Placement
+from memcalc.inference.pipeline import call_pipeline
+from memcalc.inference.pipeline_stages import Prompted, encode_prompts
+from memcalc.models.build import build
+from memcalc.models.common.autoencoder import Autoencoder
+from memcalc.models.common.denoiser import Picture, PromptCall
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
+from memcalc.nn.run_context import RunContext, run_context
+from memcalc.peak.sweep import Sweep
+from memcalc.setup.setup import InferenceSetup
+from memcalc.tables.dtypes import ALIASES
+from support.diffusion_rows import DEVICES, components, of_diffusers, text_encoder
+from support.paths import DATA
+
+OFFLOADS = {"group-block": "group"}
+
+
+def rows() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every row with its name."""
+    for line in (DATA / "pipelines.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        yield row["case"]["name"], row
+
+
+def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
+    """The pipeline of a case and the options that it stands for."""
+    vae = case.get("vae")
+    options: dict[str, Any] = {
+        "dtype": case.get("dtype", "bf16"),
+        "batch": case.get("batch", 1),
+        "height": case.get("height", 512),
+        "width": case.get("width", 512),
+        "num_frames": case.get("frames", 1),
+        "cpu_offload": OFFLOADS.get(case.get("offload"), case.get("offload")),
+        "vae_tiling": case.get("tiling", False),
+        "vae_slicing": case.get("slicing", False),
+        "vae_dtype": (vae or {}).get("dtype"),
+    }
+    if not case.get("model"):
+        return of_diffusers(vae["model"], vae.get("config", {})), InferenceSetup(**options)
+    spec = of_diffusers(case["model"], case["config"])
+    spec = replace(spec, component="denoiser", components=components(case))
+    return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
+
+
+def computed(case: dict[str, Any]) -> dict[str, int]:
+    """Bytes of every stage that memcalc computes."""
+    device = DEVICES[case.get("device", "h100")]
+    if not case.get("model") and not case.get("vae"):
+        return {"encode": _encoded(case)}
+    step = call_pipeline(*pipeline(case), device=device)
+    found, _ = Sweep(step.tape).peaks()
+    standing = sum(allocation.nbytes for allocation in step.tape.inputs) + sum((step.weights or {}).values())
+    peaks = {phase.removeprefix("vae_"): peak + standing for phase, (peak, _) in found.items()}
+    return peaks | ({"vae_encode": _made_latents(case)} if "vae_encode" in case.get("stages", ()) else {})
+
+
+def _tape(case: dict[str, Any], phase: str) -> Tape:
+    tape = Tape(phase=phase)
+    tape.grad_enabled = tape.dropout_enabled = False
+    tape.device = DEVICES[case.get("device", "h100")]
+    tape.run = RunContext(training=False, all_logits=True)
+    return tape
+
+
+def _peak(tape: Tape, standing: int) -> int:
+    tape.finish()
+    found, _ = Sweep(tape).peaks()
+    return standing + max(peak for peak, _ in found.values())
+
+
+def _encoded(case: dict[str, Any]) -> int:
+    """Text encoders alone, called as the row says."""
+    tape, dtype = _tape(case, "encode"), ALIASES[case.get("dtype", "bf16")]
+    encoders = []
+    for index, part in enumerate(case["encoders"]):
+        spec = text_encoder(index, part).spec
+        assert spec is not None
+        network, row = build(spec), family(spec.model_type)
+        network.bind(tape, dtype)
+        call = PromptCall(tuple(part.get("hidden", ())), bool(part.get("mask")), part.get("cache", True))
+        kind = row.attention_used("sdpa")
+        encoders.append(Prompted(str(index), network, call, part["tokens"], dtype, row.blocks == "decoder", kind))
+    placement = Placement(tape, "none", {part.name: part.network for part in encoders}, {p.name: "" for p in encoders})
+    prompts = 1 if case.get("guidance") == "none" else 2
+    encode_prompts(tape, encoders, prompts, case.get("batch", 1), placement)
+    return _peak(tape, sum(placement.standing.values()))
+
+
+def _made_latents(case: dict[str, Any]) -> int:
+    """The autoencoder's other half, as training makes latents."""
+    spec, setup = pipeline(case)
+    vae = build(spec)
+    assert isinstance(vae, Autoencoder)
+    vae.tiling, vae.slicing = setup.vae_tiling, setup.vae_slicing
+    tape, dtype = _tape(case, "encode"), ALIASES[str(setup.dtype)]
+    vae.bind(tape, dtype)
+    run_context(tape).weights_dtype = dtype
+    picture = Picture(setup.batch, setup.height or 512, setup.width or 512, setup.num_frames or 1)
+    vae.encode(tape.empty(vae.pixel_shape(picture), dtype))
+    return _peak(tape, sum(Placement(tape, "none", {"vae": vae}, {"vae": ""}).standing.values()))
