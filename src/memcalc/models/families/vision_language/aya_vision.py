@@ -67,8 +67,8 @@ class AyaVisionEncoder(VisionEncoder):
         factor = c.integer("downsample_factor")
         if rows != columns or rows % factor:
             raise ConfigError(
-                f"{c.where} has {rows} x {columns} patches, which squares of 'downsample_factor' {factor} do not cover; "
-                "correct one."
+                f"{c.where} has {rows} x {columns} patches, which squares of 'downsample_factor' {factor} do not "
+                "cover; correct one."
             )
         self.count = (rows // factor) ** 2
         self.vision_tower = tower_of(v, () if last else keep)
