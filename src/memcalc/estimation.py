@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.breakdown.temporary_tensors import LOAD
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
@@ -21,7 +22,7 @@ from memcalc.nn.parameter_counts import inactive_parameters
 from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.peak.ranks import phase_totals, traced_ranks
+from memcalc.peak.ranks import phase_totals, traced_ranks, with_loading
 from memcalc.peak.sweep import Moment, swept
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
@@ -283,7 +284,7 @@ def _traced(
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
 
-    return {0: generate(spec, setup, served_model(spec, setup, gpu))}, SINGLE
+    return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
@@ -361,6 +362,8 @@ def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameter
 
 def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
+    if phase == LOAD:
+        return "loading of the weights"
     if moment is None and not step.training:
         return f"{phase}, weights alone"
     if moment is None:

@@ -10,6 +10,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
+from memcalc.inference.loading import loading_bytes
 from memcalc.inference.served_model import ServedModel, served_model
 from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
@@ -96,6 +97,7 @@ def generate(
         0,
         length,
         phases=("prefill", "decode"),
+        loading_bytes=loading_bytes(setup, model),
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
         cache_for=cache_for,

@@ -78,6 +78,8 @@ class Step:
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
     cache_for: Callable[[int, int], int] | None = None
     """Bytes that a pool of pages needs for so many sequences of so many tokens; None where there is none."""
+    loading_bytes: int = 0
+    """Bytes beyond the weights that are there for a moment while they are loaded on the GPU."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
     components: Mapping[str, int] = field(default_factory=dict)
