@@ -39,6 +39,10 @@ class CheckpointError(MemcalcError):
     """A checkpoint file cannot be read as what its name says."""
 
 
+class UnsupportedPythonError(MemcalcError):
+    """The interpreter does not count references as CPython does."""
+
+
 class HubError(MemcalcError):
     """The Hub did not give what was asked for."""
 

@@ -29,6 +29,7 @@ from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, r
 from memcalc.report.schema import (
     Component,
     Components,
+    EncodingTrainingPhases,
     GpuFit,
     InferencePhases,
     Model,
@@ -147,7 +148,7 @@ def estimate(
 
 def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
     if step.training:
-        return TrainingPhases(**peaks)
+        return EncodingTrainingPhases(**peaks) if "encode" in peaks else TrainingPhases(**peaks)
     return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
 
 

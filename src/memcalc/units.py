@@ -49,6 +49,11 @@ def format_bytes(nbytes: int, unit: Unit = "GiB") -> str:
     return f"{nbytes} B"
 
 
+def format_mib(nbytes: int) -> str:
+    """`nbytes` in MiB whatever their size, such as `"710.2 MiB"`."""
+    return f"{nbytes / _BINARY['MiB']:,.1f} MiB"
+
+
 def round_step(top: int, unit: Unit = "GiB", most: int = 5) -> int:
     """Bytes between the marks of an axis that ends at `top`: 1, 2 or 5 times a power of ten of a unit.
 
@@ -57,6 +62,11 @@ def round_step(top: int, unit: Unit = "GiB", most: int = 5) -> int:
     factor = next((factor for factor in _SCALES[unit].values() if top >= factor), 1)
     steps: Iterator[int] = (-(-factor * count * 10**power // 10) for power in range(20) for count in (1, 2, 5))
     return next(step for step in steps if step and step * most >= top)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count and what is counted, such as `"1 head"` or `"32 heads"`; `noun` is the singular."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_count(count: int) -> str:

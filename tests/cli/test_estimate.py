@@ -190,3 +190,14 @@ def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMCALC_DEBUG", "1")
     with pytest.raises(KeyError):
         run(*FOUR_B, catch_exceptions=False)
+
+
+def test_a_count_may_stand_alone() -> None:
+    assert run("estimate", "1B", "--json").stdout == run("estimate", "--params", "1B", "--json").stdout
+    assert "say the same" in refused(2, "estimate", "1B", "--params", "2B")
+    assert "'--lora'" not in refused(2, "estimate", "no-count")
+
+
+@pytest.mark.parametrize(("name", "coloured"), [("FORCE_COLOR", True), ("NO_COLOR", False)])
+def test_colours_are_forced_and_forbidden_as_rich_has_it(name: str, coloured: bool) -> None:
+    assert ("\x1b[" in run("estimate", "1B", env={name: "1"}).stdout) == coloured

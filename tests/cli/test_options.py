@@ -110,6 +110,10 @@ def test_nothing_given_is_the_default_setup() -> None:
         (float, "1e-2", 0.01),
         (str, "adamw", "adamw"),
         (Literal["a", "b"], "b", "b"),
+        (Literal["bf16", "vLLM"], "BF16", "bf16"),
+        (Literal["bf16", "vLLM"], "torch.bfloat16", "bf16"),
+        (Literal["bf16", "vLLM"], "vllm", "vLLM"),
+        (Literal["eager", "flash"], "flash_attention_2", "flash"),
     ],
 )
 def test_reading_values(kind: Any, text: str, value: object) -> None:
@@ -127,7 +131,7 @@ def test_reading_values(kind: Any, text: str, value: object) -> None:
         (float, ""),
         (float, "1GB"),
         (str, " "),
-        (Literal["a"], "A"),
+        (Literal["a"], "b"),
     ],
 )
 def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
@@ -143,6 +147,8 @@ def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
         ("memcalc estimate --gpu H100", {"H100-80GB", "H100-NVL-94GB"}),
         ("memcalc estimate --mode inf", {"inference"}),
         ("memcalc estimate --unit G", {"GiB", "GB"}),
+        ("memcalc estimate --optimizer paged-l", {"paged-lion", "paged-lion-8bit"}),
+        ("memcalc estimate --like llama", {"llama-2", "llama-3"}),
         ("memcalc estimate --see", set()),
         ("memcalc estimate --seq-", {"--seq-len"}),
     ],

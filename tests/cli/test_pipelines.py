@@ -122,3 +122,35 @@ def test_what_a_pipeline_refuses(folder: str, options: tuple[str, ...], said: st
 def test_a_language_model_refuses_what_is_a_pipelines() -> None:
     said = refused(2, "estimate", "--params", "1B", "--mode", "inference", "--cpu-offload", "model")
     assert "diffusion pipelines" in said
+
+
+def train(folder: str, *options: str) -> dict[str, Any]:
+    """The report of a LoRA on the pipeline's denoiser at 256 pixels."""
+    found: dict[str, Any] = answer("from-file", folder, "--resolution", "256", *options)
+    return found
+
+
+def test_inputs_made_in_the_step_are_a_phase(folder: str) -> None:
+    cached, made = train(folder, "--lora-rank", "4"), train(folder, "--lora-rank", "4", "--no-cache-latents")
+    assert list(cached["phases"]) == ["forward", "backward", "step"]
+    assert made["phases"]["encode"]["peak_bytes"] > made["phases"]["step"]["peak_bytes"]
+    assert "vae bf16" in weights(made)
+    both = train(folder, "--lora-rank", "4", "--no-cache-latents", "--no-cache-text-embeddings", "--vae-dtype", "fp32")
+    assert {"vae fp32", "text_encoder bf16", "text_encoder_2 bf16"} <= set(weights(both))
+
+
+def test_an_average_of_the_weights_is_a_copy(folder: str) -> None:
+    plain, averaged = train(folder), train(folder, "--use-ema")
+    copy = weights(averaged)["EMA of the weights"]
+    assert peaks_of_training(averaged) == [peak + copy for peak in peaks_of_training(plain)]
+    assert "--lora-rank" in refused(2, "from-file", folder, "--use-ema", "--lora-rank", "4")
+
+
+def peaks_of_training(report: dict[str, Any]) -> list[int]:
+    """Peaks of forward, backward and step."""
+    return [report["phases"][phase]["peak_bytes"] for phase in ("forward", "backward", "step")]
+
+
+@pytest.mark.parametrize("option", [("--no-cache-latents",), ("--use-ema",), ("--vae-dtype", "fp32")])
+def test_a_language_model_has_no_such_inputs(option: tuple[str, ...]) -> None:
+    assert "denoisers" in refused(2, "estimate", "--params", "10M", *option)

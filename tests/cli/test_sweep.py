@@ -7,6 +7,7 @@ import json
 import pytest
 from support.cli_runs import run
 
+from memcalc.decide import side_by_side
 from memcalc.decide.axes import combinations, read_axis
 from memcalc.errors import UsageError
 
@@ -68,3 +69,18 @@ def test_what_sweep_needs() -> None:
     assert "several values" in run("sweep", "1B", code=2).stderr
     assert "--csv" in run("sweep", "1B", "--batch", "1,2", "--csv", "--json", code=2).stderr
     assert "--batch" in run("sweep", "1B", "--batch", "1,two", code=2).stderr
+
+
+def test_many_setups_are_those_of_estimates_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On several processors, and with setups that share a trace computed one after another."""
+    monkeypatch.setattr(side_by_side, "ALONE", 10)
+    job = ("sweep", "1B", "--optimizer", "adamw,sgd", "--batch", "1..6", "--seq-len", "64", "--json")
+    rows = [json.loads(line) for line in run(*job).stdout.splitlines()]
+    assert [(row["optimizer"], row["batch"]) for row in rows] == [
+        (optimizer, batch) for batch in range(1, 7) for optimizer in ("adamw", "sgd")
+    ]
+    for row in (rows[3], rows[-1]):
+        one = ("--optimizer", row["optimizer"], "--batch", str(row["batch"]), "--seq-len", "64", "--json")
+        found = json.loads(run("estimate", "--params", "1B", *one).stdout)
+        assert row["process_bytes"] == found["peak"]["process_bytes"]
+    assert "--batch" in run("sweep", "1B", "--batch", "1..11,x", code=2).stderr

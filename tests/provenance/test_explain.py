@@ -132,6 +132,7 @@ def test_weights_states_and_gradients_are_told_one_by_one() -> None:
     found = explain(SMALL, TrainingSetup(batch=1, seq_len=8), phase="step")
     of_gate = [entry for entry in found.tensors if entry.module == "model.layers.{0..3}.mlp.gate_proj.weight"]
     assert sorted(entry.operation for entry in of_gate) == [
+        "adamw step (foreach)",
         "gradient of a parameter",
         "momentum",
         "parameter",

@@ -7,34 +7,36 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.reports import GIB, component, inference_report, rebuilt, training_report
 
-from memcalc import ModelSpec, TrainingSetup, estimate
+from memcalc import ModelSpec, TrainingSetup, canonical_spec, estimate
 from memcalc.common.assumption import Assumption
 from memcalc.render import json_report, markdown
 from memcalc.render.box import render
+from memcalc.render.captions import assumption_lines
 from memcalc.render.styles import coloured, plain
 from memcalc.render.terminal_text import cells, clip, visible, wrap
 from memcalc.report.schema import GpuFit, Report
+from memcalc.units import counted
 
 AT_80 = """\
 ┌─ TENSORS ───────────── Llama-like, 4.05B parameters · batch 16 × 256 tokens ─┐
-│ MODEL WEIGHTS     █████████████████████▊           22.5 GiB  6 bytes/param   │
-│ (mixed-bf16)      ├── fp32 weights                 15.0 GiB                  │
-│                   └── bf16 copies                   7.5 GiB                  │
-│ OPTIMIZER STATES  █████████████████████████████    30.0 GiB  8 bytes/param   │
-│ (adamw)           ├── fp32 momentum                15.0 GiB                  │
-│                   └── fp32 variance                15.0 GiB                  │
-│ GRADIENTS         ▎░░░░░░░░░░░░░                    0.4 GiB  4 bytes/param   │
-│                                                              up to 15.0 GiB  │
-│                   └── fp32 gradients                0.4 GiB                  │
-│ ACTIVATIONS       █████████████████████▎           22.0 GiB  5.5 MiB/token   │
-│                   ├── 34 blocks                    20.0 GiB                  │
-│                   └── head                          2.0 GiB                  │
-│ TEMPORARY TENSORS ▉                                 1.0 GiB  up to 2.0 GiB   │
-│                   └── logits and loss               1.0 GiB                  │
-│ OTHER OVERHEAD    ██▏                               2.2 GiB                  │
-│                   ├── CUDA context                  0.7 GiB                  │
-│                   ├── allocator reserve             1.5 GiB                  │
-│                   └── 2 smaller                    16.1 MiB                  │
+│ MODEL WEIGHTS     ████████████████████████▊         22.5 GiB  6 bytes/param  │
+│ (mixed-bf16)      ├── fp32 weights                  15.0 GiB                 │
+│                   └── bf16 copies                    7.5 GiB                 │
+│ OPTIMIZER STATES  █████████████████████████████████ 30.0 GiB  8 bytes/param  │
+│ (adamw)           ├── fp32 momentum                 15.0 GiB                 │
+│                   └── fp32 variance                 15.0 GiB                 │
+│ GRADIENTS         ▍░░░░░░░░░░░░░░░                   0.4 GiB  4 bytes/param  │
+│                                                               up to 15.0 GiB │
+│                   └── fp32 gradients                 0.4 GiB                 │
+│ ACTIVATIONS       ████████████████████████▏         22.0 GiB  5.5 MiB/token  │
+│                   ├── 34 blocks                     20.0 GiB                 │
+│                   └── head                           2.0 GiB                 │
+│ TEMPORARY TENSORS █░                                 1.0 GiB  up to 2.0 GiB  │
+│                   └── logits and loss                1.0 GiB                 │
+│ OTHER OVERHEAD    ██▍                                2.2 GiB                 │
+│                   ├── CUDA context                   0.7 GiB                 │
+│                   ├── allocator reserve              1.5 GiB                 │
+│                   └── 2 smaller                     16.1 MiB                 │
 ├──────────────────────────────────────────────────────────────────────────────┤
 │ PEAK     75.9 GiB (81.5 GB) allocated: backward of the loss                  │
 │          77.4 GiB (83.1 GB) reserved by the allocator                        │
@@ -49,21 +51,21 @@ Assumptions:
 
 AT_60 = """\
 ┌─ TENSORS ──── Llama-like, 4.05B · batch 16 × 256 tokens ─┐
-│ MODEL WEIGHTS     ███████████████████▌          22.5 GiB │
+│ MODEL WEIGHTS     █████████████████████▊        22.5 GiB │
 │ (mixed-bf16)      ├── fp32 weights              15.0 GiB │
 │ 6 bytes/param     └── bf16 copies                7.5 GiB │
-│ OPTIMIZER STATES  ██████████████████████████    30.0 GiB │
+│ OPTIMIZER STATES  █████████████████████████████ 30.0 GiB │
 │ (adamw)           ├── fp32 momentum             15.0 GiB │
 │ 8 bytes/param     └── fp32 variance             15.0 GiB │
-│ GRADIENTS         ▎░░░░░░░░░░░░                  0.4 GiB │
+│ GRADIENTS         ▎░░░░░░░░░░░░░                 0.4 GiB │
 │ 4 bytes/param     └── fp32 gradients             0.4 GiB │
 │ up to 15.0 GiB                                           │
-│ ACTIVATIONS       ███████████████████           22.0 GiB │
+│ ACTIVATIONS       █████████████████████▎        22.0 GiB │
 │ 5.5 MiB/token     ├── 34 blocks                 20.0 GiB │
 │                   └── head                       2.0 GiB │
-│ TEMPORARY TENSORS ▊                              1.0 GiB │
+│ TEMPORARY TENSORS ▉                              1.0 GiB │
 │ up to 2.0 GiB     └── logits and loss            1.0 GiB │
-│ OTHER OVERHEAD    █▉                             2.2 GiB │
+│ OTHER OVERHEAD    ██▏                            2.2 GiB │
 │                   ├── CUDA context               0.7 GiB │
 │                   ├── allocator reserve          1.5 GiB │
 │                   └── 2 smaller                 16.1 MiB │
@@ -85,24 +87,24 @@ Assumptions:
 
 ASCII_AT_80_IN_GB = """\
 +- TENSORS ------------- Llama-like, 4.05B parameters - batch 16 x 256 tokens -+
-| MODEL WEIGHTS     #####################             24.2 GB  6 bytes/param   |
-| (mixed-bf16)      |-- fp32 weights                  16.1 GB                  |
-|                   `-- bf16 copies                    8.1 GB                  |
-| OPTIMIZER STATES  #############################     32.2 GB  8 bytes/param   |
-| (adamw)           |-- fp32 momentum                 16.1 GB                  |
-|                   `-- fp32 variance                 16.1 GB                  |
-| GRADIENTS         #.............                     0.4 GB  4 bytes/param   |
-|                                                              up to 16.1 GB   |
-|                   `-- fp32 gradients                 0.4 GB                  |
-| ACTIVATIONS       #####################             23.6 GB  5.8 MB/token    |
-|                   |-- 34 blocks                     21.5 GB                  |
-|                   `-- head                           2.1 GB                  |
-| TEMPORARY TENSORS #                                  1.1 GB  up to 2.1 GB    |
-|                   `-- logits and loss                1.1 GB                  |
-| OTHER OVERHEAD    ##                                 2.4 GB                  |
-|                   |-- CUDA context                   0.7 GB                  |
-|                   |-- allocator reserve              1.6 GB                  |
-|                   `-- 2 smaller                     16.8 MB                  |
+| MODEL WEIGHTS     ##########################          24.2 GB  6 bytes/param |
+| (mixed-bf16)      |-- fp32 weights                    16.1 GB                |
+|                   `-- bf16 copies                      8.1 GB                |
+| OPTIMIZER STATES  ################################### 32.2 GB  8 bytes/param |
+| (adamw)           |-- fp32 momentum                   16.1 GB                |
+|                   `-- fp32 variance                   16.1 GB                |
+| GRADIENTS         #................                    0.4 GB  4 bytes/param |
+|                                                                up to 16.1 GB |
+|                   `-- fp32 gradients                   0.4 GB                |
+| ACTIVATIONS       #########################           23.6 GB  5.8 MB/token  |
+|                   |-- 34 blocks                       21.5 GB                |
+|                   `-- head                             2.1 GB                |
+| TEMPORARY TENSORS #.                                   1.1 GB  up to 2.1 GB  |
+|                   `-- logits and loss                  1.1 GB                |
+| OTHER OVERHEAD    ##                                   2.4 GB                |
+|                   |-- CUDA context                     0.7 GB                |
+|                   |-- allocator reserve                1.6 GB                |
+|                   `-- 2 smaller                       16.8 MB                |
 +------------------------------------------------------------------------------+
 | PEAK     81.5 GB (75.9 GiB) allocated: backward of the loss                  |
 |          83.1 GB (77.4 GiB) reserved by the allocator                        |
@@ -117,17 +119,17 @@ Assumptions:
 
 INFERENCE_AT_78 = """\
 ┌─ TENSORS ─────────── Llama-like, 4.05B parameters · batch 1 × 8192 tokens ─┐
-│ MODEL WEIGHTS     ███████████████████████████    16.0 GiB  2 bytes/param   │
-│ (bf16)            └── bf16 weights               16.0 GiB                  │
-│ OPTIMIZER STATES                                      0 B                  │
-│ GRADIENTS                                             0 B                  │
-│ ACTIVATIONS                                           0 B                  │
-│ TEMPORARY TENSORS ▍                               0.2 GiB                  │
-│                   └── logits                      0.2 GiB                  │
-│ OTHER OVERHEAD    ██▊                             1.7 GiB                  │
-│                   ├── CUDA context                0.7 GiB                  │
-│                   ├── KV cache                    1.0 GiB                  │
-│                   └── cuBLAS workspace            8.0 MiB                  │
+│ MODEL WEIGHTS     ████████████████████████████████ 16.0 GiB  2 bytes/param │
+│ (bf16)            └── bf16 weights                 16.0 GiB                │
+│ OPTIMIZER STATES                                        0 B                │
+│ GRADIENTS                                               0 B                │
+│ ACTIVATIONS                                             0 B                │
+│ TEMPORARY TENSORS ▌                                 0.2 GiB                │
+│                   └── logits                        0.2 GiB                │
+│ OTHER OVERHEAD    ███▍                              1.7 GiB                │
+│                   ├── CUDA context                  0.7 GiB                │
+│                   ├── KV cache                      1.0 GiB                │
+│                   └── cuBLAS workspace              8.0 MiB                │
 ├────────────────────────────────────────────────────────────────────────────┤
 │ PEAK     17.3 GiB (18.5 GB) allocated: the logits                          │
 │          17.3 GiB (18.5 GB) reserved by the allocator                      │
@@ -248,7 +250,7 @@ def test_many_parts_are_summed() -> None:
     components = rebuilt(report.components, model_weights=component(shares, ratio=2.0))
     text = plain(render(rebuilt(report, components=components), 80))
     assert text.count("part ") == 7
-    assert "└── 9 more                        9.0 GiB" in text
+    assert re.search(r"└── 9 more +9.0 GiB ", text)
 
 
 def test_a_job_that_does_not_fit() -> None:
@@ -262,7 +264,7 @@ def test_a_job_that_does_not_fit() -> None:
 def test_a_long_name_gives_way_to_the_job() -> None:
     report = training_report()
     text = plain(render(rebuilt(report, model=rebuilt(report.model, name="organisation/model-" + "x" * 90)), 80))
-    assert text.splitlines()[0].endswith("x…, 4.05B · 16 × 256 ─┐")
+    assert text.splitlines()[0].endswith("model-xxxxxxxxxxx…, 4.05B · batch 16 × 256 tokens ─┐")
 
 
 def test_colours_change_nothing_but_colours() -> None:
@@ -322,3 +324,30 @@ def test_active_parameters_and_how_experts_run_are_said() -> None:
     lines = plain(render(report)).splitlines()
     assert lines[0] == "┌─ TENSORS ──────── mix, 4.05M parameters, 2.48M active · batch 2 × 64 tokens ─┐"
     assert "grouped matmuls" in " ".join(map(str, report.assumptions))
+
+
+def test_labels_are_whole_where_there_is_room() -> None:
+    setup = TrainingSetup(optimizer="paged-adamw-8bit", lora_rank=8, activation_checkpointing="full")
+    report = estimate(canonical_spec(8 * 10**9)[0], setup)
+    assert "(paged-adamw-8bit)" in plain(render(report, 120))
+    for width in (90, 120, 200):
+        assert "inputs of checkpointed blocks" in plain(render(report, width))
+
+
+def test_what_every_run_assumes_is_one_line_after_what_this_one_does() -> None:
+    report = estimate(canonical_spec(10**9)[0], TrainingSetup())
+    *own, always = assumption_lines(report.assumptions)
+    assert own[0].startswith("sequence length 256")
+    assert always.startswith("as always: no sequence is padded")
+    assert "CUDA context 710.2 MiB" in always
+    assert len(own) + 4 == len(report.assumptions)
+    below = plain(render(report, 80)).split("Assumptions:\n")[1].splitlines()
+    assert len(below) < 14
+
+
+def test_one_is_not_several() -> None:
+    assert counted(1, "head") == "1 head"
+    assert counted(2000, "head") == "2,000 heads"
+    report = training_report()
+    components = rebuilt(report.components, gradients=rebuilt(report.components.gradients, bytes_per_parameter=1.0))
+    assert "1 byte/param " in plain(render(rebuilt(report, components=components), 80))

@@ -8,10 +8,11 @@ most that was alive in a phase of the second step, each tensor rounded to 512 by
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from memcalc.breakdown import standing
-from memcalc.models.spec import ModelSpec
+from memcalc.models.spec import ModelSpec, PipelineComponent
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import trace
@@ -19,6 +20,18 @@ from memcalc.training.traced_step import Tracing
 from support.paths import DATA
 from support.tape_events import DEVICES
 
+TYPES = {
+    "CLIPTextModel": "clip_text_model",
+    "CLIPTextModelWithProjection": "clip_text_model",
+    "T5EncoderModel": "t5",
+    "UMT5EncoderModel": "umt5",
+    "Gemma2Model": "gemma2",
+    "LlamaModel": "llama",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Mistral3ForConditionalGeneration": "mistral3",
+    "Qwen3Model": "qwen3",
+    "Qwen3ForCausalLM": "qwen3",
+}
 PHASES = ("forward", "backward", "step")
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32"},
@@ -36,6 +49,27 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     for line in (DATA / "diffusion.jsonl").read_text().splitlines():
         row = json.loads(line)
         yield row["case"]["name"], row
+
+
+def text_encoder(index: int, part: dict[str, Any]) -> PipelineComponent:
+    """A text encoder of a case."""
+    name = f"text_encoder_{index}"
+    config = {**part["config"], "model_type": TYPES[part["model"]], "architectures": [part["model"]]}
+    return PipelineComponent(name=name, class_name=part["model"], spec=ModelSpec.from_config(config, name))
+
+
+def of_diffusers(name: str, config: dict[str, Any]) -> ModelSpec:
+    """The spec of a class of diffusers."""
+    return ModelSpec.from_config({**config, "_class_name": name}, "vae")
+
+
+def components(case: dict[str, Any]) -> tuple[PipelineComponent, ...]:
+    """What a case has beside its denoiser."""
+    parts = [text_encoder(index, part) for index, part in enumerate(case.get("encoders", []))]
+    if vae := case.get("vae"):
+        spec = of_diffusers(vae["model"], vae.get("config", {}))
+        parts.append(PipelineComponent(name="vae", class_name=vae["model"], spec=spec))
+    return tuple(parts)
 
 
 def setup(case: dict[str, Any]) -> TrainingSetup:
@@ -62,17 +96,22 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         )
     if "clip" in case:
         found["max_grad_norm"] = case["clip"] or 0.0
+    if vae := case.get("vae"):
+        found |= {"cache_latents": False, "vae_dtype": vae.get("dtype")}
+    if case.get("encoders"):
+        found["cache_text_embeddings"] = False
     if case.get("quant"):
         found["quantization"] = "nf4-double"
     return TrainingSetup(**found)
 
 
 def differences(row: dict[str, Any]) -> tuple[int, ...]:
-    """Measured less computed bytes of forward, backward and step."""
+    """Measured less computed bytes of forward, backward and step, and of encode where inputs are made in the step."""
     case, measured = row["case"], row["measured"]
-    spec = ModelSpec.from_config({"_class_name": case["model"], **case["config"]})
+    spec = replace(of_diffusers(case["model"], case["config"]), components=components(case))
     step = trace(spec, setup(case), tracing=Tracing(DEVICES[case.get("device", "h100")]))
     found, _ = Sweep(step.tape).peaks()
     outside = measured["workspaces"] + measured["earlier"]
-    computed = {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in PHASES}
-    return tuple(measured["phase_rounded"][phase] - outside - computed[phase] for phase in PHASES)
+    phases = [*PHASES, *(phase for phase in step.phases if phase not in PHASES)]
+    computed = {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in phases}
+    return tuple(measured["phase_rounded"][phase] - outside - computed[phase] for phase in phases)

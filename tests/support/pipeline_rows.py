@@ -18,26 +18,14 @@ from memcalc.models.build import build
 from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Picture, PromptCall
 from memcalc.models.registry import family
-from memcalc.models.spec import ModelSpec, PipelineComponent
+from memcalc.models.spec import ModelSpec
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES
-from support.diffusion_rows import DEVICES
+from support.diffusion_rows import DEVICES, components, of_diffusers, text_encoder
 from support.paths import DATA
 
-TYPES = {
-    "CLIPTextModel": "clip_text_model",
-    "CLIPTextModelWithProjection": "clip_text_model",
-    "T5EncoderModel": "t5",
-    "UMT5EncoderModel": "umt5",
-    "Gemma2Model": "gemma2",
-    "LlamaModel": "llama",
-    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
-    "Mistral3ForConditionalGeneration": "mistral3",
-    "Qwen3Model": "qwen3",
-    "Qwen3ForCausalLM": "qwen3",
-}
 OFFLOADS = {"group-block": "group"}
 
 
@@ -48,20 +36,9 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
         yield row["case"]["name"], row
 
 
-def _encoder(index: int, part: dict[str, Any]) -> PipelineComponent:
-    name = f"text_encoder_{index}"
-    config = {**part["config"], "model_type": TYPES[part["model"]], "architectures": [part["model"]]}
-    return PipelineComponent(name=name, class_name=part["model"], spec=ModelSpec.from_config(config, name))
-
-
-def _diffusers(name: str, config: dict[str, Any]) -> ModelSpec:
-    return ModelSpec.from_config({**config, "_class_name": name}, "vae")
-
-
 def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
     """The pipeline of a case and the options that it stands for."""
     vae = case.get("vae")
-    parts = [_encoder(index, part) for index, part in enumerate(case.get("encoders", []))]
     options: dict[str, Any] = {
         "dtype": case.get("dtype", "bf16"),
         "batch": case.get("batch", 1),
@@ -74,11 +51,9 @@ def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
         "vae_dtype": (vae or {}).get("dtype"),
     }
     if not case.get("model"):
-        return _diffusers(vae["model"], vae.get("config", {})), InferenceSetup(**options)
-    if vae:
-        spec = _diffusers(vae["model"], vae.get("config", {}))
-        parts.append(PipelineComponent(name="vae", class_name=vae["model"], spec=spec))
-    spec = replace(_diffusers(case["model"], case["config"]), component="denoiser", components=tuple(parts))
+        return of_diffusers(vae["model"], vae.get("config", {})), InferenceSetup(**options)
+    spec = of_diffusers(case["model"], case["config"])
+    spec = replace(spec, component="denoiser", components=components(case))
     return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
 
 
@@ -113,7 +88,7 @@ def _encoded(case: dict[str, Any]) -> int:
     tape, dtype = _tape(case, "encode"), ALIASES[case.get("dtype", "bf16")]
     encoders = []
     for index, part in enumerate(case["encoders"]):
-        spec = _encoder(index, part).spec
+        spec = text_encoder(index, part).spec
         assert spec is not None
         network, row = build(spec), family(spec.model_type)
         network.bind(tape, dtype)

@@ -7,11 +7,11 @@ PyTorch 2.14; the order inside a node was read off timelines of `torch.distribut
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from sys import getrefcount
 from typing import Any, Protocol
 from weakref import ref
 
 from memcalc.autograd.offloading import can_offload, offload
+from memcalc.autograd.reference_counts import only_reference
 from memcalc.autograd.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Allocation, Tape, TracedBlock
 from memcalc.autograd.tensor import Storage, Tensor, dense_stride, is_contiguous
 from memcalc.common.sizes import Shape
@@ -134,19 +134,16 @@ class AccumulateGrad(Node):
         """Told when the gradient is there (an optimizer that steps in backward)."""
 
 
-_SOLE_REFERENCES = 3
-"""References to a gradient that nobody else has: the node's buffer, a local, and the call that counts."""
-
-
 def _accumulate(node: Node, grads: Grads) -> list[Tensor | None]:
     """Take a gradient over; one that does not lie in memory as its weight does, or that goes elsewhere too, is copied.
 
     Source: torch/csrc/autograd/functions/accumulate_grad.h, `is_tensor_stealable`.
     """
     assert isinstance(node, AccumulateGrad)
+    shared = not only_reference(grads)  # asked before a local refers to it too
     new = grads[0]
     node.reached = node.reached or new is not None
-    copied = new is not None and (getrefcount(new) > _SOLE_REFERENCES or not _same_layout(node, new.shape, new.stride))
+    copied = new is not None and (shared or not _same_layout(node, new.shape, new.stride))
     if new is not None and not copied:
         node.allocation = new.storage.allocation
     if new is not None and node.gradient is None:

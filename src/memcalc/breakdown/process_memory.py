@@ -11,7 +11,7 @@ from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
-from memcalc.units import parse_size
+from memcalc.units import counted, format_mib, parse_size
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -34,6 +34,8 @@ class ProcessMemory:
     """Bytes of the communicators' buffers."""
     explicit_options: frozenset[str]
     """Fields of the setup that the user set."""
+    cudnn: int = 0
+    """Bytes of workspaces of convolutions."""
 
     @classmethod
     def for_job(
@@ -59,12 +61,13 @@ class ProcessMemory:
             context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
             communicators * NCCL.communicator if given is None else parse_size(given),
             frozenset(setup.model_fields_set),
+            0 if setup.cudnn_workspace is None else parse_size(setup.cudnn_workspace),
         )
 
     @property
     def allocated(self) -> int:
         """torch.cuda.max_memory_allocated()."""
-        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2]
+        return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2] + self.cudnn
 
     @property
     def reserve(self) -> int:
@@ -87,6 +90,7 @@ class ProcessMemory:
         yield overheads.CUDA_CONTEXT_PART, self.context
         yield overheads.NCCL_PART, self.nccl
         yield f"{name}s" if count > 1 else name, nbytes * count
+        yield "cuDNN workspaces", self.cudnn
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
 
@@ -95,6 +99,7 @@ class ProcessMemory:
         return {
             "cuda_context": self.context,
             "cublas_workspace": self.workspaces[1],
+            "cudnn_workspace": self.cudnn,
             "allocator_reserve": self.reserve_fraction,
         }
 
@@ -103,22 +108,19 @@ class ProcessMemory:
         name, nbytes, count = self.workspaces
         if "cuda_context" not in self.explicit_options:
             yield Assumption(
-                "cuda_context",
-                f"CUDA context {self.context:,} bytes, as measured on an RTX A6000 with torch 2.14 (--cuda-context)",
+                "cuda_context", f"CUDA context {format_mib(self.context)}, measured on one RTX A6000 (--cuda-context)"
             )
         if "cublas_workspace" not in self.explicit_options:
-            yield Assumption(
-                "cublas_workspace", f"{count} {name}{'s' if count > 1 else ''} of {nbytes:,} bytes (--cublas-workspace)"
-            )
+            text = f"{counted(count, name)} of {format_mib(nbytes)} (--cublas-workspace)"
+            yield Assumption("cublas_workspace", text)
         if self.nccl and "nccl_buffers" not in self.explicit_options:
             yield Assumption(
                 "nccl_buffers",
-                f"NCCL buffers: {NCCL.channels} channels of {NCCL.channel:,} bytes for each communicator; published "
-                f"jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
+                f"NCCL buffers: {NCCL.channels} channels of {format_mib(NCCL.channel)} for each communicator; "
+                f"published jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
         if "allocator_reserve" not in self.explicit_options:
             yield Assumption(
                 "allocator_reserve",
-                f"allocator reserve {self.reserve_fraction:.0%} of what is allocated; fragmentation can make it "
-                "more (--allocator-reserve)",
+                f"allocator reserve {self.reserve_fraction:.0%}, more where memory fragments (--allocator-reserve)",
             )

@@ -54,7 +54,19 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        if self.shown.snapshot is not None:
+            self._write_snapshot(self.shown.snapshot, spec, teacher)
+            replace(self, shown=replace(self.shown, snapshot=None)).respond(spec, tuple(assumptions), teacher)
+            return
         self.respond(spec, tuple(assumptions), teacher)
+
+    def _write_snapshot(self, path: str, spec: "ModelSpec", teacher: "ModelSpec | None") -> None:
+        import pickle
+
+        from memcalc.cli.files import write_whole
+        from memcalc.provenance.snapshot import snapshot
+
+        write_whole(path, pickle.dumps(snapshot(spec, self.setup, self.gpu, teacher), protocol=4))
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
@@ -94,6 +106,7 @@ class Job:
 
     def show(self, report: Report, below: str = "", drawn: "Setup | None" = None) -> None:
         """Print `report` and what stands `below` it, and check it."""
+        self.shown.only("a report", "json", "markdown", "html", "svg")
         self.shown.check_width()
         texts = report_texts(report, self.shown, below)
         if self.shown.pictured:
@@ -227,6 +240,14 @@ def _output_options() -> list[Parameter]:
         _option("markdown", bool, False, "Print a Markdown table.", heading),
         _option("html", str | None, None, "Also write a page with pictures to this file.", heading, "FILE"),
         _option("svg", str | None, None, "Also write the step over time, as a picture, to this file.", heading, "FILE"),
+        _option(
+            "snapshot",
+            str | None,
+            None,
+            "Also write the step as PyTorch's memory snapshot, for its memory viewer; `compare` reads a real one.",
+            heading,
+            "FILE",
+        ),
         _option(
             "output",
             str | None,

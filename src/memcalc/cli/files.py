@@ -14,8 +14,8 @@ _SECRET = ("--token",)
 """Options whose value is never shown."""
 
 
-def write_whole(path: str, text: str) -> None:
-    """Write `text` to the file at `path`, replacing what is there, or leave everything as it is.
+def write_whole(path: str, text: str | bytes) -> None:
+    """Write `text` (or bytes) to the file at `path`, replacing what is there, or leave everything as it is.
 
     It is written to a temporary file in the same folder, which then takes the place of the file. A link is followed; a
     device or a pipe is written to as it is.
@@ -23,7 +23,7 @@ def write_whole(path: str, text: str) -> None:
     Raises:
         UsageError: there is no such folder, `path` is a folder, or the disk, or who may write there, does not allow it.
     """
-    data = text.encode("utf-8", "backslashreplace")
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
     try:
         target = os.path.realpath(path)
         if os.path.isdir(target):

@@ -67,6 +67,25 @@ class Declared:
         return self.help if len(self.modes) == len(SETUPS) else f"{self.help} ({self.modes[0]})"
 
 
+SAME_WORDS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "flash-attention-2": "flash",
+    "flash-attention-3": "flash",
+    "flash-attention": "flash",
+    "cut-cross-entropy-loss": "cut-cross-entropy",
+}
+"""Words of Transformers and PyTorch for values that have shorter names here."""
+
+
+def _plain_word(text: str) -> str:
+    """A value as it is compared: case does not matter, nor `_` for `-`, nor who says it."""
+    word = text.strip().lower().replace("_", "-").removeprefix("torch.")
+    return SAME_WORDS.get(word, word)
+
+
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
@@ -93,9 +112,10 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     """
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
-        if text not in choices:
+        found = {choice.lower(): choice for choice in choices}.get(_plain_word(text))
+        if found is None:
             raise UsageError(choice_sentence(option, text, choices))
-        return text
+        return found
     if kind is int:
         if not _WHOLE.fullmatch(text.strip()):
             raise UsageError(f"{option} needs a whole number, not {quoted(text)}.")

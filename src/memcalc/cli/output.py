@@ -56,8 +56,12 @@ def speaks_unicode() -> bool:
 
 
 def wants_colour() -> bool:
-    """Whether stdout is a terminal that shows colours, and nobody said no (https://no-color.org)."""
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    """Whether stdout shows colours: as a terminal does, unless NO_COLOR or FORCE_COLOR is set, which Rich heeds too."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    if os.environ.get("TERM") in ("dumb", "unknown"):
         return False
     return sys.stdout is not None and sys.stdout.isatty()
 

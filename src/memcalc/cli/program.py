@@ -19,6 +19,7 @@ COMMANDS = {
     "compare": "Estimate several models, or ways to train one, side by side.",
     "sweep": "Estimate one model under many setups.",
     "explain": "Show the tensors that are alive at the peak, what made them and why they are there.",
+    "trace": "List what a step allocates, tensor by tensor.",
     "timeline": "Draw the memory of one step over time.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",

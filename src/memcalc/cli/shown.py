@@ -38,6 +38,8 @@ class Shown:
     color: bool | None
     html: str | None
     svg: str | None
+    snapshot: str | None
+    """The file that a memory snapshot is written to; the one that is read, for `compare`."""
     output: str | None
 
     @property
@@ -74,7 +76,7 @@ class Shown:
 
     def only(self, command: str, *formats: str) -> None:
         """Raise UsageError for a format that `command` does not answer in, besides text."""
-        by_option = {"html": self.html, "svg": self.svg}
+        by_option = {"html": self.html, "svg": self.svg, "snapshot": self.snapshot}
         for name in (self.format, *(name for name, path in by_option.items() if path is not None)):
             if name not in ("text", *formats):
                 suffix = os.path.splitext(self.output or "")[1].lower()

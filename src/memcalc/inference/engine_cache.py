@@ -67,6 +67,13 @@ class PooledCache(Cache):
             return key, value
         return _pooled(key, seen), _pooled(value, seen)
 
+    def update_single(self, layer: object, keys: Tensor, window: int) -> Tensor:
+        """Raises UsageError: engines keep such keys in formats of their own."""
+        raise UsageError(
+            "memcalc does not know how engines and quantized or static caches keep compressed entries (deepseek_v4); "
+            "take --engine transformers without these."
+        )
+
     def _heads(self, layer: object, tensor: Tensor) -> int:
         """Heads of keys or values that are kept: an engine keeps one that the library repeats (Falcon's) only once."""
         heads = tensor.shape[1]

@@ -26,7 +26,7 @@ from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import ALIASES, FP32, DType
 from memcalc.tables.engines import ENGINES
-from memcalc.training.denoising import check_sizes
+from memcalc.training.denoising import check_sizes, convolutions
 from memcalc.training.traced_step import Step
 
 PHASES = ("encode", "denoise", "vae_decode")
@@ -305,6 +305,8 @@ class _Call:
             yield Assumption("components_not_known", text)
         if setup.cpu_offload in (None, "none"):
             yield Assumption("components_resident", "all components stay on the GPU (--cpu-offload)")
+        if self.vae is not None:
+            yield from convolutions(setup)
         if self.vae is not None and not setup.vae_tiling:
             text = "the autoencoder decodes whole pictures (--vae-tiling, --vae-slicing)"
             yield Assumption("vae_whole", text)

@@ -18,6 +18,7 @@ from memcalc.config.reader import DEEPEST
 from memcalc.errors import UsageError, option_name
 from memcalc.models.released_shapes import spec_like
 from memcalc.models.spec import ModelSpec
+from memcalc.units import counted
 
 _WIDTHS: tuple[tuple[int, int], ...] = (
     (20_000_000, 256),
@@ -165,7 +166,8 @@ def canonical_spec(
     lines = [
         Assumption(
             "model_shape",
-            f"shape: Llama-like, hidden size {hidden}, {depth} blocks, {heads} heads ({kv_heads} key-value) of {dim}, "
+            f"shape: Llama-like, hidden size {hidden}, {counted(depth, 'block')}, {counted(heads, 'head')} ({kv_heads} "
+            f"key-value) of {dim}, "
             f"MLP {width}, vocabulary {vocab}{', tied' if tied else ''}: {exact:,} parameters",
         )
     ]

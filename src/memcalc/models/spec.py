@@ -151,16 +151,17 @@ HEADS = {
 class SpecKey:
     """A spec that can be hashed, by what describes the model; its name does not."""
 
-    __slots__ = ("_text", "spec")
+    __slots__ = ("spec", "text")
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._text = (
+        self.text: str = (
             f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
+            f"{[(part.name, part.spec and part.spec.key.text) for part in spec.components]}"
         )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SpecKey) and self._text == other._text
+        return isinstance(other, SpecKey) and self.text == other.text
 
     def __hash__(self) -> int:
-        return hash(self._text)
+        return hash(self.text)

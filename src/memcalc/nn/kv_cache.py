@@ -34,6 +34,7 @@ class Cache:
         self._blocks: dict[int, TracedBlock | None] = {}
         self._scalars: dict[int, list[Tensor]] = {}
         self._states: dict[int, dict[str, Tensor]] = {}
+        self._rates: dict[int, int] = {}
 
     def register_layer(self, layer: object, window: int | None, copies: int, like: Tensor) -> None:
         """Register `layer`, which stands for `copies` layers of this window, before the first layer runs.
@@ -68,6 +69,27 @@ class Cache:
             slots[index] = ops.narrow(tensor, -2, min(tensor.shape[-2], window - 1))
         return full
 
+    def update_single(self, layer: object, keys: Tensor, window: int) -> Tensor:
+        """Append keys [b, kv, s, d] that are the values too, in a window; returns all that attention has to see."""
+        slots = self._tensors_of(layer, keys)
+        if not slots:
+            self._windows[id(layer)] = window
+            self.register_layer(layer, window, 1, keys)
+            slots.extend((_empty(keys), self._scalars[id(layer)][0]))
+        full = _append(slots[0], keys)
+        slots[0] = ops.narrow(full, -2, min(full.shape[-2], window - 1))
+        return full
+
+    def update_entries(self, layer: object, entries: Tensor, rate: int) -> Tensor:
+        """Append compressed entries [b, n, d], of which there is one for every `rate` tokens; returns all of them."""
+        slots = self._tensors_of(layer, entries)
+        self._rates[id(layer)] = rate
+        if not slots:
+            slots.append(_named(entries, "KV cache"))
+        elif entries.shape[1]:
+            slots[0] = _append(slots[0], entries)
+        return slots[0]
+
     def update_index(self, layer: object, keys: Tensor) -> Tensor:
         """Append an indexer's keys [b, s, d] to those of `layer`; returns all of them."""
         slots = self._tensors_of(layer, keys)
@@ -98,7 +120,7 @@ class Cache:
             if layer not in self._fixed and tokens:
                 tape = slots[0].tape
                 tape.begin_span(tape.phase, self._blocks.get(layer))
-                self._grow_layer(slots, tokens, self._windows.get(layer))
+                self._grow_layer(slots, tokens // self._rates.get(layer, 1), self._windows.get(layer))
                 tape.begin_span(tape.phase, None)
 
     def _grow_layer(self, slots: list[Tensor], tokens: int, window: int | None) -> None:
@@ -107,7 +129,7 @@ class Cache:
         The old ones go before the last allocation: what dies with the end of a span would outlive it.
         """
         tape = slots[0].tape
-        kinds = [(tensor.shape, tensor.dtype) for tensor in slots[:2]]
+        kinds = [(tensor.shape, tensor.dtype) for tensor in slots[:2] if tensor.shape]
         for index, (shape, dtype) in enumerate(kinds):
             grown = self._grown(tape, shape, dtype, tokens, window)
             slots[index : len(kinds)] = [grown] * (len(kinds) - index)

@@ -59,9 +59,9 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return made
 
 
-def avg_pool2d(x: Tensor, kernel: int) -> Tensor:
-    """The mean of squares of `kernel` by `kernel` of x [b, c, height, width]: keeps x."""
-    out = x.tape.empty((*x.shape[:2], x.shape[2] // kernel, x.shape[3] // kernel), x.dtype)
+def avg_pool2d(x: Tensor, kernel: int, rows: int | None = None) -> Tensor:
+    """The mean of squares of `kernel` by `kernel`, or of `rows` by `kernel`, of x [b, c, height, width]: keeps x."""
+    out = x.tape.empty((*x.shape[:2], x.shape[2] // (rows or kernel), x.shape[3] // kernel), x.dtype)
     node = record(x.tape, out, _full_backward, (x,), x.shape)
     if node is not None:
         node.save(x)

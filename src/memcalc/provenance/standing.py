@@ -156,13 +156,28 @@ def _gradients(step: Step, part: str, sizes: Sizes) -> Iterator[Standing]:
 
 
 def _scratch(step: Step, part: str, sizes: Sizes) -> Iterator[Standing]:
-    """The scratch of the optimizer's step, where it is as large as all trained weights, or a few times so."""
+    """The scratch of the optimizer's step, where it is a tensor like each trained weight, or a few of them."""
     name, nbytes = step.optimizer_scratch
     whole = sum(weight.nbytes * weight.copies for weight in step.trained)
-    if name == part and nbytes and whole and nbytes % whole == 0:
-        numbers = {"trained_weights": whole}
-        times = f"{nbytes // whole} * " if nbytes > whole else ""
-        yield _whole(TEMPORARY, part, nbytes, Formula(f"{times}trained_weights", numbers))
+    if name != part or step.engine is not None or not whole or nbytes % whole:
+        return
+    times, paths = nbytes // whole, parameter_paths(step.network)
+    reached = [parameter for _, parameter in step.tensors if parameter.reached]
+    for parameter, weight in zip(reached, step.trained, strict=False):
+        because, until = _WHY[TEMPORARY]
+        yield Standing(
+            TEMPORARY,
+            part,
+            weight.nbytes * weight.copies * times,
+            weight.copies * times,
+            sizes.formula(weight.shape, weight.itemsize, weight=True),
+            part,
+            because,
+            until,
+            source_of(BREAKDOWN[TEMPORARY]),
+            paths.get(id(parameter), NOWHERE),
+            weight.shape,
+        )
 
 
 def _inputs(step: Step, part: str, sizes: Sizes) -> Iterator[Standing]:
@@ -210,8 +225,7 @@ def process_parts(step: Step, memory: ProcessMemory, sizes: Sizes) -> Iterator[S
             numbers = {"allocated": memory.allocated, "reserve": memory.reserve_fraction, "segment": SEGMENT}
             found = whole(part, total, Formula("round_up(int(allocated * reserve), segment)", numbers))
         elif part.startswith(name):
-            formula = Formula("workspaces * bytes_each", {"workspaces": count, "bytes_each": nbytes})
-            found = whole(part, total, formula)
+            found = replace(whole(part, total, literal(nbytes)), count=count)
         elif part == "input batch":
             found = whole(part, total, _batch(step, sizes, total))
         else:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 
-from memcalc.render.captions import pooled, served, shown_parts, trained, workload
+from memcalc.render.captions import assumption_lines, pooled, served, shown_parts, trained, workload
 from memcalc.render.cluster_lines import cluster_lines as _of_cluster
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
@@ -25,7 +26,9 @@ NARROWEST = 60
 """Columns below which the box is not drawn narrower."""
 
 _WIDE = 78  # from here on the notes have a column of their own; below, they go under the row's title
-_LABEL, _SIZE, _NOTE, _HEADING = 18, 12, 17, 9
+_LABEL, _HEADING = 18, 9
+_NAME = 28
+"""Columns of a model's name that stay when words have to go."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,32 @@ class _Box:
     def inner(self) -> int:
         return self.width - 4
 
+    @cached_property
+    def label(self) -> int:
+        """Columns of titles and captions, which grow where there is room."""
+        captions = (caption for name, _ in self.report.components.rows() for caption in self._captions(name))
+        return min(max([_LABEL, *(cells(caption) + 1 for caption in captions)]), _LABEL + max(0, self.width - 80) // 2)
+
+    @cached_property
+    def size(self) -> int:
+        """Columns of sizes."""
+        sizes = [
+            nbytes
+            for _, component in self.report.components.rows()
+            for nbytes in (component.peak_bytes, *(shown for _, shown in shown_parts(component.parts)))
+        ]
+        return 1 + max(len(format_bytes(nbytes, self.unit)) for nbytes in sizes)
+
+    @cached_property
+    def note(self) -> int:
+        """Columns of the notes beside rows; 0 where the box is too narrow for them."""
+        notes = (note for name, component in self.report.components.rows() for note in self._notes(name, component))
+        return 2 + max((len(note) for note in notes), default=0) if self.width >= _WIDE else 0
+
     @property
     def body(self) -> int:
         """Columns of bars and part names."""
-        return self.inner - _LABEL - _SIZE - (_NOTE if self.width >= _WIDE else 0)
+        return self.inner - self.label - self.size - self.note
 
     def lines(self) -> list[Line]:
         scale = max(1, *(component.max_bytes for _, component in self.report.components.rows()))
@@ -115,7 +140,7 @@ class _Box:
         if some := trained(self.report):
             tails = [f"{long}, {some} · {job}", f"{short}, {some} · {job}", f"{short}, {some} · {brief}", *tails]
         tails = [visible(tail, self.unicode) for tail in tails]
-        tail = next((tail for tail in tails if cells(name + tail) <= room), tails[-1])
+        tail = next((tail for tail in tails if min(cells(name), _NAME) + cells(tail) <= room), tails[-1])
         return clip(clip(name, max(8, room - cells(tail)), self.unicode) + tail, room, self.unicode)
 
     def _legend(self, scale: int) -> str:
@@ -137,10 +162,10 @@ class _Box:
         for index, (head, body, note) in enumerate(zip_longest([title, *under], bodies, beside)):
             text, size = body or ("", "")
             yield (
-                Span(left(head or "", _LABEL), "dim" if index else f"bold {colour}"),
+                Span(left(head or "", self.label, self.unicode), "dim" if index else f"bold {colour}"),
                 Span(left(text, self.body, self.unicode), "" if index else colour),
-                Span(right(size, _SIZE), "" if index else "bold"),
-                Span("  " + left(note or "", _NOTE - 2) if self.width >= _WIDE else "", "dim"),
+                Span(right(size, self.size), "" if index else "bold"),
+                Span("  " + left(note or "", self.note - 2) if self.note else "", "dim"),
             )
 
     def _bar(self, component: Component, scale: int) -> str:
@@ -168,13 +193,14 @@ class _Box:
         value = setup.get(key) if key else None
         if name == "activations" and setup.get("activation_checkpointing") not in (None, "none"):
             value = "checkpointed"
-        return [clip(f"({visible(str(value), self.unicode)})", _LABEL - 1, self.unicode)] if value else []
+        return [f"({visible(str(value), self.unicode)})"] if value else []
 
     def _notes(self, name: str, component: Component) -> list[str]:
         notes = []
         ratio, setup = component.bytes_per_parameter, self.report.setup
         if ratio is not None and ratio >= 0.05:
-            notes.append(f"{ratio:.1f}".removesuffix(".0") + " bytes/param")
+            size = f"{ratio:.1f}".removesuffix(".0")
+            notes.append(f"{size} byte{'' if size == '1' else 's'}/param")
         batch, tokens = setup.get("sequences", setup.get("batch")), setup.get("seq_len")
         if name == "activations" and self.report.training and isinstance(batch, int) and isinstance(tokens, int):
             notes.append(format_bytes(component.max_bytes // max(batch * tokens, 1), self.unit) + "/token")
@@ -226,6 +252,6 @@ class _Box:
         if self.report.assumptions:
             yield (Span("Assumptions:", "bold"),)
         bullet = self.glyphs.dot
-        for assumption in self.report.assumptions:
-            for index, line in enumerate(wrap(visible(assumption.text, self.unicode), self.width - 3)):
+        for text in assumption_lines(self.report.assumptions):
+            for index, line in enumerate(wrap(visible(text, self.unicode), self.width - 3)):
                 yield (Span("   " if index else bullet, "dim"), Span(line))

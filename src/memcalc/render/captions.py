@@ -1,9 +1,10 @@
 """What the box, the Markdown table and the page say in the same words."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from memcalc.common.assumption import Assumption
 from memcalc.report.schema import EnginePool, Part, Report
-from memcalc.units import Unit, format_bytes, format_count
+from memcalc.units import Unit, counted, format_bytes, format_count
 
 _SMALL_SHARE = 100
 """Parts below one in so many bytes of a row are shown as one."""
@@ -23,6 +24,19 @@ def shown_parts(parts: Sequence[Part]) -> list[tuple[str, int]]:
     return shown
 
 
+ALWAYS = ("no_padding", "cuda_context", "cublas_workspace", "allocator_reserve")
+"""Codes of what is assumed in about every run."""
+
+
+def assumption_lines(assumptions: Iterable[Assumption]) -> list[str]:
+    """What was assumed: a line for each thing that is particular to the run, and one for what is always the same."""
+    own: list[str] = []
+    always: list[str] = []
+    for assumption in assumptions:
+        (always if assumption.code in ALWAYS else own).append(assumption.text)
+    return [*own, f"as always: {'; '.join(always)}"] if always else own
+
+
 def _sum(parts: Sequence[tuple[str, int]]) -> int:
     return sum(nbytes for _, nbytes in parts)
 
@@ -36,7 +50,8 @@ def workload(report: Report) -> str:
     if setup.get("height") and setup.get("width"):
         return f"batch {batch} × {setup['width']} × {setup['height']} pixels"
     lengths = [str(length) for length in dict.fromkeys((source, target)) if length]
-    return f"batch {batch} × {' → '.join(lengths)} tokens" if lengths else f"batch {batch}"
+    unit = "token" if lengths == ["1"] else "tokens"
+    return f"batch {batch} × {' → '.join(lengths)} {unit}" if lengths else f"batch {batch}"
 
 
 def trained(report: Report) -> str:
@@ -55,8 +70,7 @@ def served(report: Report) -> str:
     one = serving.longest_context
     if not serving.largest_batch:
         return f"no sequence of {tokens:,} tokens, {f'but one of {one:,}' if one else 'nor a shorter one'}"
-    sequences = "1 sequence" if serving.largest_batch == 1 else f"{serving.largest_batch:,} sequences"
-    return f"{sequences} of {tokens:,} tokens, or one of {one:,}"
+    return f"{counted(serving.largest_batch, 'sequence')} of {counted(tokens, 'token')}, or one of {one:,}"
 
 
 def pooled(pool: EnginePool, unit: Unit) -> str:

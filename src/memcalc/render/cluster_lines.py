@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 
 from memcalc.report.schema import Cluster, RankPeak
-from memcalc.units import Unit, format_bytes
+from memcalc.units import Unit, counted, format_bytes
 
 
 def cluster_lines(cluster: Cluster, ranks: Sequence[RankPeak], unit: Unit) -> Iterator[tuple[str, str, str]]:
     """Heading, text and style of each line."""
-    batch = f"{cluster.sequences_per_step:,} sequences a step"
-    tokens = "" if cluster.tokens_per_step is None else f", {cluster.tokens_per_step:,} tokens"
+    batch = f"{counted(cluster.sequences_per_step, 'sequence')} a step"
+    tokens = "" if cluster.tokens_per_step is None else f", {counted(cluster.tokens_per_step, 'token')}"
     engine = "" if cluster.parallel == "none" else f", {cluster.parallel}"
     yield "GPUS", f"{cluster.gpus:,}{engine}: {batch}{tokens}", ""
     for words, size in cluster.axes.items():

@@ -10,7 +10,7 @@ from html import escape
 
 from memcalc.render import box, styles
 from memcalc.render.areas import Areas, common_top, shown_name
-from memcalc.render.captions import served, trained, workload
+from memcalc.render.captions import assumption_lines, served, trained, workload
 from memcalc.render.html_picture import Picture
 from memcalc.render.html_tables import Tables
 from memcalc.render.page_setup import Setup
@@ -101,7 +101,7 @@ class _Page:
         yield f'<details><summary>The box as text</summary><pre tabindex="0">{escape(text)}</pre></details>'
         if report.assumptions:
             yield f"<details{'' if len(self.setups) > 1 else ' open'}><summary>Assumptions</summary><ul>"
-            yield from (f"<li>{escape(visible(assumption.text))}</li>" for assumption in report.assumptions)
+            yield from (f"<li>{escape(visible(line))}</li>" for line in assumption_lines(report.assumptions))
             yield "</ul></details>"
         yield "</div>"
 

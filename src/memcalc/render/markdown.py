@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from memcalc.render.captions import pooled, served, trained, workload
+from memcalc.render.captions import assumption_lines, pooled, served, trained, workload
 from memcalc.render.terminal_text import visible
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
@@ -46,8 +46,8 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
         yield ""
         yield "Assumptions:"
         yield ""
-    for assumption in report.assumptions:
-        yield f"- {quoted(assumption.text)}"
+    for line in assumption_lines(report.assumptions):
+        yield f"- {quoted(line)}"
 
 
 def quoted(text: str) -> str:

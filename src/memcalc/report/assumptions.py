@@ -115,8 +115,8 @@ def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
     """Whether sequences are padded, and in training, which of a data set's lengths decides."""
     training = isinstance(setup, TrainingSetup) and step.network.reads_text
     if not setup.padding_mask:
-        longest = "; the longest sample of a run decides its peak" if training else ""
-        yield Assumption("no_padding", f"no sequence is padded, so attention needs no mask (--padding-mask){longest}")
+        longest = ": the longest sample of a run decides its peak" if training else ""
+        yield Assumption("no_padding", f"no sequence is padded (--padding-mask){longest}")
     elif training:
         yield Assumption(
             "padding",

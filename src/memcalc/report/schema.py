@@ -116,6 +116,17 @@ class TrainingPhases(Phases):
     step: Phase = Field(description="Optimizer step.")
 
 
+class EncodingTrainingPhases(TrainingPhases):
+    """The same of a denoiser whose latents or text embeddings are made in every step."""
+
+    encode: Phase = Field(description="Autoencoder and text encoders make the denoiser's inputs.")
+
+    def items(self) -> Iterator[tuple[str, Phase]]:
+        """Name and phase, encode first."""
+        yield "encode", self.encode
+        yield from ((name, phase) for name, phase in super().items() if name != "encode")
+
+
 class InferencePhases(Phases):
     """The phases of generation."""
 
@@ -277,7 +288,9 @@ class Report(Contract):
         description="Bytes of the distinct storages that autograd keeps at the end of forward: parameters excluded, "
         "autocast weight copies included, not rounded; null in inference."
     )
-    phases: TrainingPhases | InferencePhases | PipelinePhases = Field(description="Peak of each phase.")
+    phases: EncodingTrainingPhases | TrainingPhases | InferencePhases | PipelinePhases = Field(
+        description="Peak of each phase."
+    )
     peak: Peak = Field(description="The peak of the whole job.")
     kv_cache_bytes: Bytes | None = Field(
         description="Bytes of the key-value cache after prefill; null in training and for pipelines."

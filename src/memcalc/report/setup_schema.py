@@ -8,6 +8,7 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 _RESOLVED: dict[str, dict[str, Any]] = {
     "mode": {"type": "string", "description": "What the model is used for."},
     "cuda_context": {"type": "integer", "description": "Bytes of the CUDA context outside the allocator."},
+    "cudnn_workspace": {"type": "integer", "description": "Bytes of cuDNN's workspaces."},
     "cublas_workspace": {"type": "integer", "description": "Bytes of one cuBLAS workspace."},
     "allocator_reserve": {
         "type": "number",

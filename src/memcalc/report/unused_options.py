@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """Lines for the options of `setup` that the model has no use for."""
-    given, blind = setup.model_fields_set, step.network.reads_text and "vision_config" not in spec.config
+    given = setup.model_fields_set
+    blind = step.network.reads_text and not {"vision_config", "audio_config"} & spec.config.keys()
     if not step.network.reads_text and step.network.input_kind != "latents":
         reads = step.network.input_kind
         text = f"the model takes {reads} only, one for each of --batch: --seq-len changes nothing"

@@ -106,13 +106,16 @@ class InferenceOptions(SharedOptions):
         "group or group-leaf (blocks or layers of diffusers' models). In training: optimizer, parameters, or both.",
         unset="nothing",
     )
-    vae_tiling: bool = option("Diffusion", False, "Decode in tiles (vae.enable_tiling).")
-    vae_slicing: bool = option("Diffusion", False, "Decode one picture at a time (vae.enable_slicing).")
+    vae_tiling: bool = option("Diffusion components", False, "Decode in tiles (vae.enable_tiling).")
+    vae_slicing: bool = option("Diffusion components", False, "Decode one picture at a time (vae.enable_slicing).")
     vae_dtype: Literal["fp32", "bf16", "fp16"] | None = option(
-        "Diffusion", None, "Dtype of the autoencoder.", unset="--dtype, or the one that it is stored in"
+        "Diffusion components",
+        None,
+        "Dtype of the autoencoder.",
+        unset="--dtype or the stored one; in training the script's",
     )
     components_to_quantize: str | None = option(
-        "Diffusion",
+        "Diffusion components",
         None,
         "Components that --quantization is for, by name and with commas, such as transformer,text_encoder_2.",
         unset="the denoiser",

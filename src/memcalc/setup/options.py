@@ -17,6 +17,7 @@ Panel = Literal[
     "Loss",
     "Objective",
     "Diffusion",
+    "Diffusion components",
     "Serving",
     "vLLM",
     "llama.cpp",

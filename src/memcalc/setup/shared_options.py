@@ -94,6 +94,13 @@ class SharedOptions(Options):
     cuda_context: str | None = option(
         "GPU", None, "Size of the CUDA context outside the allocator, such as 500MiB.", unset="by GPU"
     )
+    cudnn_workspace: str | None = option(
+        "GPU",
+        None,
+        "Size of cuDNN's workspaces for convolutions at the peak, such as 2GiB; published runs of autoencoders take up "
+        "to 7 GiB.",
+        unset="none",
+    )
     cublas_workspace: str | None = option(
         "GPU", None, "Size of one cuBLAS workspace, such as 8MiB.", unset="by GPU generation"
     )

@@ -115,6 +115,27 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     modules_to_save: str | None = option(
         "LoRA", None, "Modules trained in full beside LoRA as copies (embed_tokens,lm_head after adding tokens)."
     )
+    use_ema: bool = option(
+        "Diffusion components",
+        False,
+        "Keep an exponential moving average of a denoiser's weights on the GPU: a copy of them.",
+    )
+    cache_latents: bool = option(
+        "Diffusion components",
+        True,
+        "Latents were made before training; otherwise the autoencoder is on the GPU and runs in every step.",
+    )
+    cache_text_embeddings: bool = option(
+        "Diffusion components",
+        True,
+        "Text embeddings were made before training; otherwise the text encoders are on the GPU and run in every step.",
+    )
+    vae_dtype: Literal["fp32", "bf16", "fp16"] | None = option(
+        "Diffusion components",
+        None,
+        "Dtype of the autoencoder.",
+        unset="--dtype or the stored one; in training the script's",
+    )
     prepare_kbit_training: bool = option(
         "Precision",
         True,

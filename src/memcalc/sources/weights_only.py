@@ -10,7 +10,7 @@ from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.notes import remarks
 from memcalc.tables.gpus import Gpu
 
-USED = ("cuda_context", "cublas_workspace", "allocator_reserve", "dtype")
+USED = ("cuda_context", "cublas_workspace", "cudnn_workspace", "allocator_reserve", "dtype")
 """Options that weights alone have a use for."""
 
 

@@ -5,7 +5,7 @@ Source: examples/{text_to_image,dreambooth} of diffusers 0.42.1, with latents an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from memcalc import ops
 from memcalc.autograd.tape import Tape
@@ -16,10 +16,14 @@ from memcalc.models.common.denoiser import Denoiser, Picture, given
 from memcalc.nn.model import Network
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import FP32, DType
+from memcalc.training.frozen_components import FrozenComponents
 from memcalc.training.traced_step import ObjectiveExtras
 
 _SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
 """Options that say what a denoiser is given."""
+
+_OF_SCRIPTS = {"cache_latents": True, "cache_text_embeddings": True, "use_ema": False, "vae_dtype": None}
+"""Options of diffusers' scripts, with the values at which they say nothing."""
 
 _OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")
 """Options of models that read text, of which a denoiser has none."""
@@ -37,6 +41,13 @@ def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None
                 else f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it "
                 "out."
             )
+    for name, silent in _OF_SCRIPTS.items():
+        if not denoises and getattr(setup, name, silent) != silent:
+            raise UsageError(
+                f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it out."
+            )
+    if getattr(setup, "use_ema", False) and getattr(setup, "lora_rank", None) is not None:
+        raise UsageError("--use-ema averages the weights of a whole denoiser; with --lora-rank leave it out.")
     trainer = getattr(setup, "trainer", None)
     if trainer == "diffusers" and not denoises:
         raise UsageError("--trainer diffusers trains denoisers, which this model is not; use plain, hf or trl.")
@@ -85,13 +96,11 @@ def denoising_notes(
         size += f", {asked.frames} frame{'s' if asked.frames > 1 else ''} (--num-frames)"
     lines = [
         Assumption("picture_size", f"{size} (--resolution), {asked.text} tokens of text (--max-sequence-length)"),
-        Assumption(
-            "cached_latents",
-            "latents and text embeddings are cached: only the denoiser is on the GPU"
-            + (f", not {', '.join(others)}" if others else ""),
-        ),
+        *_where_inputs_come_from(setup, others),
         Assumption("largest_resolution", "the largest resolution of a run decides its peak"),
     ]
+    if model.convolutional or not setup.cache_latents:
+        lines += convolutions(setup)
     if setup.trainer == "diffusers":
         lines.append(
             Assumption(
@@ -107,14 +116,41 @@ def denoising_notes(
     return lines
 
 
+def convolutions(setup: TrainingSetup | InferenceSetup) -> Iterator[Assumption]:
+    """What is not known of networks that are mostly convolutions."""
+    if setup.cudnn_workspace is None:
+        yield Assumption(
+            "cudnn_workspace",
+            "cuDNN's workspaces are not counted: published runs whose peak lies in an autoencoder take 0 to 7 GiB more "
+            "(--cudnn-workspace)",
+        )
+
+
+def _where_inputs_come_from(setup: TrainingSetup, others: Sequence[str]) -> Iterator[Assumption]:
+    """What makes latents and text embeddings, and when."""
+    cached = [
+        what
+        for what, is_cached in (("latents", setup.cache_latents), ("text embeddings", setup.cache_text_embeddings))
+        if is_cached
+    ]
+    if len(cached) == 2:
+        beside = f", not {', '.join(others)}" if others else ""
+        text = f"latents and text embeddings are cached: only the denoiser is on the GPU{beside}"
+        yield Assumption("cached_latents", f"{text} (--no-cache-latents, --no-cache-text-embeddings)")
+    elif cached:
+        yield Assumption("cached_latents", f"{cached[0]} are cached (--cache-latents, --cache-text-embeddings)")
+
+
 def denoise(
-    tape: Tape, model: Denoiser, asked: Picture, autocast: DType | None
+    tape: Tape, model: Denoiser, asked: Picture, autocast: DType | None, frozen: FrozenComponents | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
     """The loss of a micro-batch, what the script's loop holds through backward, and what of that outlasts it."""
     shape = model.latent_shape(asked)
+    of_picture = (shape[0], *(1,) * (len(shape) - 1))
+    kept = [] if frozen is None else frozen.encode(asked, of_picture)
     model_input = given(tape, *shape, name="latents")
     noise = ops.empty_like(model_input)
-    sigmas = tape.empty((shape[0], *(1,) * (len(shape) - 1)), model_input.dtype)
+    sigmas = tape.empty(of_picture, model_input.dtype)
     noisy = ops.add(ops.mul(ops.add_scalar(ops.neg(sigmas)), model_input), ops.mul(sigmas, noise))
     with tape.autocasting(autocast):
         pred = model.predict(noisy, asked)
@@ -123,6 +159,12 @@ def denoise(
     pred = model.learnt_part(pred)
     target = ops.sub(noise, model_input)
     loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
-    held = (noise, noisy, pred, target, sigmas, loss)
+    held = (noise, noisy, pred, target, sigmas, loss, *kept)
     distinct = {id(tensor.storage): tensor.storage.allocation.nbytes for tensor in held}
-    return loss, held, ObjectiveExtras(held_until_step_bytes=sum(distinct.values()))
+    return (
+        loss,
+        held,
+        ObjectiveExtras(
+            extra_weights={} if frozen is None else frozen.weights, held_until_step_bytes=sum(distinct.values())
+        ),
+    )

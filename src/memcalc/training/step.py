@@ -10,6 +10,7 @@ from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Ring, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
+from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.causal_lm import CausalLM
@@ -17,7 +18,7 @@ from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
-from memcalc.nn.module import Module, Parameter
+from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.recorder import Recorder
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
@@ -32,6 +33,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
 from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
+from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -72,12 +74,16 @@ _UNTRACED = {
     "optimizer_impl": None,
     "cuda_context": None,
     "cublas_workspace": None,
+    "cudnn_workspace": None,
     "allocator_reserve": None,
 }
 """Fields of a setup that change nothing in forward and backward, with a value that stands for all.
 
 The optimizer is one that takes the options of all others.
 """
+
+UNTRACED_OPTIONS = frozenset(_UNTRACED)
+"""Their names: setups that differ in nothing else share one traced step."""
 
 
 def trace(
@@ -106,6 +112,9 @@ def trace(
     step = run(spec.key, same, given, layout, tracing, None if teacher is None else teacher.key)
     notes = (*trainer_notes(asked, setup), *step.notes)
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
+
+
+_PHASES = ("forward", "backward", "step")
 
 
 @lru_cache(maxsize=64)
@@ -187,7 +196,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     restore_retained(network, tape)
     loss: Tensor | None
     if isinstance(network, Denoiser):
-        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe))
+        frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
+        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe), frozen)
     elif setup.objective == "sft":
         (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
@@ -220,13 +230,22 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
-        extra_weights=more.extra_weights,
+        extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
+        phases=(PHASE, *_PHASES) if isinstance(network, Denoiser) and runs_in_step(setup) else _PHASES,
         resolved_options=more.resolved_options,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
+
+
+def _averaged(tensors: Sequence[tuple[str, Parameter]], setup: TrainingSetup) -> dict[str, int]:
+    """The moving average of a denoiser's weights (EMAModel of diffusers): a copy of each."""
+    if not setup.use_ema:
+        return {}
+    weights = [p for _, p in tensors if not isinstance(p, Buffer)]
+    return {"EMA of the weights": sum(rounded(p.numel * p.dtype.itemsize) * p.copies for p in weights)}
 
 
 def _loss(

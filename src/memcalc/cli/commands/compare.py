@@ -36,9 +36,13 @@ def command(
 ) -> None:
     """Estimate several models, or several ways to train them, under the same options, row by row.
 
-    Below the sizes stands what each column has more or less than the first.
+    Below the sizes stands what each column has more or less than the first. With --snapshot FILE a memory snapshot of
+    a real run (torch.cuda.memory._dump_snapshot) is laid beside the estimate of one model, phase by phase.
     """
     shown = request.shown()
+    if shown.snapshot is not None:
+        _beside_snapshot(shown.snapshot, models, methods, request)
+        return
     shown.only("compare", "json", "markdown", "html")
     if request.chosen["check"]:
         raise UsageError("--check is for one job, and compare has several; leave it out.")
@@ -58,6 +62,24 @@ def command(
         "markdown": lambda: tables.markdown(*table),
     }
     shown.answer(texts, found, None)
+
+
+def _beside_snapshot(path: str, models: list[str], methods: str | None, request: Request) -> None:
+    """Lay a real memory snapshot beside the estimate."""
+    from memcalc.provenance.comparison import compare_snapshot
+    from memcalc.render.snapshot_comparison import render
+    from memcalc.sources.memory_snapshot import load_snapshot
+
+    if len(models) != 1 or methods is not None or request.chosen["teacher"] is not None:
+        raise UsageError("--snapshot is laid beside one model: name one, and leave out --methods and --teacher.")
+    job = request.read()
+    job.shown.only("compare --snapshot", "json", "snapshot")
+    spec, _ = read_model(models[0])
+    found = compare_snapshot(spec, job.setup, load_snapshot(path), job.gpu)
+    if job.shown.json:
+        job.shown.write(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
+    else:
+        job.shown.write(render(found, job.shown.columns, job.shown.unit, unicode=job.shown.unicode))
 
 
 def _methods(text: str | None) -> list[str | None]:

@@ -6,6 +6,7 @@ import typer
 
 from memcalc.cli.estimate_options import Job, with_job
 from memcalc.cli.options import read_count
+from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, option_name
 from memcalc.units import parse_parameters
 
@@ -24,6 +25,10 @@ def _families(incomplete: str) -> list[str]:
 
 @with_job
 def command(
+    count: Annotated[
+        str | None,
+        typer.Argument(metavar="COUNT", help="Parameters, such as 4B: the same as --params.", show_default=False),
+    ] = None,
     *,
     job: Job,
     params: Annotated[
@@ -66,6 +71,9 @@ def command(
     ] = None,
 ) -> None:
     """Estimate a decoder from a parameter count, from shape numbers, or from both."""
+    if count is not None and params is not None:
+        raise UsageError(f"{quoted(count)} and --params say the same: give one of them.")
+    params = count if params is None else params
     sizes = {
         "hidden_size": hidden_size,
         "num_layers": num_layers,

@@ -150,7 +150,7 @@ def command(
 ) -> None:
     """Show the tensors that are alive at the peak, the largest first: shape, what made each, why it is still there,
     when it dies, and its size as a formula. The sizes sum to the box."""
-    request.shown().only("explain", "json")
+    request.shown().only("explain", "json", "snapshot")
     if request.chosen["check"]:
         raise UsageError("explain says what is there, so there is nothing to check; leave out --check.")
     if phase is not None and at is not None:

@@ -4,6 +4,7 @@ import json
 from typing import Annotated
 
 import typer
+from pydantic.json_schema import GenerateJsonSchema
 
 from memcalc.cli.output import write
 from memcalc.common.escaping import quoted
@@ -32,4 +33,4 @@ def command(
         from memcalc.provenance.explanation import Explanation
 
         schema = Explanation.model_json_schema(mode="serialization")
-    write(json.dumps(schema, indent=2) + "\n")
+    write(json.dumps({"$schema": GenerateJsonSchema.schema_dialect, **schema}, indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,7 +46,7 @@ def command(
     axes = [
         read_axis(name, option_name(name), text)
         for name, text in request.given.items()
-        if isinstance(text, str) and declared()[name].kind is not str and ("," in text or ".." in text)
+        if isinstance(text, str) and _may_vary(name) and ("," in text or ".." in text)
     ]
     if not axes:
         raise UsageError("sweep needs an option with several values, such as --batch 1..16 or --seq-len 1024,2048.")
@@ -54,9 +55,21 @@ def command(
     shown.answer(_texts(model, axes, rows, shown), (), None, page=lambda: _page(model, axes, rows, shown))
 
 
+def _may_vary(name: str) -> bool:
+    """Whether commas in an option's value stand between values; in some they stand between modules of one."""
+    return declared()[name].kind is not str or name == "optimizer"
+
+
 def _rows(spec: Any, assumptions: Any, request: Request, axes: Sequence[Axis]) -> list[dict[str, Any]]:
+    from memcalc.decide.side_by_side import each
+    from memcalc.training.step import UNTRACED_OPTIONS
+
     setups = list(combinations(axes))
-    return [_row(spec, assumptions, request, values) for values in watched(setups, len(setups), "setups")]
+    traced = [axis.name for axis in axes if axis.name not in UNTRACED_OPTIONS]
+    order = sorted(range(len(setups)), key=lambda at: [setups[at][name] for name in traced])  # one trace after another
+    answered = each(partial(_row, spec, assumptions, request), [setups[at] for at in order])
+    rows = dict(zip(order, watched(answered, len(setups), "setups"), strict=True))
+    return [rows[at] for at in range(len(setups))]
 
 
 def _row(spec: Any, assumptions: Any, request: Request, values: Mapping[str, str]) -> dict[str, Any]:

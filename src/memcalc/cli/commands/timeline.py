@@ -95,7 +95,7 @@ def command(
     The axis counts allocations, not seconds. With --json the series is printed: of each piece of the step the fullest
     moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
-    request.shown().only("timeline", "json", "html", "svg")
+    request.shown().only("timeline", "json", "html", "svg", "snapshot")
     how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
     where = {
         "revision": revision,

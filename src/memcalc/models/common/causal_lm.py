@@ -13,8 +13,8 @@ from memcalc.models.common.fused_lm_head import fused_lm_head
 from memcalc.models.common.lm_losses import LanguageLoss
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.load_balancing_loss import load_balancing_loss
-from memcalc.nn.layers.losses import causal_lm_loss, with_z_loss
-from memcalc.nn.layers.masks import RECURRENT, SAME, causal_mask, recurrent_mask
+from memcalc.nn.layers.losses import causal_lm_loss, shifted_logits_loss, with_z_loss
+from memcalc.nn.layers.masks import RECURRENT, SAME, causal_mask, padding_input, recurrent_mask
 from memcalc.nn.layers.routers import Routed
 from memcalc.nn.model import Batch, Network, Outputs, positions
 from memcalc.nn.module import Module
@@ -31,7 +31,7 @@ class DecoderModel(Module):
     norm: the final norm.
     rotary_emb: gives (cos, sin), or a dict of such pairs by window; None if the model has none.
     windows: the windows for which a mask is made.
-    embedding_multiplier: multiply the embeddings by a number.
+    embedding_multiplier: multiply the embeddings by a number; "beside" keeps them as they were too (AFMoE).
     dropout: probability of dropout on the embeddings.
     norm_embeddings: apply `norm` to the embeddings too (the same module as after the last block).
     position_ids: "passed" to the blocks, or "kept" alive without being passed, as given ones are; "always" passed, or
@@ -52,7 +52,7 @@ class DecoderModel(Module):
         rotary_emb: Module | None,
         windows: Iterable[int | None] = (None,),
         *,
-        embedding_multiplier: bool = False,
+        embedding_multiplier: bool | Literal["beside"] = False,
         dropout: float = 0.0,
         norm_embeddings: bool = False,
         position_ids: Literal["passed", "always", "kept", "none"] = "passed",
@@ -95,7 +95,7 @@ class DecoderModel(Module):
         """
         inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         del embeds
-        if self.embedding_multiplier:
+        if self.embedding_multiplier is True:
             inputs_embeds = ops.mul_scalar(inputs_embeds)
         if (cache := run_context(ids).cache) is not None:
             for block in self.layers.blocks:
@@ -111,6 +111,8 @@ class DecoderModel(Module):
             position_ids = positions(ids.tape, ids.shape[1])
         masks = {window: self._mask(ids, inputs_embeds, padding, window) for window in self.windows}
         hidden = ops.dropout(inputs_embeds, self.dropout)
+        if self.embedding_multiplier == "beside":
+            hidden = ops.mul_scalar(hidden)
         if self.frees_inputs_embeds:
             inputs_embeds = hidden
         rotation = None if self.rotary_emb is None else self.rotary_emb(hidden, position_ids)
@@ -168,6 +170,8 @@ class CausalLM(Network):
     loss: LanguageLoss | None = None
     router_aux_loss: bool = False
     """Add the load-balancing loss of the routers (`output_router_logits`)."""
+    shifts_logits: bool = False
+    """The loss is of the logits but for the last of each sequence, in their own dtype (Qwen2-Audio)."""
     z_loss: bool = False
     """Add the z-loss of the logits (`z_loss_coefficient`)."""
 
@@ -239,10 +243,13 @@ class CausalLM(Network):
             if batch.logits_to_keep is not None:
                 hidden = ops.narrow(hidden, 1, batch.logits_to_keep)
             logits = self.logits(hidden)
-            return Outputs(
-                None if batch.labels is None else causal_lm_loss(logits, batch.labels, counts_items=batch.counts_items),
-                (logits, *kept),
-            )
+            scored: Tensor | None = None
+            if batch.labels is not None and self.shifts_logits:
+                mask = padding_input(batch.ids) if batch.padding else None
+                scored = shifted_logits_loss(logits, batch.labels, mask)
+            elif batch.labels is not None:
+                scored = causal_lm_loss(logits, batch.labels, counts_items=batch.counts_items)
+            return Outputs(scored, (logits, *kept))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [b, s, V] of hidden states [b, s, h]. What the head saves stays on the device."""

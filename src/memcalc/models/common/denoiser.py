@@ -81,6 +81,10 @@ class Denoiser(Network):
     """Classifier-free guidance: in one forward of twice the batch, in two forwards, or in none as it is an input."""
     fp32_latents = False
     """The pipeline keeps latents in fp32 whatever the dtype of the weights."""
+    trains_with_fp32_vae = False
+    """The training scripts have the autoencoder in fp32 whatever the precision."""
+    convolutional = False
+    """It is mostly convolutions."""
     upcasts_vae = False
     """The pipeline lets an autoencoder that is loaded in fp16 decode in fp32."""
     prompt_calls: Mapping[str, PromptCall] = MappingProxyType({"CLIPTextModel": CLIP})

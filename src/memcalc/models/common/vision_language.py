@@ -174,8 +174,8 @@ class VisionLanguage(Network):
         """Embeddings of ids [b, s], and what stays alive until the decoder is through."""
         return vars(self.text.model)["embed_tokens"](ids), None
 
-    def _encode_images(self, batch: Batch) -> ImageFeatures:
-        """Features of the images. Raises TooShortError if they take more tokens than a sequence has."""
+    def check_tokens(self, batch: Batch) -> None:
+        """Raise TooShortError if the images take more tokens than a sequence has."""
         taken = self.image_tokens(batch.images, batch.image_size)
         if taken > batch.ids.shape[1]:
             raise TooShortError(
@@ -183,6 +183,10 @@ class VisionLanguage(Network):
                 f"{batch.ids.shape[1]} are read at "
                 f"once; give --seq-len {taken} or more, or fewer images."
             )
+
+    def _encode_images(self, batch: Batch) -> ImageFeatures:
+        """Features of the images. Raises TooShortError if they take more tokens than a sequence has."""
+        self.check_tokens(batch)
         run = run_context(batch.ids)
         cached, run.cache = run.cache, None  # a tower's attention caches nothing
         image_features = self.visual.encode_images(batch)

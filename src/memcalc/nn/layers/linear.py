@@ -7,6 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.errors import TooLongError
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.tables.dtypes import DType
 
 
 class Linear(Module):
@@ -94,11 +95,11 @@ def check_length(ids: Tensor, longest: int, option: str = "--seq-len") -> None:
 
 
 class ScaledEmbedding(Embedding):
-    """An embedding times a number that is kept as a buffer (Gemma)."""
+    """An embedding times a number that is kept as a buffer (Gemma), in the weights' dtype unless `scale_dtype` says."""
 
-    def __init__(self, count: int, width: int) -> None:
+    def __init__(self, count: int, width: int, *, scale_dtype: DType | None = None) -> None:
         super().__init__(count, width)
-        self.embed_scale = Buffer(dtype=None)
+        self.embed_scale = Buffer(dtype=scale_dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] to vectors [..., width]."""

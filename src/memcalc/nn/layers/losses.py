@@ -22,6 +22,22 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, *, counts_items: bool = False
     return ops.mul_scalar(loss) if counts_items else loss
 
 
+def shifted_logits_loss(logits: Tensor, labels: Tensor, padding: Tensor | None) -> Tensor:
+    """Next-token cross-entropy of logits [b, s, V] in their own dtype, of which the last of each sequence are cut off.
+
+    `padding` [b, s] says which tokens count, if it is given; all are taken to.
+    """
+    batch, length, vocab = logits.shape
+    first, following = ops.narrow(logits, 1, length - 1), ops.narrow(labels, 1, length - 1)
+    if padding is None:
+        first, following = ops.contiguous(first), ops.contiguous(following)
+    else:
+        counts = ops.narrow(padding, 1, length - 1)
+        first = ops.index_mask(first, ops.compare(counts), batch * (length - 1))
+        following = ops.index_mask(following, ops.compare(counts), batch * (length - 1))
+    return ops.cross_entropy(ops.view(first, -1, vocab), ops.view(following, -1))
+
+
 def shifted_labels(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Labels [b, s] padded to [b, s + 1], and from them those of the tokens that follow, flattened to [b · s]."""
     batch, length = labels.shape

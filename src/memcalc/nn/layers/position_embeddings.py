@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.linear import Embedding, check_length
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
-from memcalc.tables.dtypes import INT32, INT64
+from memcalc.tables.dtypes import INT32, INT64, DType
 
 
 class LearnedPositions(Embedding):
@@ -37,8 +37,8 @@ class FrozenTable(Module):
 
     scope = "embedding"
 
-    def __init__(self, count: int, width: int) -> None:
-        self.weight = Parameter(count, width, group="embedding")
+    def __init__(self, count: int, width: int, *, dtype: DType | None = None) -> None:
+        self.weight = Parameter(count, width, dtype=dtype, group="embedding")
         self.weight.trainable = False
 
     def forward(self, positions: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class Conv(Module):
         return ops.convolution(x, self.weight, self.bias, stride=self.stride, padding=1)
 
 
-def _blocks(c: Config, side: str) -> Stack:
+def whisper_blocks(c: Config, side: str) -> Stack:
+    """The blocks of one side (`encoder` or `decoder`)."""
     hidden, heads, width = c.integer("d_model"), c.integer(f"{side}_attention_heads"), c.integer(f"{side}_ffn_dim")
     style = BlockStyle(
         hidden, c.text("activation_function"), c.probability("dropout"), c.probability("activation_dropout"), True
@@ -65,7 +66,7 @@ class WhisperEncoder(Module):
         self.conv1.is_input_embedding = True
         self.conv2 = Conv(hidden, hidden, 2)
         self.embed_positions = FrozenTable(self.length, hidden)
-        self.layers = _blocks(c, "encoder")
+        self.layers = whisper_blocks(c, "encoder")
         self.layer_norm = LayerNorm(hidden)
         self.dropout = c.probability("dropout")
 
@@ -91,7 +92,7 @@ class WhisperDecoder(Module):
         hidden = c.integer("d_model")
         self.embed_tokens = Embedding(c.integer("vocab_size"), hidden)
         self.embed_positions = Embedding(c.integer("max_target_positions"), hidden)
-        self.layers = _blocks(c, "decoder")
+        self.layers = whisper_blocks(c, "decoder")
         self.layer_norm = LayerNorm(hidden)
         self.dropout = c.probability("dropout")
 

@@ -129,6 +129,7 @@ class SanaTransformer2DModel(Denoiser):
 
     default_text = 300
     pixels_per_token = 32
+    trains_with_fp32_vae = True
 
     def __init__(self, c: Config) -> None:
         for key in ("qk_norm", "interpolation_scale"):

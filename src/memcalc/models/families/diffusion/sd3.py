@@ -197,6 +197,7 @@ class SD3Transformer2DModel(Denoiser):
     """The denoiser of Stable Diffusion 3 and 3.5."""
 
     default_text = 333
+    trains_with_fp32_vae = True
     prompt_calls = _PROMPT_CALLS
 
     def __init__(self, c: Config) -> None:

@@ -96,6 +96,8 @@ class UpBlock(Module):
 class UNet2DConditionModel(Denoiser):
     """The denoiser of Stable Diffusion before 3."""
 
+    convolutional = True
+
     def __init__(self, c: Config) -> None:
         self.default_side = LATENT_SCALE * (c.optional("sample_size") or 64)
         channels = c.integers("block_out_channels")
@@ -113,6 +115,7 @@ class UNet2DConditionModel(Denoiser):
         self.text_width = self.text_width or text[0]
         self.added, self.time_width = c.get("addition_embed_type") == "text_time", 0
         self.prompt_calls, self.upcasts_vae = (_SDXL if self.added else _SD), self.added
+        self.trains_with_fp32_vae = self.added
         if self.added:
             self.time_width, inputs = c.integer("addition_time_embed_dim"), _added_width(c)
             self.pooled = inputs - 6 * self.time_width
