@@ -96,7 +96,7 @@ def _step(parts: Iterable[_Micro], step: Step, *, first: bool) -> Events:
     if first:
         _make_states(events, step, weights)
     offset = events.count
-    codes = step.optimizer.step[step.implementation].codes(weights)
+    codes = step.optimizer.step[step.implementation].codes(weights, step.tape.device)
     events.codes += [code if code > 0 else code - offset for code in codes]
     events.count += sum(code > 0 for code in codes)
     for number in gradients:

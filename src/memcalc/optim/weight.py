@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from memcalc.common.sizes import Shape, rounded
+from memcalc.tables.cuda_devices import CudaDevice
 
 _OUTER = frozenset({"embedding", "LM head", "head"})
 
@@ -90,9 +91,11 @@ class Scratch:
     `codes` are its requests and frees in order: bytes of a request, and ~n where the n-th request is freed.
     """
 
-    __slots__ = ("codes", "count", "live", "peak")
+    __slots__ = ("codes", "count", "device", "live", "peak")
 
-    def __init__(self) -> None:
+    def __init__(self, device: CudaDevice | None = None) -> None:
+        self.device = device
+        """The GPU whose reductions need scratch of their own; None leaves that out."""
         self.live = 0
         self.peak = 0
         self.count = 0
@@ -105,6 +108,17 @@ class Scratch:
     def like(self, weight: Weight, itemsize: int | None = None) -> ScratchBuffer:
         """A piece as large as `weight`, with elements of `itemsize` bytes where given."""
         return ScratchBuffer(self, weight.sized(itemsize))
+
+    def reduce_rows(self, weight: Weight) -> None:
+        """What PyTorch's kernel allocates while it reduces the rows of a matrix to one (dim=-2)."""
+        if self.device is None or len(weight.shape) != 2:
+            return
+        from memcalc.autograd.reduce_kernel import reduce_scratch  # only a known device pays for it
+
+        found = reduce_scratch(weight.shape, (weight.shape[1], 1), [0], self.device)
+        if found is not None:
+            buffer, semaphores = self.new(rounded(found.buffer)), self.new(rounded(found.semaphores))
+            del buffer, semaphores
 
     def scalar(self) -> ScratchBuffer:
         """One element."""
@@ -125,16 +139,16 @@ class Temporaries:
     def __init__(self, step: Callable[[Scratch, Sequence[Weight]], object]) -> None:
         self.step = step
 
-    def __call__(self, weights: Sequence[Weight]) -> int:
-        """The most that is alive at once."""
-        return self._run(weights).peak
+    def __call__(self, weights: Sequence[Weight], device: CudaDevice | None = None) -> int:
+        """The most that is alive at once; with the scratch of kernels where the `device` is known."""
+        return self._run(weights, device).peak
 
-    def codes(self, weights: Sequence[Weight]) -> list[int]:
+    def codes(self, weights: Sequence[Weight], device: CudaDevice | None = None) -> list[int]:
         """The requests and frees in order (`Scratch.codes`), of weights that stand for themselves alone."""
-        return self._run(weights).codes
+        return self._run(weights, device).codes
 
-    def _run(self, weights: Sequence[Weight]) -> Scratch:
-        scratch = Scratch()
+    def _run(self, weights: Sequence[Weight], device: CudaDevice | None) -> Scratch:
+        scratch = Scratch(device)
         self.step(scratch, weights)
         return scratch
 

@@ -140,7 +140,7 @@ class Step:
         assert self.optimizer is not None
         assert isinstance(self.setup, TrainingSetup)
         groups = [self.update_order] if self.engine is None else self.engine.parameter_groups(self.update_order)
-        nbytes = max(self.optimizer.step[self.implementation](group) for group in groups)
+        nbytes = max(self.optimizer.step[self.implementation](group, self.tape.device) for group in groups)
         yield f"{self.optimizer.name} step ({self.implementation})", nbytes
         clips = clipping_bytes(self.setup, self.trained)
         yield "norms of gradients (clipping)", self.engine.clipping() if clips and self.engine else clips
