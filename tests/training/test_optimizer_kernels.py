@@ -24,7 +24,7 @@ LLAMA = {
 
 @pytest.mark.parametrize(("batch", "seq_len", "step"), [(2, 320, 117_462_528 - 67_108_864)])
 def test_adafactor_reduces_the_columns_of_its_largest_matrix(batch: int, seq_len: int, step: int) -> None:
-    """15,532,032 bytes for the norms of 384 columns of 5,008 rows: partial results of the blocks that share a column."""
+    """15,532,032 bytes for the norms of 384 columns of 5,008 rows: partial results of blocks that share a column."""
     options: dict[str, Any] = {"precision": "bf16", "optimizer": "adafactor", "optimizer_impl": "for-loop"}
     setup = TrainingSetup(batch=batch, seq_len=seq_len, **options)
     known, unknown = (
