@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.cli_runs import refused, run
+from support.paths import ROOT
 
 from memcalc.cli import files
 from memcalc.errors import UsageError
@@ -82,6 +83,14 @@ def test_a_pipeline_has_a_page_without_a_picture(tmp_path: Path) -> None:
     run(*job, "--html", str(tmp_path / "a.html"))
     assert "no picture over time" in (tmp_path / "a.html").read_text()
     assert "--svg" in refused(2, *job, "--svg", str(tmp_path / "a.svg"))
+
+
+def test_what_was_read_of_a_run_file(tmp_path: Path) -> None:
+    path, file = tmp_path / "a.json", str(ROOT / "examples" / "axolotl_qlora.yaml")
+    run("from-config", file, "--show-setup", "--output", str(path))
+    assert "setup" in json.loads(path.read_text())
+    assert "--html" in refused(2, "from-config", file, "--show-setup", "--html", str(path))
+    assert "--json" in refused(2, "from-config", file, "--as-options", "--json")
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_commands_in_topics_run(line: str) -> None:
 
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"--[a-z][a-z-]+", "\n".join(TOPICS.values())))))
 def test_options_in_topics_exist(option: str) -> None:
-    commands = ("estimate", "from-config")
+    commands = ("estimate", "from-config", "sweep")
     assert any(option in run(command, "--help", env={"COLUMNS": "200"}).stdout for command in commands)
 
 

@@ -34,6 +34,12 @@ def test_a_file_and_a_run_file(tmp_path: Path) -> None:
     assert "backward" in run("timeline", qlora, "--model", "1B").stdout
 
 
+def test_its_schema() -> None:
+    schema = json.loads(run("schema", "timeline").stdout)
+    found = json.loads(run("timeline", "1B", "--seq-len", "64", "--json").stdout)
+    assert schema["properties"].keys() == found.keys()
+
+
 def test_check() -> None:
     run("timeline", "8B", "--gpu", "T4", "--check", code=3)
 

@@ -1,5 +1,6 @@
 """The memory of a step over time: exact at every tick, at every resolution, and without losing its maximum."""
 
+import json
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from memcalc import InferenceSetup, ModelSpec, TrainingSetup
 from memcalc.errors import MemcalcError, UsageError
 from memcalc.peak.sweep import Sweep
 from memcalc.peak.timeline import Run, resampled, runs_of
+from memcalc.report.timeline import TimelineJson
 from memcalc.timeline import timeline
 
 JOBS = [job for name, job in deep_jobs(every=809) if not name.startswith("router_loss")]
@@ -128,3 +130,4 @@ def test_the_json_holds_the_series() -> None:
     assert peak["total_bytes"] == found["peak"]["process_bytes"] == sum(peak["row_bytes"].values())
     assert list(peak["row_bytes"]) == found["rows"]
     assert {sample["blocks"] for sample in found["samples"] if sample["stack"]} == {4}
+    assert TimelineJson.model_validate_json(json.dumps(found)).model_dump(mode="json") == found

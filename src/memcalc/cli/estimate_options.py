@@ -54,11 +54,24 @@ class Job:
             from memcalc.cli.teacher import read_teacher
 
             teacher = read_teacher(self.teacher)
+        job, lines = self._calibrated()
+        job._respond(spec, (*assumptions, *lines), teacher)
+
+    def _calibrated(self) -> "tuple[Job, list[Assumption]]":
+        """The job with what was measured on this machine, where it is for this machine's GPU, and what to say of it."""
+        if self.gpu is None:
+            return self, []
+        from memcalc.cli.calibrated import calibrated
+
+        setup, lines = calibrated(self.setup, self.gpu)
+        return replace(self, setup=setup), lines
+
+    def _respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         if self.shown.snapshot is not None:
             self._write_snapshot(self.shown.snapshot, spec, teacher)
-            replace(self, shown=replace(self.shown, snapshot=None)).respond(spec, tuple(assumptions), teacher)
+            replace(self, shown=replace(self.shown, snapshot=None)).respond(spec, assumptions, teacher)
             return
-        self.respond(spec, tuple(assumptions), teacher)
+        self.respond(spec, assumptions, teacher)
 
     def _write_snapshot(self, path: str, spec: "ModelSpec", teacher: "ModelSpec | None") -> None:
         import pickle

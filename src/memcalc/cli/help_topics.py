@@ -54,6 +54,21 @@ Weights, caches and what an engine reserves.
 
   memcalc estimate --params 1B --mode inference --engine vllm --seq-len 8192 --gpu 24GB
 """,
+    "pictures": """\
+The memory of one step over time, and where an answer goes.
+
+  memcalc timeline MODEL      in the terminal: the six rows stacked, the peak, phases and blocks; --json has the series
+  --html FILE                 a page: the step over time, rows, tensors at the peak, assumptions; setups side by side
+                              with memcalc compare, a heat map with memcalc sweep
+  --svg FILE                  the picture alone
+  --output FILE               the answer itself, whole or not at all; --json, --markdown or --csv choose its format,
+                              else .json, .md, .csv, .html or .svg of the name does
+
+Pages and pictures are one file each, without scripts or anything from elsewhere. The axis counts allocations, not
+seconds: a run of equal blocks looks equally long.
+
+  memcalc estimate --params 1B --seq-len 2048 --json
+""",
     "run-files": """\
 The files and launch lines of training and serving frameworks, as they are.
 

@@ -21,11 +21,13 @@ COMMANDS = {
     "explain": "Show the tensors that are alive at the peak, what made them and why they are there.",
     "trace": "List what a step allocates, tensor by tensor.",
     "timeline": "Draw the memory of one step over time.",
+    "verify": "Run your own script for a few steps, and lay its real peaks beside the estimate.",
+    "calibration": "Show what verify measured on this machine.",
     "inspect": "Show what memcalc understands of a model: family, shapes, parameters.",
     "gpus": "List the GPUs that --gpu knows.",
     "optimizers": "List the optimizers that --optimizer knows.",
     "families": "List the model families.",
-    "help": "Explain a topic: precision, checkpointing, lora, serving, run-files.",
+    "help": "Explain a topic: precision, checkpointing, lora, serving, pictures, run-files.",
     "schema": "Print the JSON Schema of what --json prints.",
 }
 """Every command and what it does. Its function is `command` in the module of its name in this package."""

@@ -148,6 +148,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "diffusion": {
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
+        "hunyuan_video": ("HunyuanVideoTransformer3DModel",),
         "pixart": ("PixArtTransformer2DModel",),
         "qwen_image": ("QwenImageTransformer2DModel",),
         "sana": ("SanaTransformer2DModel",),
@@ -155,7 +156,10 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "unet": ("UNet2DConditionModel",),
         "wan": ("WanTransformer3DModel",),
     },
-    "autoencoders": {"kl": ("AutoencoderKL", "AutoencoderKLFlux2")},
+    "autoencoders": {
+        "kl": ("AutoencoderKL", "AutoencoderKLFlux2"),
+        "wan": ("AutoencoderKLQwenImage", "AutoencoderKLWan"),
+    },
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 

@@ -128,7 +128,10 @@ class Picture:
         width = self.areas.width
         yield '<div class="under">'
         for phase in self.areas.timeline.phases:
-            place = f"left:{_percent(phase.start / width)};width:{_percent((phase.end - phase.start) / width)}"
+            wide = _percent((phase.end - phase.start) / width)
+            place = f"left:{_percent(phase.start / width)};width:{wide}"
+            if phase is self.areas.timeline.phases[-1]:  # a long name of a short phase grows to the left
+                place = f"right:0;min-width:{wide}"
             yield f'<b style="{place}">{escape(visible(phase.name))}</b>'
         for stack in self.areas.timeline.stacks:
             if (stack.end - stack.start) / width > 0.1:

@@ -15,6 +15,8 @@ WIDTH, TALL = 960, 540
 
 _LEFT, _RIGHT, _UP, _DOWN = 84, 24, 104, 128
 _ZONES = 100
+_LETTER = 8
+"""About the width of a bold letter, pixels."""
 _STYLE = """\
 :root{--bg:#fff;--fg:#1b1f24;--muted:#59636e;--line:#d1d9e0}
 @media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--muted:#9da7b1;--line:#3d444d}}
@@ -78,7 +80,11 @@ class _Svg:
         yield f'<path class="l" d="{edges}"/>'
         for phase in self.areas.timeline.phases:
             yield f'<path class="l" d="M{self.x(phase.start)} {TALL - _DOWN}v22"/>'
-            yield _text(self.x(phase.start) + 6, TALL - _DOWN + 18, phase.name, "b")
+            name = visible(phase.name)
+            if self.x(phase.start) + 6 + len(name) * _LETTER <= WIDTH:
+                yield _text(self.x(phase.start) + 6, TALL - _DOWN + 18, name, "b")
+            else:
+                yield _text(WIDTH - 6, TALL - _DOWN + 18, name, "b e")
         for stack in self.areas.timeline.stacks:
             text = visible(f"{stack.name} {stack.first} → {stack.last}")
             if (stack.end - stack.start) / self.areas.width > 0.15:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli import output
 from memcalc.cli.errors import warn
 from memcalc.cli.estimate_options import Job, Request, with_job
 from memcalc.cli.model_argument import is_local
@@ -25,6 +24,7 @@ from memcalc.cli.model_options import (
 )
 from memcalc.cli.options import declared
 from memcalc.cli.parser import CommandWithLine, command_line
+from memcalc.cli.shown import Shown
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
@@ -90,7 +90,9 @@ def command(
     found = reread(())
     found.model = found.model if model is None else model
     if show_setup or as_options:
-        output.write(_shown(found, request, as_options=as_options, verbose=verbose))
+        shown = request.shown()
+        shown.only("what was read" if show_setup else "--as-options", *(() if as_options else ("json",)))
+        shown.write(_shown(found, shown, as_options=as_options, verbose=verbose))
         return
     if model is None:
         refuse_path(found)
@@ -138,7 +140,7 @@ def _release(text: str | None) -> tuple[int, ...] | None:
     return int(parts[0]), int(parts[1])
 
 
-def _shown(found: "Mapping", request: Request, *, as_options: bool, verbose: bool) -> str:
+def _shown(found: "Mapping", shown: Shown, *, as_options: bool, verbose: bool) -> str:
     """What was read: a command line, JSON or a table."""
     from memcalc.run_configs import output as written
 
@@ -148,14 +150,13 @@ def _shown(found: "Mapping", request: Request, *, as_options: bool, verbose: boo
         for sentence in (*found.asked, *(f"memcalc has no --{name.replace('_', '-')} yet: left out" for name in lost)):
             warn(sentence)
         return written.as_options(found, known) + "\n"
-    if request.json:
+    if shown.json:
         return json_text.dumps(written.as_json(found), indent=2, ensure_ascii=False) + "\n"
     from memcalc.render.run_config import render
     from memcalc.render.terminal_text import visible
 
-    unicode = output.speaks_unicode()
     text = render(found, verbose=verbose)
-    return "".join(visible(line, unicode) + "\n" for line in text.splitlines())
+    return "".join(visible(line, shown.unicode) + "\n" for line in text.splitlines())
 
 
 def estimate_run(

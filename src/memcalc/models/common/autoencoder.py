@@ -82,13 +82,15 @@ class Autoencoder(Network):
 def one_by_one(tape: Tape, kinds: Sequence[Hashable], run: Callable[[int], Tensor]) -> list[Tensor]:
     """The results of all pieces, run one after another: of those of a kind the first and the last are traced.
 
-    Of the others only the results stand: the last has all of them beside it, and so the most.
+    Of the others only the results stand: the last has all of them beside it, and so the most. The piece before it is
+    traced too, as it may leave something behind.
     """
     known: dict[Hashable, Tensor] = {}
-    last = {kind: index for index, kind in enumerate(kinds)}
+    last = set({kind: index for index, kind in enumerate(kinds)}.values())
+    traced = last | {index - 1 for index in last}
     results = []
     for index, kind in enumerate(kinds):
-        if kind in known and index != last[kind]:
+        if kind in known and index not in traced:
             like = known[kind]
             results.append(tape.empty(like.shape, like.dtype, like.stride))
         else:
@@ -98,13 +100,13 @@ def one_by_one(tape: Tape, kinds: Sequence[Hashable], run: Callable[[int], Tenso
 
 
 def tiled(x: Tensor, tiles: Tiles, half: Half) -> Tensor:
-    """What `half` makes of x [b, c, height, width] tile by tile, blended and put together (`tiled_decode`)."""
-    heights, widths = tiles.cuts(x.shape[2]), tiles.cuts(x.shape[3])
+    """What `half` makes of x [..., height, width] tile by tile, blended and put together (`tiled_decode`)."""
+    heights, widths = tiles.cuts(x.shape[-2]), tiles.cuts(x.shape[-1])
     places = [(height, width) for height in heights for width in widths]
 
     def run(index: int) -> Tensor:
         height, width = places[index]
-        return half(ops.narrow(ops.narrow(x, 2, height), 3, width))
+        return half(ops.narrow(ops.narrow(x, -2, height), -1, width))
 
     results = one_by_one(x.tape, places, run)
     rows = [results[start : start + len(widths)] for start in range(0, len(results), len(widths))]
@@ -114,19 +116,19 @@ def tiled(x: Tensor, tiles: Tiles, half: Half) -> Tensor:
         result_row = []
         for j, tile in enumerate(row):
             if i > 0:
-                _blend(tile, 2, min(rows[i - 1][j].shape[2], tile.shape[2], tiles.blended))
+                _blend(tile, -2, min(rows[i - 1][j].shape[-2], tile.shape[-2], tiles.blended))
             if j > 0:
-                _blend(tile, 3, min(row[j - 1].shape[3], tile.shape[3], tiles.blended))
-            kept = ops.narrow(tile, 2, min(tiles.kept, tile.shape[2]))
-            result_row.append(ops.narrow(kept, 3, min(tiles.kept, tile.shape[3])))
-        result_rows.append(ops.cat(result_row, 3))
-    return ops.cat(result_rows, 2)
+                _blend(tile, -1, min(row[j - 1].shape[-1], tile.shape[-1], tiles.blended))
+            kept = ops.narrow(tile, -2, min(tiles.kept, tile.shape[-2]))
+            result_row.append(ops.narrow(kept, -1, min(tiles.kept, tile.shape[-1])))
+        result_rows.append(ops.cat(result_row, -1))
+    return ops.cat(result_rows, -2)
 
 
 def _blend(tile: Tensor, dim: int, extent: int) -> None:
     """Mix the edge of a tile with its neighbour's, line by line and in place: three lines for a moment."""
     if extent:
-        line = ops.select(ops.narrow(tile, dim, 1), dim)
+        line = ops.select(ops.narrow(tile, dim, 1), dim % len(tile.shape))
         old, own = ops.mul_scalar(line), ops.mul_scalar(line)
         ops.add(old, own)
 

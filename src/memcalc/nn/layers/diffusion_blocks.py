@@ -109,11 +109,11 @@ class CrossAttention(Module):
         self.to_out = [Linear(width, width, bias=True), NoDropout()]
 
     def forward(self, hidden: Tensor, encoder: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-        """[b, s, h] to the same; `mask` [b, 1, t] is what is added to scores."""
+        """[b, s, h] to the same; `mask` [b, 1, t] (or [b, 1, s, t]) is for the scores of every head."""
         residual = hidden
         batch = hidden.shape[0]
         if mask is not None:
-            mask = mask.tape.empty((batch, self.heads, 1, mask.shape[-1]), mask.dtype)  # repeat_interleave
+            mask = mask.tape.empty((batch, self.heads, *mask.shape[-2:]), mask.dtype)  # repeat_interleave
         query = self.to_q(hidden)
         if encoder is None:
             encoder = hidden

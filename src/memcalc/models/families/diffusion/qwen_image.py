@@ -92,17 +92,6 @@ class QwenAttention(Module):
         return img_attn_output, txt_attn_output
 
 
-class Modulation(Module):
-    """SiLU, and a layer that gives shift, scale and gate twice."""
-
-    def __init__(self, width: int) -> None:
-        self.layers = [NoDropout(), Linear(width, 6 * width, bias=True)]
-
-    def forward(self, temb: Tensor) -> list[Tensor]:
-        """[b, h] to two of [b, 3 h]."""
-        return ops.chunk(self.layers[1](ops.silu(temb)), 2, -1)
-
-
 def _modulated(x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
     """x scaled and shifted, and the gate."""
     shift, scale, gate = ops.chunk(parameters, 3, -1)
@@ -116,12 +105,12 @@ class QwenImageTransformerBlock(Module):
     scope = "residual stream"
 
     def __init__(self, width: int, heads: int) -> None:
-        self.img_mod = Modulation(width)
+        self.img_mod = [NoDropout(), Linear(width, 6 * width, bias=True)]
         self.img_norm1 = LayerNorm(width, affine=False)
         self.attn = QwenAttention(width, heads)
         self.img_norm2 = LayerNorm(width, affine=False)
         self.img_mlp = FeedForward(width)
-        self.txt_mod = Modulation(width)
+        self.txt_mod = [NoDropout(), Linear(width, 6 * width, bias=True)]
         self.txt_norm1 = LayerNorm(width, affine=False)
         self.txt_norm2 = LayerNorm(width, affine=False)
         self.txt_mlp = FeedForward(width)
@@ -130,8 +119,8 @@ class QwenImageTransformerBlock(Module):
         self, hidden: Tensor, encoder: Tensor, temb: Tensor, freqs: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Picture [b, s, h] and text [b, t, h]: text and picture."""
-        img_mod1, img_mod2 = self.img_mod(temb)
-        txt_mod1, txt_mod2 = self.txt_mod(temb)
+        img_mod1, img_mod2 = ops.chunk(self.img_mod[1](ops.silu(temb)), 2, -1)
+        txt_mod1, txt_mod2 = ops.chunk(self.txt_mod[1](ops.silu(temb)), 2, -1)
         img_normed = self.img_norm1(hidden)
         img_modulated, img_gate1 = _modulated(img_normed, img_mod1)
         txt_normed = self.txt_norm1(encoder)
