@@ -32,7 +32,6 @@ ROOMS = (
     ("provenance",),
     ("verification",),
     ("render",),
-    ("shown_report",),
     ("library",),
     ("cli",),
     ("__init__", "__main__"),

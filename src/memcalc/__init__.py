@@ -27,7 +27,15 @@ if TYPE_CHECKING:
         UnknownFamilyError,
         UsageError,
     )
-    from memcalc.library import ModelSpec, estimate
+    from memcalc.library.estimate import estimate
+    from memcalc.library.report import (
+        InferenceReport,
+        InferenceReportOnGpu,
+        Report,
+        TrainingReport,
+        TrainingReportOnGpu,
+    )
+    from memcalc.library.spec import ModelSpec
     from memcalc.models.llama_shape import canonical_spec
     from memcalc.models.registry import families
     from memcalc.report.schema import (
@@ -47,7 +55,6 @@ if TYPE_CHECKING:
         TrainingPhases,
     )
     from memcalc.setup.setup import InferenceSetup, TrainingSetup
-    from memcalc.shown_report import InferenceReport, InferenceReportOnGpu, Report, TrainingReport, TrainingReportOnGpu
     from memcalc.tables.gpus import GPUS, Gpu, find_gpu
     from memcalc.tables.optimizers import OPTIMIZERS, Optimizer
 
@@ -107,8 +114,9 @@ _HOMES = {
         "UnknownFamilyError",
         "UsageError",
     ),
-    "library": ("ModelSpec", "estimate"),
-    "shown_report": ("InferenceReport", "InferenceReportOnGpu", "Report", "TrainingReport", "TrainingReportOnGpu"),
+    "library.estimate": ("estimate",),
+    "library.report": ("InferenceReport", "InferenceReportOnGpu", "Report", "TrainingReport", "TrainingReportOnGpu"),
+    "library.spec": ("ModelSpec",),
     "models.llama_shape": ("canonical_spec",),
     "models.registry": ("families",),
     "report.schema": (

@@ -12,7 +12,6 @@ _SHARDING = (
     "weights, gradients and states are divided over GPUs with {--parallel}, such as --parallel fsdp2 or zero3, and "
     "{--data-parallel-size}"
 )
-_NOT_SHARDED = "one GPU holds the whole model in training: sharding over several is not computed"
 
 _MEANINGS: tuple[tuple[str, str], ...] = (
     # training
@@ -75,7 +74,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "attention-backend",
         "{--attention} flash, sdpa or eager",
     ),
-    ("gradient-clipping max-grad-norm", "clipping takes one norm for each weight, which changes no peak: leave it out"),
+    ("gradient-clipping clip-grad-norm grad-clip", "{--max-grad-norm}"),
     (
         "learning-rate lr num-train-epochs epochs max-steps warmup-steps warmup-ratio weight-decay seed logging-steps "
         "save-steps output-dir dataset report-to",
@@ -93,8 +92,8 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ("tensor-parallel tp tp-size num-shard tensor-split", "{--tensor-parallel-size}"),
     (
         "cpu-offload offload offload-params zero-offload optimizer-offload",
-        "memory of the host is not what is asked here: "
-        "{--optimizer} paged-adamw-8bit pages states out, {--activation-offloading} keeps activations there",
+        "{--cpu-offload} keeps weights or optimizer states in host memory, {--activation-offloading} activations, "
+        "{--optimizer} paged-adamw-8bit pages states out",
     ),
     # inference
     (
@@ -168,10 +167,8 @@ def answered(arguments: Iterable[str], known: Iterable[str]) -> str | None:
 
 
 def _named(meaning: str, own: set[str]) -> str:
-    """The meaning with the names of options as they are; what is not computed yet where one does not exist."""
+    """The meaning with the names of options as they are; where one does not exist, that it is not computed here."""
     wanted = [part.partition("}")[0] for part in meaning.split("{")[1:]]
     if all(option in own for option in wanted):
         return meaning.replace("{", "").replace("}", "")
-    if meaning == _SHARDING:
-        return _NOT_SHARDED
     return "what it says is not computed, or not by this command and mode"

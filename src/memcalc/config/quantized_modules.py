@@ -56,11 +56,6 @@ def quantized_modules(stated: Quantization) -> ModuleQuantization:
     return quantization_of
 
 
-def kept_wide(stated: Quantization) -> tuple[str, ...]:
-    """The names and patterns of modules that the repository lists as not quantized."""
-    return tuple(_listed(stated.settings))
-
-
 def _listed(settings: Mapping[str, Any]) -> Iterator[str]:
     for key in SKIPPED:
         value = settings.get(key)

@@ -7,7 +7,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.model import Batch, Network
 from memcalc.nn.run_context import run_context, training_mode
 from memcalc.tables.dtypes import INT64
-from memcalc.training.objectives.rollout import LOSS, Rollout
+from memcalc.training.objectives.rollout import Rollout
 
 
 def input_ids(rollout: Rollout, rows: int, *, names: int = 3) -> Tensor:
@@ -52,9 +52,3 @@ def _score(rollout: Rollout, network: Network, ids: Tensor, outputs: tuple[str, 
     )
     with rollout.tape.autocasting(rollout.autocast):
         return list(network(batch).returned)
-
-
-def mean_of_tokens(rollout: Rollout, values: Tensor) -> Tensor:
-    """The sum of values [b, s] over a count."""
-    with rollout.tape.scoped(LOSS):
-        return ops.div(ops.sum(ops.reshape(values, -1), 0), rollout.tape.empty((), INT64))

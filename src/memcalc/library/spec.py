@@ -1,21 +1,13 @@
-"""The library as its users meet it: models from files and from the Hub, `estimate` with types, reports that print.
-
-Inside, specs and reports are made and read without this: reading files, asking the Hub and drawing come after the core.
-"""
+"""Models as the library's users make them: from an object, a file, the Hub, or a parameter count."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack
 
-from memcalc import estimation
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.models import spec as models
 from memcalc.models.llama_shape import Shape, canonical_spec
-from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.shown_report import InferenceReport, InferenceReportOnGpu, Job, Report, TrainingReport, TrainingReportOnGpu
-from memcalc.tables.gpus import Gpu
 from memcalc.units import parse_parameters
 
 if TYPE_CHECKING:
@@ -117,82 +109,3 @@ class ModelSpec(models.ModelSpec):
     def _like(cls, spec: models.ModelSpec, assumptions: tuple[Assumption, ...]) -> Self:
         values = {field.name: getattr(spec, field.name) for field in fields(spec)}
         return cls(**{**values, "assumptions": assumptions})
-
-
-@overload
-def estimate(
-    spec: models.ModelSpec,
-    setup: TrainingSetup,
-    gpu: None = None,
-    *,
-    assumptions: Sequence[Assumption] = (),
-    teacher: models.ModelSpec | None = None,
-) -> TrainingReport: ...
-
-
-@overload
-def estimate(
-    spec: models.ModelSpec,
-    setup: TrainingSetup,
-    gpu: Gpu | str,
-    *,
-    assumptions: Sequence[Assumption] = (),
-    teacher: models.ModelSpec | None = None,
-) -> TrainingReportOnGpu: ...
-
-
-@overload
-def estimate(
-    spec: models.ModelSpec, setup: InferenceSetup, gpu: None = None, *, assumptions: Sequence[Assumption] = ()
-) -> InferenceReport: ...
-
-
-@overload
-def estimate(
-    spec: models.ModelSpec, setup: InferenceSetup, gpu: Gpu | str, *, assumptions: Sequence[Assumption] = ()
-) -> InferenceReportOnGpu: ...
-
-
-@overload
-def estimate(
-    spec: models.ModelSpec,
-    setup: TrainingSetup | InferenceSetup,
-    gpu: Gpu | str | None = None,
-    *,
-    assumptions: Sequence[Assumption] = (),
-    teacher: models.ModelSpec | None = None,
-) -> Report: ...
-
-
-def estimate(
-    spec: models.ModelSpec,
-    setup: TrainingSetup | InferenceSetup,
-    gpu: Gpu | str | None = None,
-    *,
-    assumptions: Sequence[Assumption] = (),
-    teacher: models.ModelSpec | None = None,
-) -> Report:
-    """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
-
-    Args:
-        spec: the model.
-        setup: what is run.
-        gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
-        assumptions: what the caller has assumed, to be said in the report.
-        teacher: the model that distillation asks.
-
-    Raises:
-        MemcalcError: an argument is of a wrong type, or the model or the combination of options cannot be answered for.
-    """
-    found = estimation.estimate(spec, setup, gpu, assumptions=assumptions, teacher=teacher)
-    of_training = isinstance(setup, TrainingSetup)
-    kinds: dict[tuple[bool, bool], type[Report]] = {
-        (True, False): TrainingReport,
-        (True, True): TrainingReportOnGpu,
-        (False, False): InferenceReport,
-        (False, True): InferenceReportOnGpu,
-    }
-    values: dict[str, Any] = dict(found)  # checked already
-    report = kinds[of_training, gpu is not None].model_construct(found.model_fields_set, **values)
-    report._job = Job(spec, setup, gpu, tuple(assumptions), teacher)
-    return report

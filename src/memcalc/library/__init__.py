@@ -1,0 +1,1 @@
+"""The library as its users meet it; inside, specs and reports are made and read without this."""
