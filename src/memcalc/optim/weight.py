@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from math import prod
 
 from memcalc.common.sizes import Shape, rounded
-from memcalc.tables.cuda_devices import CudaDevice
 
 _OUTER = frozenset({"embedding", "LM head", "head"})
 
@@ -64,6 +63,8 @@ SCALAR = 512
 """Bytes that the allocator takes for a tensor of one element."""
 
 States = Callable[[Weight], Mapping[str, int]]
+Reduction = Callable[[Shape], Sequence[int]]
+"""Bytes of the pieces that a kernel allocates while it reduces the rows of a matrix of that shape to one."""
 
 
 class ScratchBuffer:
@@ -91,11 +92,11 @@ class Scratch:
     `codes` are its requests and frees in order: bytes of a request, and ~n where the n-th request is freed.
     """
 
-    __slots__ = ("codes", "count", "device", "live", "peak")
+    __slots__ = ("codes", "count", "live", "peak", "reduction")
 
-    def __init__(self, device: CudaDevice | None = None) -> None:
-        self.device = device
-        """The GPU whose reductions need scratch of their own; None leaves that out."""
+    def __init__(self, reduction: Reduction | None = None) -> None:
+        self.reduction = reduction
+        """What the GPU's reductions allocate of their own; None leaves that out."""
         self.live = 0
         self.peak = 0
         self.count = 0
@@ -111,14 +112,9 @@ class Scratch:
 
     def reduce_rows(self, weight: Weight) -> None:
         """What PyTorch's kernel allocates while it reduces the rows of a matrix to one (dim=-2)."""
-        if self.device is None or len(weight.shape) != 2:
-            return
-        from memcalc.autograd.reduce_kernel import reduce_scratch  # only a known device pays for it
-
-        found = reduce_scratch(weight.shape, (weight.shape[1], 1), [0], self.device)
-        if found is not None:
-            buffer, semaphores = self.new(rounded(found.buffer)), self.new(rounded(found.semaphores))
-            del buffer, semaphores
+        if self.reduction is not None and len(weight.shape) == 2:
+            pieces = [self.new(rounded(nbytes)) for nbytes in self.reduction(weight.shape)]
+            del pieces
 
     def scalar(self) -> ScratchBuffer:
         """One element."""
@@ -139,16 +135,16 @@ class Temporaries:
     def __init__(self, step: Callable[[Scratch, Sequence[Weight]], object]) -> None:
         self.step = step
 
-    def __call__(self, weights: Sequence[Weight], device: CudaDevice | None = None) -> int:
-        """The most that is alive at once; with the scratch of kernels where the `device` is known."""
-        return self._run(weights, device).peak
+    def __call__(self, weights: Sequence[Weight], reduction: Reduction | None = None) -> int:
+        """The most that is alive at once; with the scratch of kernels where `reduction` is known."""
+        return self._run(weights, reduction).peak
 
-    def codes(self, weights: Sequence[Weight], device: CudaDevice | None = None) -> list[int]:
+    def codes(self, weights: Sequence[Weight], reduction: Reduction | None = None) -> list[int]:
         """The requests and frees in order (`Scratch.codes`), of weights that stand for themselves alone."""
-        return self._run(weights, device).codes
+        return self._run(weights, reduction).codes
 
-    def _run(self, weights: Sequence[Weight], device: CudaDevice | None) -> Scratch:
-        scratch = Scratch(device)
+    def _run(self, weights: Sequence[Weight], reduction: Reduction | None) -> Scratch:
+        scratch = Scratch(reduction)
         self.step(scratch, weights)
         return scratch
 

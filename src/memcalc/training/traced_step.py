@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.autograd.tape import Tape
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
@@ -140,7 +141,8 @@ class Step:
         assert self.optimizer is not None
         assert isinstance(self.setup, TrainingSetup)
         groups = [self.update_order] if self.engine is None else self.engine.parameter_groups(self.update_order)
-        nbytes = max(self.optimizer.step[self.implementation](group, self.tape.device) for group in groups)
+        reduction = rows_scratch(self.tape.device)
+        nbytes = max(self.optimizer.step[self.implementation](group, reduction) for group in groups)
         yield f"{self.optimizer.name} step ({self.implementation})", nbytes
         clips = clipping_bytes(self.setup, self.trained)
         yield "norms of gradients (clipping)", self.engine.clipping() if clips and self.engine else clips
