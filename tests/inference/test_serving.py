@@ -188,3 +188,20 @@ def test_what_does_not_fit_is_said_in_words(tmp_path: Path) -> None:
     path.write_text(json.dumps({**LLAMA, "num_hidden_layers": 2000}))
     text = run("from-file", str(path), "--mode", "inference", "--gpu", "24GB").stdout
     assert "SERVES   no sequence of 256 tokens, nor a shorter one" in text
+
+
+def test_griffin_whose_recurrence_is_narrower_than_the_model() -> None:
+    """Its convolution's state is as wide as the recurrence once a prompt was read, whatever the engine."""
+    config = {
+        "model_type": "recurrent_gemma",
+        "vocab_size": 70,
+        "hidden_size": 256,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 4,
+        "lru_width": 192,
+    }
+    for engine in ("transformers", "vllm", "sglang"):
+        assert report(config, GPU, engine=engine, batch=70, seq_len=300).kv_cache_bytes
+    with pytest.raises(UsageError, match="lru_width"):
+        report(config, seq_len=1)

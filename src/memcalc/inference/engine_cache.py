@@ -90,7 +90,7 @@ class PooledCache(Cache):
         """A state of `layer` for as many sequences as `shape` says; it stands in the pool."""
         self.state_bytes.setdefault(id(layer), {}).setdefault(name, prod(shape[1:]) * dtype.itemsize)
         slots = self._states.setdefault(id(layer), {})
-        if name not in slots or slots[name].shape != shape:
+        if name not in slots or slots[name].shape[0] != shape[0]:  # fewer sequences were prefilled at once
             slots[name] = _in_pool(like, shape, dtype)
         return slots[name]
 

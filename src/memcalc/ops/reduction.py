@@ -52,11 +52,10 @@ def _std_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     zero = empty_like(grad, BOOL)
     del doubled, zero
     scaled = empty_like(grad)
-    mean = empty_like(grad)
     distance = node.tape.empty(shape, grad.dtype)
-    del mean
+    mean = empty_like(grad)
     out = node.tape.empty(shape, grad.dtype)
-    del scaled, distance, of_variance
+    del mean, distance, scaled, of_variance
     return [out]
 
 
@@ -89,9 +88,16 @@ def logsumexp(x: Tensor, dim: int = -1) -> Tensor:
     """
     tape, x = x.tape, fp32_under_autocast(x)
     dim %= len(x.shape)
-    out = tape.empty((*x.shape[:dim], *x.shape[dim + 1 :]), x.dtype)
-    if not tape.sum_out_of_place:
-        empty_like(x)  # exp(x - max), inside the operation
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    held: tuple[Tensor, ...] = ()
+    if not tape.sum_out_of_place:  # on a GPU: the maxima, which of them are infinite, and exp(x - maxima)
+        maxima = tape.empty(shape, x.dtype)
+        infinite = tape.empty(shape, x.dtype), tape.empty(shape, BOOL)
+        del infinite
+        held = (maxima, empty_like(x))
+        del maxima
+    out = tape.empty(shape, x.dtype)
+    del held
     node = record(tape, out, _logsumexp_backward, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -129,9 +135,10 @@ def _vector_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None]
     shape, dtype = node.context
-    ratio = empty_like(grad)
-    out = node.tape.empty(shape, promote(dtype, ratio.dtype))
-    del ratio
+    scaled = node.tape.empty(shape, promote(dtype, grad.dtype))  # x / length, and 0 where that is 0
+    zero = empty_like(grad, BOOL)
+    out = empty_like(scaled)
+    del zero, scaled
     return [out]
 
 
@@ -281,6 +288,8 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
     tape = x.tape
     count = 1 if tape.sum_out_of_place else x.numel
     loss = Tensor((), (), x.dtype, tape.allocate(count * x.dtype.itemsize))
+    if not tape.sum_out_of_place:
+        empty_like(x)  # the squares again, inside the reduction
     node = record(x.tape, loss, _full_size, (x,), x.shape)
     if node is not None:
         node.save(x)
@@ -291,7 +300,9 @@ def mse_loss(x: Tensor, target: Tensor) -> Tensor:
 def binary_cross_entropy_with_logits(logits: Tensor, target: Tensor) -> Tensor:
     """Binary cross-entropy of logits: keeps both."""
     logits = fp32_under_autocast(logits)
+    inside = () if logits.tape.sum_out_of_place else (empty_like(logits), empty_like(logits))
     loss = logits.tape.empty((), logits.dtype)
+    del inside
     node = record(logits.tape, loss, _full_size, (logits,), logits.shape)
     if node is not None:
         node.save(logits)

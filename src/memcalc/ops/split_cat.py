@@ -41,7 +41,7 @@ def unbind(x: Tensor, dim: int) -> list[Tensor]:
     dim %= len(x.shape)
     shape, stride = (*x.shape[:dim], *x.shape[dim + 1 :]), (*x.stride[:dim], *x.stride[dim + 1 :])
     pieces = [_alias(x, shape, stride) for _ in range(x.shape[dim])]
-    node = record(x.tape, pieces[0], _unbind_backward, (x,), x.shape)
+    node = record(x.tape, pieces[0], _unbind_backward, (x,), (len(pieces), x.shape))
     for slot, piece in enumerate(pieces):
         piece.node, piece.slot = node, slot
     return pieces
@@ -49,9 +49,11 @@ def unbind(x: Tensor, dim: int) -> list[Tensor]:
 
 def _unbind_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     present = [grad for grad in grads if grad is not None]
-    missing = [node.tape.empty(present[0].shape, present[0].dtype) for grad in grads if grad is None]
-    out = node.tape.empty(node.context, present[0].dtype)
-    missing.clear()
+    zero = None
+    if len(present) < node.context[0]:
+        zero = node.tape.empty((), present[0].dtype)  # one zero stands for all that did not come
+    out = node.tape.empty(node.context[1], present[0].dtype)
+    del zero
     return [out]
 
 

@@ -111,8 +111,10 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def cos(x: Tensor) -> Tensor:
-    """cos of positions, which need no gradient."""
-    return empty_like(x)
+    """cos keeps its input; backward makes -sin(x), and the product. Runs in the dtype of x."""
+    return _unary(x, _three, keep_input=True)
 
 
-sin = cos
+def sin(x: Tensor) -> Tensor:
+    """sin keeps its input; backward makes cos(x), and the product."""
+    return _unary(x, _two, keep_input=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
+from memcalc.errors import TooShortError
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
@@ -128,12 +129,19 @@ class RecurrentBlock(Module):
         cache, kernel = run_context(x).cache, self.conv_1d.weight.shape[-1]
         assert cache is not None
         batch, width, length = x.shape
-        cache.state(self, (batch, self.hidden, kernel - 1), x.dtype, x, CONVOLVED)
+        made = width if cache.absorbs_latent else self.hidden  # Transformers makes it as wide as the model
+        cache.state(self, (batch, made, kernel - 1), x.dtype, x, CONVOLVED)
         cache.state(self.rg_lru, (batch, width), FP32, x, STATE)
         if length > 1:
             cache.set_state(self, CONVOLVED, ops.pad(x, -1, kernel - length - 1))
             return ops.narrow(self.conv_1d(x), -1, length)
-        seen = ops.cat((cache.get_state(self, CONVOLVED), x), -1)
+        before = cache.get_state(self, CONVOLVED)
+        if before.shape[1] != width:
+            raise TooShortError(
+                f"Transformers cannot begin with one token where 'lru_width' {width} is not 'hidden_size' "
+                f"{before.shape[1]}; give --seq-len 2 or more."
+            )
+        seen = ops.cat((before, x), -1)
         x = ops.add(ops.sum(ops.mul(seen, ops.select(self.conv_1d.weight, 1))), self.conv_1d.bias)
         x = ops.unsqueeze(x, -1)
         cache.set_state(self, CONVOLVED, ops.narrow(seen, -1, kernel - 1))
