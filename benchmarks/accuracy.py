@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import engine_logs
 from as_it_ran import as_it_ran
 
 from memcalc import InferenceSetup, ModelSpec, Report, TrainingSetup, estimate, find_gpu
@@ -111,6 +112,7 @@ def document(results: list[Compared]) -> str:
     parts = [_HEAD, "\n".join(_summary(results))]
     for group, members in _by_group(results):
         parts.append("\n".join(_table(group, members)))
+    parts.append("\n".join(engine_logs.lines()))
     parts.append("\n".join(_left_out()))
     return "\n\n".join(parts) + "\n"
 
