@@ -78,7 +78,7 @@ def _adapters(setup: TrainingOptions) -> Iterator[str]:
             f"--frozen-dtype needs autocast to bring two dtypes together, and --precision {setup.precision} has none; "
             "use --precision mixed-bf16 or mixed-fp16, or leave out --frozen-dtype."
         )
-    if setup.frozen_dtype is not None and setup.parallel is not None:
+    if setup.frozen_dtype is not None and setup.parallel not in (None, "none"):
         yield "--frozen-dtype is described for one GPU; leave out --parallel, or --frozen-dtype."
     lora = setup.lora_rank is not None
     kind = setup.peft_type.lower().replace("_", "-")
