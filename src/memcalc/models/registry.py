@@ -125,7 +125,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vision_language": {
         "blip": ("blip",),
-        "llava": ("llava",),
+        "llava": ("llava", "vipllava"),
         "gemma3_paligemma": ("gemma3", "paligemma"),
         "gemma4": ("gemma4",),
         "glm4v": ("glm46v", "glm4v", "glm4v_moe"),
