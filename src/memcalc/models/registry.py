@@ -149,6 +149,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "audio_spectrogram_transformer": ("audio-spectrogram-transformer",),
     },
     "diffusion": {
+        "chroma": ("ChromaTransformer2DModel",),
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
         "hunyuan_video": ("HunyuanVideoTransformer3DModel",),
