@@ -6,7 +6,7 @@ Reads `tests/data/published/`: `models.json` (shapes), `*.jsonl` (a published me
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
@@ -15,6 +15,7 @@ from typing import Any
 from as_it_ran import as_it_ran
 
 from memcalc import InferenceSetup, ModelSpec, Report, TrainingSetup, estimate, find_gpu
+from memcalc.models.spec import PipelineComponent
 
 ROOT = Path(__file__).resolve().parent.parent
 PUBLISHED = ROOT / "tests" / "data" / "published"
@@ -23,13 +24,14 @@ PAGE = ROOT / "docs" / "accuracy.md"
 FAR = 0.10
 """A row whose error is larger needs a sentence that says why."""
 
-FILES = ("a6000", "litgpt", "torchtune", "transformers", "ms-swift", "qwen2.5")
+FILES = ("a6000", "litgpt", "torchtune", "transformers", "ms-swift", "qwen2.5", "diffusers")
 
 ALLOCATED = "training, tensors (allocated or active)"
 RESERVED = "training, allocator (reserved)"
 PROCESS = "training, process (nvidia-smi)"
 TRAINING = "training, all of the above"
 INFERENCE = "inference, tensors (allocated)"
+PIPELINES = "diffusion pipelines, whatever was read"
 GOALS = {ALLOCATED: 0.05, TRAINING: 0.05, INFERENCE: 0.03}
 """The largest median error that is good enough, by what was measured."""
 
@@ -62,11 +64,15 @@ class Compared:
     @property
     def job(self) -> str:
         """The job, whatever the counter."""
+        if self.row["group"] == "diffusers":
+            return PIPELINES
         return INFERENCE if self.row["mode"] == "inference" else TRAINING
 
     @property
     def kind(self) -> str:
         """What was measured: a job and a counter."""
+        if self.row["group"] == "diffusers":
+            return PIPELINES
         if self.row["mode"] == "inference":
             return INFERENCE
         return {"reserved": RESERVED, "nvidia-smi": PROCESS}.get(self.row["counter"], ALLOCATED)
@@ -81,8 +87,17 @@ def counted(report: Report, counter: str) -> int:
 
 def _counted(row: dict[str, Any], config: dict[str, Any], options: dict[str, Any]) -> int:
     setup = (InferenceSetup if row["mode"] == "inference" else TrainingSetup)(**options)
-    spec = ModelSpec.from_config(config, row["model"])
-    return counted(estimate(spec, setup, find_gpu(row["gpu"])), row["counter"])
+    return counted(estimate(_spec(config, row["model"]), setup, find_gpu(row["gpu"])), row["counter"])
+
+
+def _spec(config: dict[str, Any], name: str) -> ModelSpec:
+    """The spec of a model, with the other models of its pipeline under `components`."""
+    own = {key: value for key, value in config.items() if key != "components"}
+    parts = tuple(
+        PipelineComponent(name=part, class_name="", spec=ModelSpec.from_config(other, part))
+        for part, other in config.get("components", {}).items()
+    )
+    return replace(ModelSpec.from_config(own, name), components=parts)
 
 
 def compare() -> list[Compared]:
@@ -137,7 +152,7 @@ def _summary(results: list[Compared]) -> Iterable[str]:
     within = "within 5 % | within 10 %"
     yield f"| what was measured | rows | goal | median error | {within} | as it ran | {within} |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
-    for kind in (ALLOCATED, RESERVED, PROCESS, TRAINING, INFERENCE):
+    for kind in (ALLOCATED, RESERVED, PROCESS, TRAINING, INFERENCE, PIPELINES):
         members = [result for result in results if kind in (result.kind, result.job)]
         goal = _percent(GOALS[kind], "", 0) if kind in GOALS else ""
         cells = [cell for ran in (False, True) for cell in _errors(members, ran)]
@@ -216,7 +231,9 @@ def _names(names: list[str], total: int) -> str:
 def _setup(row: dict[str, Any]) -> str:
     """The options in a few words."""
     options = row["options"]
-    words = [f"{options.get('batch', 1)} × {options['seq_len']}"]
+    sides = [options.get(key, options.get("resolution")) for key in ("height", "width")]
+    size = options["seq_len"] if "seq_len" in options else f"{sides[0]} × {sides[1]} pixels"
+    words = [f"{options.get('batch', 1)} × {size}"]
     words += [str(options[key]) for key in ("precision", "dtype", "quantization") if options.get(key, "none") != "none"]
     words += [options[key] for key in ("attention", "optimizer", "optimizer_impl") if key in options]
     labels = {
@@ -224,8 +241,11 @@ def _setup(row: dict[str, Any]) -> str:
         "lora_rank": "LoRA {}",
         "grad_accum": "accumulation {}",
         "activation_checkpointing": "{} checkpointing",
+        "num_images_per_prompt": "{} pictures of a prompt",
+        "cpu_offload": "{} offload",
     }
     words += [text.format(options[key]) for key, text in labels.items() if options.get(key) not in (None, "none", 1)]
+    words += ["sliced decoding"] if options.get("vae_slicing") else []
     return ", ".join(words)
 
 

@@ -50,7 +50,7 @@ def test_a_report_that_was_read_back_says_the_same_and_has_no_picture() -> None:
 def test_copies_can_be_drawn() -> None:
     for same in (pickle.loads(pickle.dumps(REPORT)), copy.deepcopy(REPORT)):
         assert same == REPORT
-        assert same.to_html() == REPORT.to_html()
+        assert same.timeline(samples=9) == REPORT.timeline(samples=9)
 
 
 def test_several_gpus() -> None:

@@ -2,58 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 
-from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
-from memcalc.breakdown import BREAKDOWN
+from memcalc.autograd.tape import WEIGHTS
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
-from memcalc.models.build import build
-from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
-from memcalc.nn.parameter_counts import inactive_parameters
-from memcalc.nn.state_space_kernels import has_mixers
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
 from memcalc.peak.ranks import phase_totals, traced_ranks
-from memcalc.peak.sweep import Moment, swept
+from memcalc.peak.sweep import swept
+from memcalc.report.alternatives import alternatives
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
-from memcalc.report.schema import (
-    Component,
-    Components,
-    EncodingTrainingPhases,
-    GpuFit,
-    InferencePhases,
-    Model,
-    Parameters,
-    Part,
-    Peak,
-    Phase,
-    PipelinePhases,
-    Report,
-    Serving,
-    TrainingPhases,
+from memcalc.report.rows import (
+    components_of,
+    elsewhere,
+    maxima,
+    moment_text,
+    parameters_of,
+    phases_of,
+    rows_at_peak,
+    standing_parts,
+    sum_parts,
 )
+from memcalc.report.schema import GpuFit, Model, Peak, Phase, Report, Serving
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import Step
-from memcalc.units import format_bytes
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
 
 Setup = TrainingSetup | InferenceSetup
 Ran = TypeVar("Ran")
-
-_PER_PARAMETER = (WEIGHTS, OPTIMIZER, GRADIENTS)
-"""Rows whose size grows with the parameters and with nothing else."""
 
 
 def estimate(
@@ -96,18 +83,8 @@ def estimate(
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
     process_memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, totals[top], communicators(layout))
-    rows = _rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
-    maxima = _maxima(phases, highest, process_memory)
-    parameters = _parameters(step, spec, layout)
-    components = {
-        row: Component(
-            peak_bytes=sum_parts(parts),
-            max_bytes=max(maxima[row], sum_parts(parts)),
-            bytes_per_parameter=maxima[row] / max(parameters.total, 1) if row in _PER_PARAMETER else None,
-            parts=tuple(Part(name=name, bytes=nbytes) for name, nbytes in parts.items() if nbytes),
-        )
-        for row, parts in rows.items()
-    }
+    rows = rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
+    parameters = parameters_of(step, spec, layout)
     found_cluster = None
     if isinstance(setup, TrainingSetup) and layout.gpus > 1:
         found_cluster = cluster(setup, layout, rank, step)
@@ -119,17 +96,15 @@ def estimate(
             *spec.assumptions,
             *assumptions,
             *assumed(spec, setup, step),
-            *_elsewhere(step, rows[WEIGHTS]),
-            *_quantization_note(spec, setup, process_memory.allocated, teacher),
-            *_attended(spec, setup, step, teacher),
-            *_without_kernels(spec, setup, step, teacher),
+            *elsewhere(step, rows[WEIGHTS]),
+            *alternatives(spec, setup, step, process_memory.allocated, partial(estimate, spec, teacher=teacher)),
             *(() if found_cluster is None else assumed_of_cluster(layout, found_cluster)),
             *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),
-        components=Components(**components),
+        components=components_of(rows, maxima(phases, highest, process_memory), parameters),
         saved_for_backward_bytes=sweep.saved_for_backward(step.forward_end) if step.training else None,
-        phases=_phases(step, peaks),
+        phases=phases_of(step, peaks),
         peak=Peak(
             phase=top,
             moment=moment_text(step, top, moment),
@@ -143,24 +118,6 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
-
-
-def _phases(step: Step, peaks: dict[str, Phase]) -> TrainingPhases | InferencePhases | PipelinePhases:
-    if step.training:
-        return EncodingTrainingPhases(**peaks) if "encode" in peaks else TrainingPhases(**peaks)
-    return PipelinePhases(**peaks) if "denoise" in peaks else InferencePhases(**peaks)
-
-
-def _elsewhere(step: Step, weights: Mapping[str, int]) -> Iterator[Assumption]:
-    """The components of a pipeline that are not on the GPU at the peak, or not wholly."""
-    away = [
-        f"{name} ({format_bytes(nbytes - weights.get(name, 0))})"
-        for name, nbytes in step.components.items()
-        if weights.get(name, 0) < nbytes
-    ]
-    if away:
-        text = f"at the peak these weights are in host memory: {', '.join(away)} (--cpu-offload)"
-        yield Assumption("components_in_host_memory", text)
 
 
 def _found(gpu: Gpu | str) -> Gpu:
@@ -203,55 +160,6 @@ def _most_loaded(steps: Mapping[int, Step]) -> int:
     if len(steps) == 1:
         return min(steps)
     return max(steps, key=lambda rank: max(phase_totals(steps[rank]).values()))
-
-
-def _quantization_note(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, allocated: int, teacher: ModelSpec | None
-) -> Iterator[Assumption]:
-    """A line where quantizing the base of adapters takes more than it saves."""
-    if not isinstance(setup, TrainingSetup) or setup.quantization == "none" or setup.lora_rank is None:
-        return
-    unquantized = estimate(
-        spec, setup.model_copy(update={"quantization": "none", "quantize_moe_experts": "none"}), teacher=teacher
-    ).peak.allocated_bytes
-    if unquantized < allocated:
-        yield Assumption(
-            "quantization_raises_peak",
-            f"quantizing raises the peak here: without --quantization {unquantized:,} bytes would be allocated"
-            f"{', and --no-prepare-kbit-training leaves out fp32 copies' if setup.prepare_kbit_training else ''}",
-        )
-
-
-def _attended(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[Assumption]:
-    """How a model attends whose code is its repository's own, and what the other way would take."""
-    if not family(spec.model_type).attention_assumed or "attention" in setup.model_fields_set:
-        return
-    used = step.resolved()["attention"]
-    eager = estimate(spec, setup.model_copy(update={"attention": "eager"}), teacher=teacher)
-    if used != "eager" and eager.setup["attention"] == "eager":
-        yield Assumption(
-            "attention_of_own_code",
-            f"attention is assumed: the code of {spec.model_type} is its repository's own, and is taken to attend "
-            f"as Transformers' {used}; with eager attention {format_bytes(eager.peak.allocated_bytes)} would be "
-            "allocated (--attention)",
-        )
-
-
-def _without_kernels(
-    spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step, teacher: ModelSpec | None
-) -> Iterator[Assumption]:
-    """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
-    if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
-        return
-    with suppress(UsageError):  # weights that the kernels cannot take
-        fused = estimate(spec, setup.model_copy(update={"state_space_kernels": "mamba-ssm"}), teacher=teacher)
-        yield Assumption(
-            "state_space_kernels_alternative",
-            f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
-            "(--state-space-kernels mamba-ssm)",
-        )
 
 
 def _run(
@@ -304,69 +212,3 @@ def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     from memcalc.report.serving import serving_of
 
     return serving_of(spec, setup, gpu, step)
-
-
-def sum_parts(parts: Mapping[str, int]) -> int:
-    """Bytes of all parts of a row."""
-    return sum(parts.values())
-
-
-def standing_parts(step: Step, phase: str) -> dict[str, dict[str, int]]:
-    """What stands in each row during `phase` besides the tape."""
-    return {row: dict(parts(step, phase)) for row, parts in BREAKDOWN.items()}
-
-
-def _rows_at_peak(
-    standing: Mapping[str, Mapping[str, int]], live: Mapping[tuple[str, str], int], process_memory: ProcessMemory
-) -> dict[str, dict[str, int]]:
-    """Parts of each row at the peak, the largest first."""
-    rows = {row: dict(standing[row]) for row in ROWS}
-    for (row, name), nbytes in live.items():
-        rows[row][name] = rows[row].get(name, 0) + nbytes
-    for name, nbytes in process_memory.parts():
-        rows[OVERHEAD][name] = rows[OVERHEAD].get(name, 0) + nbytes
-    return {row: dict(sorted(parts.items(), key=lambda part: -part[1])) for row, parts in rows.items()}
-
-
-def _maxima(
-    phases: Mapping[str, Mapping[str, Mapping[str, int]]],
-    highest: Mapping[str, Sequence[int]],
-    process_memory: ProcessMemory,
-) -> dict[str, int]:
-    """The most that each row holds in any phase."""
-    maxima = {
-        row: max(
-            sum_parts(rows[row]) + (highest[phase][index] if phase in highest else 0) for phase, rows in phases.items()
-        )
-        for index, row in enumerate(ROWS)
-    }
-    maxima[OVERHEAD] += sum(nbytes for _, nbytes in process_memory.parts())
-    return maxima
-
-
-def _parameters(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
-    total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
-    if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
-        whole = build(spec)
-        adapt(whole, spec, step.setup)
-        step = replace(step, network=whole, tensors=tuple(whole.tensors()))
-    for _, parameter in step.parameters:
-        count = parameter.count * parameter.copies
-        total += count
-        trainable += count if step.training and parameter.trainable else 0
-        embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
-    return Parameters(
-        total=total, trainable=trainable, embedding=embedding, active=total - inactive_parameters(step.network)
-    )
-
-
-def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
-    """The moment of the peak in words."""
-    if moment is None and not step.training:
-        return f"{phase}, weights alone"
-    if moment is None:
-        return "optimizer step"
-    if moment.block is not None and moment.position is not None:
-        return f"{phase} of {moment.block.stack} {moment.position + 1} of {moment.block.depth}"
-    scope = step.tape.allocations[moment.tick].name
-    return f"{phase} of {step.running[phase]}, {scope}" if phase in step.running else f"{phase} of {scope}"

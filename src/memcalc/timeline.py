@@ -8,10 +8,11 @@ from dataclasses import replace
 from memcalc.autograd.tape import ROWS
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
-from memcalc.estimation import estimate, most_loaded_step, standing_parts, sum_parts
+from memcalc.estimation import estimate, most_loaded_step
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.sweep import swept
 from memcalc.peak.timeline import OFF_TAPE_SHARE, Run, phases_of, resampled, runs_of, stacks_of
+from memcalc.report.rows import standing_parts, sum_parts
 from memcalc.report.schema import Report
 from memcalc.report.timeline import Timeline
 from memcalc.setup.setup import InferenceSetup, TrainingSetup

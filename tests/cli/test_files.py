@@ -63,8 +63,6 @@ def test_other_commands(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text().startswith(begins)
     run("compare", "1B", "2B", "--seq-len", "64", "--html", str(tmp_path / "b.html"))
     assert "2 setups side by side" in (tmp_path / "b.html").read_text()
-    run("fit", "1B", "--gpu", "24GB", "--seq-len", "64", "--output", str(tmp_path / "c.md"))
-    assert "| GPU |" in (tmp_path / "c.md").read_text()
     assert "--svg" in refused(2, "compare", "1B", "2B", "--svg", str(tmp_path / "d.svg"))
     assert "--html" in refused(2, "fit", "1B", "--gpu", "24GB", "--html", str(tmp_path / "d.html"))
     assert ".csv" in refused(2, *JOB, "--output", str(tmp_path / "d.csv"))

@@ -73,7 +73,10 @@ WRONG: list[tuple[str, str, object]] = [
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"_class_name": "AutoencoderKL"}, r"'AutoencoderKL', a part of a diffusion pipeline.*model_index.json"),
+        (
+            {"_class_name": "AutoencoderOfNobody"},
+            r"'AutoencoderOfNobody', a part of a diffusion pipeline.*model_index.json",
+        ),
         ({"model_type": 3}, "no 'model_type' that is a string"),
         ({"model_type": ["llama"]}, "no 'model_type' that is a string"),
         ({}, "no 'model_type'"),

@@ -54,7 +54,7 @@ def test_the_order_of_options_does_not_matter() -> None:
         ({"gpus": 8, "parallel": "zero2", "cpu_offload": "states"}, "--cpu-offload cannot be 'states'"),
         ({"gpus": 8, "parallel": "none"}, "leaves 8 ranks"),
         ({"gpus": 8, "optimizer_in_backward": True}, "needs all gradients"),
-        ({"gpus": 8, "context_parallel_size": 2}, "ddp has no --context-parallel-size"),
+        ({"gpus": 8, "parallel": "ddp", "context_parallel_size": 2}, "ddp has no --context-parallel-size"),
         ({"microbatches": 4}, "--microbatches is about pipelines"),
         ({"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}, "belongs to --pipeline-schedule interleaved"),
         ({"pipeline_parallel_size": 2, "pipeline_rank": 2}, "none of the 2 ranks"),

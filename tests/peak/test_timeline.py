@@ -16,7 +16,7 @@ from memcalc.peak.timeline import Run, resampled, runs_of
 from memcalc.report.timeline import TimelineJson
 from memcalc.timeline import timeline
 
-JOBS = [job for name, job in deep_jobs(every=809) if not name.startswith("router_loss")]
+JOBS = [job for name, job in deep_jobs(every=1601) if not name.startswith("router_loss")]
 """Without losses over routers: of the gradients that they make for all blocks at once, the traced block drops its own
 tick by tick and those that it stands for at the end (some KiB, away from the peaks)."""
 

@@ -128,6 +128,20 @@ def test_a_tensor_is_told_of_whole() -> None:
     assert gates[0].source.startswith("nn/layers/linear.py:")
 
 
+def test_a_length_that_is_a_size_is_told_apart() -> None:
+    """64 tokens, 64 wide, 128 = 2 x 64 = the MLP: what changes with the batch or the length has them in its formula."""
+    setup = TrainingSetup(batch=2, seq_len=64, precision="bf16", optimizer_in_backward=True)
+    formulas = {
+        (entry.module.rpartition(".")[2], entry.operation, entry.formula)
+        for entry in explain(SMALL, setup, at="end of forward").tensors
+    }
+    assert ("gate_proj", "linear", "batch * seq_len * intermediate_size * 2") in formulas
+    assert ("input_layernorm", "mul", "batch * seq_len * hidden_size * 2") in formulas
+    alone = explain(SMALL, TrainingSetup(batch=1, seq_len=64), at="backward of block 1").tensors
+    gradients = [entry for entry in alone if entry.row == "gradients" and entry.module.endswith("down_proj")]
+    assert {entry.formula for entry in gradients} == {"hidden_size * intermediate_size * 4"}
+
+
 def test_weights_states_and_gradients_are_told_one_by_one() -> None:
     found = explain(SMALL, TrainingSetup(batch=1, seq_len=8), phase="step")
     of_gate = [entry for entry in found.tensors if entry.module == "model.layers.{0..3}.mlp.gate_proj.weight"]

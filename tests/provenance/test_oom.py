@@ -15,6 +15,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.provenance.oom import OomAnswer, explain_oom
 from memcalc.provenance.oom_message import message_in, parse_message, segment_bytes
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.gpus import find_gpu
 
 GIB = 2**30
 MIB = 2**20
@@ -169,6 +170,30 @@ def test_the_moment_that_fits_the_message_comes_first() -> None:
     early = of(OLD.format("1002.00 MiB").replace("14.75", "0.98"), setup).candidates[0]
     assert (early.when, early.module) == ("while the weights are loaded", "lm_head.weight")
     assert abs(early.off_bytes or 0) < GIB
+
+
+CALLS = (
+    # allocated GiB and free MiB of the message, on devices of 20, 24 and 28 GiB; what asked for the logits' 3.91 GiB
+    (19.42, 590, "to", "in forward of the first step"),
+    (23.34, 678, "log_softmax of cross_entropy", "in forward of the first step"),
+    (25.29, 2775, "backward of log_softmax of cross_entropy", "in backward of the first step"),
+)
+
+
+@pytest.mark.parametrize(("allocated", "free", "what", "when"), CALLS)
+def test_the_allocation_that_failed_comes_first(allocated: float, free: int, what: str, when: str) -> None:
+    """Messages of torch 2.14.1's allocator for Llama-3.2-1B's shape, 4 x 2048 tokens, fused AdamW, and their lines."""
+    model = ModelSpec.from_config(decoder(2048, 16, 32, 8, 8192, 128256, tie_word_embeddings=True))
+    setup = TrainingSetup(batch=4, seq_len=2048, precision="bf16", optimizer_impl="fused", padding_mask=True)
+    text = (
+        f"Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 20.00 GiB of which {free}.00 MiB is free. Of the "
+        f"allocated memory {allocated} GiB is allocated by PyTorch, and 251.00 KiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    first = explain_oom(model, setup, parse_message(text), find_gpu("H100-80GB")).candidates[0]
+    assert first.operation == what
+    assert first.when.startswith(when)
+    assert abs(first.off_bytes or 0) < 0.03 * allocated * GIB
 
 
 def test_what_makes_it_smaller() -> None:

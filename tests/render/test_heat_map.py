@@ -27,12 +27,20 @@ def test_sizes_where_there_is_room() -> None:
     assert "does not fit" in text
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(4, 2), (12, 2), (40, 40), (300, 300)])
+@pytest.mark.parametrize(("columns", "rows"), [(4, 2), (12, 2), (40, 40), (90, 90)])
 @pytest.mark.parametrize("unicode", [True, False])
 def test_no_line_is_wider_than_asked(columns: int, rows: int, unicode: bool) -> None:
     lines = styles.plain(render(grid(columns, rows), 60, unicode=unicode)).splitlines()
     assert max(map(cells, lines)) <= 60
     assert unicode or "".join(lines).isascii()
+
+
+def test_many_rows_take_time_in_proportion() -> None:
+    """A thousand rows: a width that is counted anew for each cell would take minutes."""
+    lines = [[Cell(GIB * (row + 1)), Cell(GIB)] for row in range(1000)]
+    values = [str(row) for row in range(1000)]
+    text = styles.plain(render(Grid("--seq-len", "--batch", values, ["1", "2"], lines), 80))
+    assert text.count("GiB") == 2000 + 2
 
 
 def test_columns_become_rows_before_sizes_go() -> None:

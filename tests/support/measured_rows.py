@@ -4,7 +4,9 @@ Every line of `measured/*.jsonl` is one run of the real Transformers model on sh
 transformers 5.24.0, peft 0.21.2): `case` says what was run, `measured` what `torch.distributed._tools.MemTracker`
 counted in the second optimizer step, or in prefill and decode; an encoder-decoder encodes first and then reads a
 start token, as `generate` has it. A `bare` case was measured without the hooks that it
-puts on modules (`mod_tracker.register_multi_grad_hook`), which keep some tensors alive themselves.
+puts on modules (`mod_tracker.register_multi_grad_hook`), which keep some tensors alive themselves. Where a model reads
+values, which shape-only tensors do not have, the case says what was read: `tolist` (lengths, by the function that
+asks), `masked` (how many elements a mask chooses), `bool` (an answer to yes or no).
 """
 
 import json

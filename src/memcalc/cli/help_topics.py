@@ -39,6 +39,22 @@ Adapters on a frozen model: no gradients and states of the model itself; its act
   memcalc estimate --params 1B --seq-len 2048 --precision bf16 --lora-rank 16 --lora-targets all-linear
   memcalc estimate --params 1B --seq-len 2048 --precision bf16 --lora-rank 16 --quantization nf4-double
 """,
+    "sharding": """\
+What each of several GPUs holds; --batch stays the micro-batch of one of them.
+
+  --gpus N                             GPUs of the whole job: DDP, where nothing else is said
+  --parallel fsdp2 | zero3             weights, gradients and states shared; gathered block by block
+  --parallel zero1 | zero2             states shared, with zero2 gradients too
+  --cpu-offload optimizer,parameters   and those in host memory
+  --tensor-parallel-size N             every layer shared, with --sequence-parallel what lies between too
+  --context-parallel-size N            every sequence shared, for long ones
+  --pipeline-parallel-size N           blocks divided into stages; --expert-parallel-size N spreads experts
+
+The report is for the most loaded rank. memcalc fit says the fewest GPUs that a job fits.
+
+  memcalc estimate --params 8B --seq-len 4096 --gpus 8 --parallel fsdp2 --activation-checkpointing full
+  memcalc estimate --params 8B --seq-len 65536 --gpus 8 --context-parallel-size 8 --activation-checkpointing full
+""",
     "serving": """\
 Weights, caches and what an engine reserves.
 

@@ -27,7 +27,7 @@ COMMANDS = {
     "gpus": "List the GPUs that --gpu knows.",
     "optimizers": "List the optimizers that --optimizer knows.",
     "families": "List the model families.",
-    "help": "Explain a topic: precision, checkpointing, lora, serving, pictures, run-files.",
+    "help": "Explain a topic: precision, checkpointing, lora, sharding, serving, pictures, run-files.",
     "schema": "Print the JSON Schema of what --json prints.",
 }
 """Every command and what it does. Its function is `command` in the module of its name in this package."""

@@ -76,11 +76,11 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
             return False
 
     step = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
+    if not fits(MOST_GPUS // step):
+        return None
     enough = 1
     while not fits(enough):
         enough *= 2
-        if enough * step > MOST_GPUS:
-            return None
     fewer = range(enough // 2 + 1, enough + 1)
     return fewer[bisect_left(fewer, True, key=fits)] * step
 

@@ -65,6 +65,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "mixtral_qwen_olmoe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"),
         "deepseek_v4": ("deepseek_v4",),
         "deepseek_v32_glm5": ("deepseek_v32", "glm_moe_dsa"),
+        "mimo_v2": ("mimo_v2_flash",),
         "minimax": ("minimax",),
         "phimoe": ("phimoe",),
         "ernie_hunyuan_minimax_m2": ("ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "flex_olmo"),
@@ -81,6 +82,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "qwen3_next": ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
         "jamba_nemotron_h": ("jamba", "nemotron_h"),
         "zamba2": ("zamba2",),
+        "kimi_linear": ("kimi_linear",),
         "rwkv": ("rwkv",),
         "recurrent_gemma": ("recurrent_gemma",),
     },
@@ -123,7 +125,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vision_language": {
         "blip": ("blip",),
-        "llava": ("llava",),
+        "llava": ("llava", "vipllava"),
         "gemma3_paligemma": ("gemma3", "paligemma"),
         "gemma4": ("gemma4",),
         "glm4v": ("glm46v", "glm4v", "glm4v_moe"),
@@ -136,6 +138,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "llama4_vision": ("llama4",),
         "kimi_k25": ("kimi_k25",),
         "aria": ("aria", "aria_text"),
+        "aya_vision": ("aya_vision", "cohere2_vision"),
     },
     "audio": {
         "whisper": ("whisper",),
@@ -146,6 +149,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "audio_spectrogram_transformer": ("audio-spectrogram-transformer",),
     },
     "diffusion": {
+        "chroma": ("ChromaTransformer2DModel",),
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
         "hunyuan_video": ("HunyuanVideoTransformer3DModel",),

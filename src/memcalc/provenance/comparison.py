@@ -11,11 +11,12 @@ from pydantic import Field
 from memcalc.errors import UsageError
 from memcalc.estimation import Setup
 from memcalc.models.spec import ModelSpec
-from memcalc.provenance.explain import process_memory, record_step
+from memcalc.provenance.explain import process_memory
 from memcalc.provenance.formulas import Sizes
 from memcalc.provenance.moments import Lives, Sample, find_moment
 from memcalc.provenance.origins import Recording, RecordingTape
 from memcalc.provenance.real_snapshot import WHOLE, RealPhase, real_phases
+from memcalc.provenance.record import record_step
 from memcalc.provenance.snapshot import OUTSIDE
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
 from memcalc.report.schema import Contract

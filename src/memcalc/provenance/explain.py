@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 
 from memcalc.autograd.tape import ROWS, Allocation
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
-from memcalc.errors import UsageError
-from memcalc.estimation import Setup, estimate, within_positions
+from memcalc.estimation import Setup, estimate
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
-from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel.layout import layout_of
+from memcalc.provenance.dependence import Dependence
 from memcalc.provenance.explanation import Explanation, TensorEntry
-from memcalc.provenance.formulas import Sizes, literal
+from memcalc.provenance.formulas import Depends, Sizes, literal
 from memcalc.provenance.moments import Lives, Sample, find_moment, module_name
 from memcalc.provenance.origins import Looked, Recording, RecordingTape
+from memcalc.provenance.record import record_step
 from memcalc.provenance.references import References
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
 from memcalc.report.cluster import communicators
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
-from memcalc.training.step import trace
 from memcalc.training.traced_step import Step
-
-
-def record_step(
-    spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None, *, every_block: bool = True
-) -> Step:
-    """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline."""
-
-    def run(setup: Setup) -> Step:
-        if isinstance(setup, TrainingSetup):
-            layout = layout_of(setup, spec.config)
-            if layout.pipeline > 1:
-                raise UsageError(
-                    "a rank of a pipeline holds many micro-batches, of which one is traced: its tensors cannot be "
-                    "listed; leave out --pipeline-parallel-size."
-                )
-            return trace(spec, setup, layout=layout, teacher=teacher, recorder=recording)
-        from memcalc.inference.generate import generate
-
-        return generate(spec, setup, recorder=recording)
-
-    with every_block_by_itself() if every_block else nullcontext():
-        return within_positions(setup, run)
 
 
 def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
@@ -78,7 +55,13 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     around = [*standing_tensors(step, sample.phase, sizes), *process_parts(step, memory, sizes)]
     entries = [
         *_standing_entries(around),
-        *(_tape_entries(step, sample.tick, _references(spec, setup, teacher, recording, sample), sizes)),
+        *_tape_entries(
+            step,
+            sample.tick,
+            _references(spec, setup, teacher, recording, sample),
+            sizes,
+            Dependence(spec, setup, step.seq_len, teacher).of_all(recording.tape),
+        ),
     ]
     entries.sort(key=lambda entry: -entry.bytes)
     rows = {row: sum(entry.bytes for entry in entries if entry.row == row) for row in ROWS}
@@ -152,7 +135,9 @@ def _standing_entries(around: Sequence[Standing]) -> Iterator[TensorEntry]:
         )
 
 
-def _tape_entries(step: Step, tick: int | None, references: References, sizes: Sizes) -> Iterator[TensorEntry]:
+def _tape_entries(
+    step: Step, tick: int | None, references: References, sizes: Sizes, depends: Mapping[int, Depends]
+) -> Iterator[TensorEntry]:
     """One entry for what one operation of a module made, in all blocks of the stack."""
     tape = step.tape
     assert isinstance(tape, RecordingTape)
@@ -164,18 +149,21 @@ def _tape_entries(step: Step, tick: int | None, references: References, sizes: S
         if allocation.born <= tick < allocation.dies and allocation.nbytes:
             groups.setdefault(life.kind(allocation, references), []).append(allocation)
     for some in groups.values():
-        yield _entry(life, some, references, sizes)
+        yield _entry(life, some, references, sizes, depends.get(id(some[0])))
 
 
-def _entry(life: Lives, some: Sequence[Allocation], references: References, sizes: Sizes) -> TensorEntry:
+def _entry(
+    life: Lives, some: Sequence[Allocation], references: References, sizes: Sizes, depends: Depends | None
+) -> TensorEntry:
     first = some[0]
     birth = life.birth(first)
     layout = birth.layout or references.layouts.get(birth.number)
+    depends = depends if birth.layout is not None else None
     one = 0 if layout is None else rounded(prod(layout[0]) * layout[1].itemsize)
     if layout is None or not one or first.nbytes % one:
         layout, formula = None, literal(first.nbytes)
     else:  # a loop over tokens is traced for one token
-        formula = sizes.formula(layout[0], layout[1].itemsize, times=first.nbytes // one)
+        formula = sizes.formula(layout[0], layout[1].itemsize, times=first.nbytes // one, depends=depends)
     return TensorEntry(
         row=first.row,
         part=first.name,

@@ -28,6 +28,10 @@ class Formula:
     numbers: Mapping[str, int | float] = field(default_factory=dict)
 
 
+Depends = tuple[frozenset[str], ...]
+"""For each dimension of a tensor the lengths that it depends on, of batch and seq_len."""
+
+
 def literal(nbytes: int) -> Formula:
     """A number of bytes that is not made of others here."""
     return Formula(str(nbytes))
@@ -38,21 +42,31 @@ class Sizes:
 
     def __init__(self, lengths: Mapping[str, int], config: Mapping[str, Any]) -> None:
         self.lengths = {name: value for name, value in lengths.items() if value > 1}
+        self._all_lengths = lengths
         self.config = _ordered(dict(_numbers(config)))
         self._known: dict[object, Formula] = {}
 
-    def formula(self, shape: Shape, itemsize: int, *, weight: bool = False, times: int = 1) -> Formula:
-        """The bytes that the allocator takes for a tensor, `times` over. A weight has no batch and no length in it."""
-        key = shape, itemsize, weight, times
+    def formula(
+        self, shape: Shape, itemsize: int, *, weight: bool = False, times: int = 1, depends: Depends | None = None
+    ) -> Formula:
+        """The bytes that the allocator takes for a tensor, `times` over.
+
+        A weight has no batch and no length in it; of others `depends` says which dimension has, where that is known.
+        """
+        depends = (frozenset[str](),) * len(shape) if weight else depends
+        key = shape, itemsize, times, depends
         if key not in self._known:
-            self._known[key] = self._made(shape, itemsize, weight, times)
+            self._known[key] = self._made(shape, itemsize, times, depends)
         return self._known[key]
 
-    def _made(self, shape: Shape, itemsize: int, weight: bool, times: int) -> Formula:
+    def _made(self, shape: Shape, itemsize: int, times: int, depends: Depends | None) -> Formula:
         numbers: dict[str, int] = {}
-        factors = []
+        factors: list[str] = []
         for place, size in enumerate(shape):
-            factors += self._factors(size, place, numbers, weight=weight)
+            if depends is None:
+                factors += self._guessed(size, place, numbers)
+            else:
+                factors += self._told(size, depends[place], numbers)
         raw = prod(shape) * itemsize
         product = " * ".join([*factors, str(itemsize)])
         rest = f" * {times}" if times != 1 else ""
@@ -60,16 +74,29 @@ class Sizes:
             return Formula(f"round_up({product}, {ALIGNMENT}){rest}", numbers)
         return Formula(product + rest, numbers)
 
-    def _factors(self, size: int, place: int, numbers: dict[str, int], *, weight: bool) -> list[str]:
-        """The names and numbers whose product is one dimension; names join `numbers`."""
+    def _told(self, size: int, lengths: frozenset[str], numbers: dict[str, int]) -> list[str]:
+        """The factors of a dimension that depends on these lengths and no others; names join `numbers`."""
+        factors: list[str] = []
+        for name in sorted(lengths):
+            length = self._all_lengths[name]
+            if size % length:
+                return [*factors, str(size)]
+            factors.append(name)
+            numbers[name] = length
+            size //= length
+        return factors + self._named(size, list(self.config.items()), numbers)
+
+    def _guessed(self, size: int, place: int, numbers: dict[str, int]) -> list[str]:
+        """The factors of a dimension of which it is not known what it depends on: the first is most often the batch."""
+        known = [*self.lengths.items(), *self.config.items()]
+        known.sort(key=lambda pair: (pair[0] == "batch") != (place == 0))
+        free = [pair for pair in known if pair[0] not in numbers or pair[0] not in self.lengths]
+        return self._named(size, free, numbers)
+
+    def _named(self, size: int, free: list[tuple[str, int]], numbers: dict[str, int]) -> list[str]:
+        """The names and numbers whose product is `size`."""
         if size == 1:
             return []
-        known = [*self.config.items()] if weight else [*self.lengths.items(), *self.config.items()]
-        if not weight and place == 0:
-            known.sort(key=lambda pair: pair[0] != "batch")
-        elif not weight:
-            known.sort(key=lambda pair: pair[0] == "batch")
-        free = [pair for pair in known if pair[0] not in numbers or pair[0] not in self.lengths]
         for name, value in free:
             if value == size:
                 numbers[name] = value

@@ -10,9 +10,9 @@ from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
 from memcalc.estimation import Setup
 from memcalc.models.spec import ModelSpec
-from memcalc.provenance.explain import record_step
 from memcalc.provenance.moments import Lives, find_moment, live_bytes
 from memcalc.provenance.origins import Recording
+from memcalc.provenance.record import record_step
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from memcalc.autograd.tape import NEVER, Allocation, Span
 from memcalc.breakdown import standing
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
-from memcalc.estimation import moment_text
 from memcalc.peak.sweep import swept
 from memcalc.provenance.origins import Birth, ModulePath, Origin, RecordingTape
 from memcalc.provenance.references import Reason, References
+from memcalc.report.rows import moment_text
 from memcalc.training.traced_step import Step
 
 

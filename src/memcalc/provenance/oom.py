@@ -12,11 +12,13 @@ from memcalc.decide.remedies import Remedy, remedies
 from memcalc.errors import MemcalcError
 from memcalc.estimation import Setup
 from memcalc.models.spec import ModelSpec
-from memcalc.provenance.explain import process_memory, record_step, sizes_of
+from memcalc.provenance.dependence import Dependence
+from memcalc.provenance.explain import process_memory, sizes_of
 from memcalc.provenance.moments import module_name
 from memcalc.provenance.oom_message import OutOfMemory
 from memcalc.provenance.origins import Recording
-from memcalc.provenance.requests import Request, requests
+from memcalc.provenance.record import record_step
+from memcalc.provenance.requests import LOADING, Request, requests
 from memcalc.report.schema import Contract
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
@@ -75,11 +77,14 @@ def explain_oom(
     spec: ModelSpec, setup: Setup, message: OutOfMemory, gpu: Gpu | None = None, teacher: ModelSpec | None = None
 ) -> OomAnswer:
     """The allocations of a setup that a message can mean. Raises MemcalcError where the job cannot be answered for."""
-    step = record_step(spec, setup, Recording(), teacher)
+    recording = Recording()
+    step = record_step(spec, setup, recording, teacher)
+    depends = Dependence(spec, setup, step.seq_len, teacher).of_all(recording.tape)
     memory = process_memory(step, setup, gpu)
     extra = memory.allocated - memory.tensors  # inputs and workspaces
-    known = [one for one in requests(step, sizes_of(spec, step)) if one.nbytes > 0]
+    known = [one for one in requests(step, sizes_of(spec, step), depends) if one.nbytes > 0]
     meant = _candidates((one for one in known if message.tried.is_printed_for(one.nbytes)), message, extra)
+    meant = _expected_first(meant, _first_without_room(known, message, extra))
     near = () if meant else _nearest(known, message, extra)
     outside = memory.context + memory.nccl
     return OomAnswer(
@@ -111,6 +116,24 @@ def _candidates(found: Iterator[Request], message: OutOfMemory, extra: int) -> t
     if message.allocated is not None:
         return tuple(sorted(made, key=lambda candidate: abs(candidate.off_bytes or 0)))
     return tuple(sorted(made, key=lambda candidate: -candidate.allocated_bytes))
+
+
+def _first_without_room(known: list[Request], message: OutOfMemory, extra: int) -> Request | None:
+    """The first allocation for which the GPU of the message has no room; None where the message does not tell its room.
+
+    Inputs and workspaces come with the first step.
+    """
+    if message.allocated is None or message.free is None:
+        return None
+    room = message.allocated + message.free + max((message.reserved or 0) - message.allocated, 0)
+    return next(
+        (one for one in known if one.allocated + (0 if one.when == LOADING else extra) + one.nbytes > room), None
+    )
+
+
+def _expected_first(found: tuple[Candidate, ...], expected: Request | None) -> tuple[Candidate, ...]:
+    """The candidates with the one first that is where the job would fail, if it is among them."""
+    return tuple(sorted(found, key=lambda one: expected is None or not _is_same(expected, one)))
 
 
 def _candidate(some: list[Request], message: OutOfMemory, extra: int) -> Candidate:

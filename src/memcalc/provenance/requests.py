@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
-from memcalc.autograd.tape import GRADIENTS, OVERHEAD, WEIGHTS
+from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, WEIGHTS
 from memcalc.breakdown import BREAKDOWN, standing
 from memcalc.common.sizes import Shape, rounded
 from memcalc.nn import parameter_bytes
 from memcalc.nn.module import Module, Parameter
-from memcalc.provenance.formulas import Formula, Sizes, literal
+from memcalc.provenance.formulas import Depends, Formula, Sizes, literal
 from memcalc.provenance.moments import Lives, live_bytes
 from memcalc.provenance.origins import NOWHERE, ModulePath, RecordingTape, parameter_paths, source_of
 from memcalc.setup.setup import TrainingSetup
@@ -21,6 +21,7 @@ from memcalc.training.traced_step import Step
 LOADING = "while the weights are loaded"
 FIRST_STEP = "in the first optimizer step, which makes the states"
 STEPPING = "in the optimizer's step"
+OF_THE_FIRST_STEP = " of the first step, before the optimizer has states"
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,27 @@ class Request:
     dtype: str | None = None
 
 
-def requests(step: Step, sizes: Sizes) -> Iterator[Request]:
-    """All allocations of a traced step, and those that come before the first one."""
+def requests(step: Step, sizes: Sizes, depends: Mapping[int, Depends] | None = None) -> Iterator[Request]:
+    """All allocations of a job, as they come: loading, the first step, the optimizer's, a later step."""
     yield from _loading(step, sizes)
-    yield from _on_tape(step, sizes)
+    states = _states(step)
+    if states:
+        for one in _on_tape(step, sizes, depends or {}):
+            yield replace(one, when=f"{one.when}{OF_THE_FIRST_STEP}", allocated=one.allocated - states)
     if isinstance(step.setup, TrainingSetup):
         yield from _optimizer(step, sizes)
-    elif ENGINES[step.setup.engine].attention is not None:
+    yield from _on_tape(step, sizes, depends or {})
+    if isinstance(step.setup, TrainingSetup):
+        return
+    if ENGINES[step.setup.engine].attention is not None:
         yield from _sampler(step)
+
+
+def _states(step: Step) -> int:
+    """Bytes of the optimizer's states, which the first step does not have before its end."""
+    if step.optimizer is None or step.steps_in_backward:
+        return 0
+    return sum(nbytes for _, nbytes in BREAKDOWN[OPTIMIZER](step, "step"))
 
 
 def _loading(step: Step, sizes: Sizes) -> Iterator[Request]:
@@ -106,7 +120,7 @@ def _weight_of(module: Module | None) -> Parameter | None:
     return weight if isinstance(weight, Parameter) else None
 
 
-def _on_tape(step: Step, sizes: Sizes) -> Iterator[Request]:
+def _on_tape(step: Step, sizes: Sizes, depends: Mapping[int, Depends]) -> Iterator[Request]:
     """What forward and backward, or prefill and decode, allocate."""
     tape = step.tape
     assert isinstance(tape, RecordingTape)
@@ -124,7 +138,9 @@ def _on_tape(step: Step, sizes: Sizes) -> Iterator[Request]:
             life.operation(allocation),
             f"in {phase}",
             live[allocation.born] - allocation.nbytes + around[phase],
-            sizes.formula(layout[0], layout[1].itemsize) if fits and layout else literal(allocation.nbytes),
+            sizes.formula(layout[0], layout[1].itemsize, depends=depends.get(id(allocation)))
+            if fits and layout
+            else literal(allocation.nbytes),
             birth.origin.source,
             birth.origin.module,
             layout[0] if fits and layout else None,

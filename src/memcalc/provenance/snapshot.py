@@ -17,10 +17,11 @@ from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.errors import UsageError
 from memcalc.estimation import Setup
 from memcalc.models.spec import ModelSpec
-from memcalc.provenance.explain import process_memory, record_step, sizes_of
+from memcalc.provenance.explain import process_memory, sizes_of
 from memcalc.provenance.formulas import Sizes
 from memcalc.provenance.moments import Lives
 from memcalc.provenance.origins import Recording, RecordingTape
+from memcalc.provenance.record import record_step
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
 from memcalc.tables import overheads
 from memcalc.tables.gpus import Gpu

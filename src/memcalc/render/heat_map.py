@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 
 from memcalc.render.styles import Line, Span
@@ -41,7 +42,7 @@ class Grid:
     across_values: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         """All sizes that could be computed."""
         return [cell.nbytes for row in self.rows for cell in row if cell.nbytes is not None]
@@ -73,11 +74,11 @@ class _Map:
     def head(self) -> str:
         return f"{self.grid.down} down, {self.grid.across} across"
 
-    @property
+    @cached_property
     def label(self) -> int:
         return max(map(cells, self.grid.down_values))
 
-    @property
+    @cached_property
     def column(self) -> int:
         if self.brief:
             return 1
@@ -93,12 +94,15 @@ class _Map:
             return "-"
         return f"{format_bytes(cell.nbytes, self.unit)} {self._mark(cell)}".rstrip()
 
+    @cached_property
+    def _ends(self) -> tuple[int, int]:
+        return min(self.grid.sizes), max(self.grid.sizes)
+
     def _level(self, cell: Cell) -> int:
         """How large a size is, of the GPU or among all, from 0 to 7."""
         if cell.nbytes is not None and cell.free is not None:
             return min(cell.nbytes * 8 // max(cell.nbytes + cell.free, 1), 7)
-        sizes = self.grid.sizes
-        least, most = min(sizes), max(sizes)
+        least, most = self._ends
         return ((cell.nbytes or 0) - least) * 7 // max(most - least, 1)
 
     def _mark(self, cell: Cell) -> str:

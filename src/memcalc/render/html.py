@@ -12,7 +12,7 @@ from memcalc.render import box, styles
 from memcalc.render.areas import Areas, common_top, shown_name
 from memcalc.render.captions import assumption_lines, served, trained, workload
 from memcalc.render.html_picture import Picture
-from memcalc.render.html_tables import Tables
+from memcalc.render.html_tables import Tables, scrolled
 from memcalc.render.page_setup import Setup
 from memcalc.render.page_style import AROUND, style
 from memcalc.render.terminal_text import visible
@@ -29,7 +29,7 @@ def page(setups: Sequence[Setup], unit: Unit = "GiB", command: Sequence[str] = (
 
 def table_page(title: str, table: str, command: Sequence[str] = ()) -> str:
     """A page with a table that is HTML already, under a `title` that is text."""
-    body = f'<h1>{escape(visible(title))}</h1><div class="scroll" tabindex="0">{table}</div>{_made_with(command)}'
+    body = f"<h1>{escape(visible(title))}</h1>{scrolled('sizes')}{table}</div>{_made_with(command)}"
     return around(title, f'<main class="memcalc"><style>{style()}</style>\n{body}</main>\n')
 
 

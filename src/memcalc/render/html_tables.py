@@ -15,6 +15,12 @@ from memcalc.report.timeline import Timeline
 from memcalc.units import Unit, format_bytes
 
 
+def scrolled(label: str, name: str = "") -> str:
+    """The beginning of what can be scrolled sideways, with the keyboard too; `label` says what it is."""
+    identity = f' id="{name}"' if name else ""
+    return f'<div class="scroll" role="region" aria-label="{label}" tabindex="0"{identity}>'
+
+
 @dataclass(frozen=True)
 class Tables:
     """Tables with sizes in `unit`; on a page of several setups the longer ones are folded."""
@@ -28,7 +34,8 @@ class Tables:
 
     def rows(self, report: Report, scale: int, name: str) -> Iterator[str]:
         """The six rows of the box with their parts, and bars that are full at `scale` bytes."""
-        yield f'<div class="scroll" tabindex="0" id="{name}"><table><thead><tr><th scope="col">row</th>'
+        yield scrolled("rows of the box", name)
+        yield '<table><thead><tr><th scope="col">row</th>'
         yield '<th scope="col">at the peak</th><th scope="col">own maximum</th></tr></thead>'
         for row, (_, component) in enumerate(report.components.rows()):
             if not component.max_bytes:
@@ -50,7 +57,8 @@ class Tables:
         if not setup.tensors:
             return
         yield f"<details{'' if self.several else ' open'}><summary>The largest tensors at the peak</summary>"
-        yield '<div class="scroll" tabindex="0"><table class="tensors"><thead><tr><th scope="col">tensors</th>'
+        yield scrolled("largest tensors")
+        yield '<table class="tensors"><thead><tr><th scope="col">tensors</th>'
         yield '<th scope="col">made by</th><th scope="col">alive because</th><th scope="col">size</th></tr></thead>'
         yield "<tbody>"
         for entry in setup.tensors:
@@ -66,7 +74,8 @@ class Tables:
         """What would make it fit."""
         if report.remedies is None or not report.remedies.alone:
             return
-        yield '<details open><summary>What makes it smaller, each by itself</summary><div class="scroll" tabindex="0">'
+        yield "<details open><summary>What makes it smaller, each by itself</summary>"
+        yield scrolled("remedies")
         yield '<table class="tensors"><thead><tr><th scope="col">what</th><th scope="col">what it costs</th>'
         yield '<th scope="col">option</th><th scope="col">saves</th></tr></thead><tbody>'
         for offer in report.remedies.alone:
@@ -78,7 +87,9 @@ class Tables:
 
     def phases(self, timeline: Timeline) -> Iterator[str]:
         """What the picture shows, in numbers: where each phase begins and ends, and its fullest moment."""
-        yield '<details><summary>The picture as a table</summary><div class="scroll" tabindex="0"><table><thead><tr>'
+        yield "<details><summary>The picture as a table</summary>"
+        yield scrolled("moments of the step")
+        yield "<table><thead><tr>"
         yield '<th scope="col">moment</th><th scope="col">total</th>'
         yield "".join(f'<th scope="col">{title}</th>' for title in TITLES) + "</tr></thead><tbody>"
         for at in _moments(timeline):
@@ -89,7 +100,8 @@ class Tables:
 
     def compared(self, setups: Sequence[Setup]) -> Iterator[str]:
         """The setups as columns, with what each has more or less than the first."""
-        yield '<div class="scroll" tabindex="0"><table class="compared"><thead><tr><th scope="col">at the peak</th>'
+        yield scrolled("setups")
+        yield '<table class="compared"><thead><tr><th scope="col">at the peak</th>'
         for setup in setups:
             yield f'<th scope="col">{escape(shown_name(setup.heading or setup.report.model.name, 60))}</th>'
         yield "</tr></thead><tbody>"

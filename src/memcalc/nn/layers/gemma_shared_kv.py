@@ -3,10 +3,12 @@ and inputs of each layer from a table of their own."""
 
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Literal
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
+from memcalc.errors import UsageError
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear, ScaledEmbedding
 from memcalc.nn.layers.rotary import Rotation, rotate_half
@@ -15,8 +17,13 @@ from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32
 
-SharedKeyValues = dict[int | None, tuple[Tensor, Tensor]]
-"""Keys and values [b, kv, s, d] that later layers of the same window read, by window (`shared_kv_states`)."""
+
+class SharedKeyValues(UserDict[int | None, tuple[Tensor, Tensor]]):
+    """Keys and values [b, kv, s, d] that later layers of the same window read, by window (`KVSharingDict`).
+
+    No dict, so that wrappers which copy arguments pass it on as it is.
+    """
+
 
 Sharing = Literal["store", "reuse"] | None
 """A layer stores its keys and values for later ones, reads them, or neither (`kv_sharing_modes`)."""
@@ -105,6 +112,11 @@ class SharingAttention(Module):
         query = rotated(query, rotation)
         query = ops.transpose(query, 1, 2)
         if self.sharing == "reuse":
+            if self.window not in shared:
+                raise UsageError(
+                    "--pipeline-parallel-size cuts between layers that share keys and values, which cannot be passed "
+                    "from stage to stage; leave it out."
+                )
             key, value = shared[self.window]
         else:
             key = self._split(self.k_proj(hidden))

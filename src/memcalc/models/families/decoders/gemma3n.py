@@ -77,7 +77,7 @@ class Gemma3nTextModel(DecoderModel, PerLayerInputs):
             streams.append(current)
         hidden = ops.stack(streams, 0)
         rotation = vars(self)["rotary_emb"](hidden, position_ids)
-        shared: SharedKeyValues = {}
+        shared = SharedKeyValues()
         for layer in self.layers:
             window = vars(layer.module)["self_attn"].window
             own = ops.select(inputs, 2)

@@ -167,7 +167,7 @@ class Gemma4TextModel(DecoderModel, PerLayerInputs):
         hidden = inputs_embeds
         rotation = vars(self)["rotary_emb"](hidden, position_ids)
         last_alone = run.cache is not None and not run.all_logits and run.attention != "flash"
-        shared: SharedKeyValues = {}
+        shared = SharedKeyValues()
         for layer in self.layers:
             attention = vars(layer.module)["self_attn"]
             if attention.sharing == "reuse" and last_alone and hidden.shape[1] > 1:
