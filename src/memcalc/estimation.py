@@ -16,7 +16,7 @@ from memcalc.errors import TooLongError, UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.peak.ranks import phase_totals, traced_ranks
+from memcalc.peak.ranks import phase_totals, traced_ranks, with_loading
 from memcalc.peak.sweep import swept
 from memcalc.report.alternatives import alternatives
 from memcalc.report.assumptions import assumed
@@ -240,7 +240,7 @@ def _traced(
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
 
-    return {0: generate(spec, setup, served_model(spec, setup, gpu))}, SINGLE
+    return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:

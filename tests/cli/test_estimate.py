@@ -65,7 +65,7 @@ def test_the_setup_lists_every_resolved_option() -> None:
 
 def test_inference() -> None:
     found = answer("estimate", "--params", "1B", "--mode", "inference", "--dtype", "fp16", "--seq-len", "512")
-    assert list(found["phases"]) == ["prefill", "decode"]
+    assert list(found["phases"]) == ["load", "prefill", "decode"]
     assert found["kv_cache_bytes"] > 0
     assert found["saved_for_backward_bytes"] is None
 

@@ -45,7 +45,10 @@ def test_tables_as_json() -> None:
     assert optimizers.keys() == OPTIMIZERS.keys()
     assert optimizers["adamw"]["bytes_per_parameter"] == 8
     assert optimizers["adamw"]["states"] == ["momentum", "variance"]
-    assert [row["model_type"] for row in json.loads(run("families", "--json").stdout)] == list(families())
+    rows = {row["model_type"]: row for row in json.loads(run("families", "--json").stdout)}
+    assert list(rows) == list(families())
+    assert "MemTracker" in rows["gemma4_text"]["instrument"]
+    assert rows["baichuan"]["instrument"] is None
 
 
 def test_optimizers_are_completed() -> None:

@@ -72,6 +72,13 @@ def sample(option: Declared) -> Any:
     return {int: "7", float: "0.5", str: "500MiB"}[option.kind]
 
 
+def test_every_choice_is_read_as_itself() -> None:
+    for option in declared().values():
+        if get_origin(option.kind) is Literal:
+            for choice in get_args(option.kind):
+                assert read_value(option.option, option.kind, choice) == choice
+
+
 ALONE = {
     "batch",
     "seq_len",
@@ -114,6 +121,8 @@ def test_nothing_given_is_the_default_setup() -> None:
         (Literal["bf16", "vLLM"], "torch.bfloat16", "bf16"),
         (Literal["bf16", "vLLM"], "vllm", "vLLM"),
         (Literal["eager", "flash"], "flash_attention_2", "flash"),
+        (Literal["f16", "q8_0"], "Q8_0", "q8_0"),
+        (Literal["float16", "bf16"], "float16", "float16"),
     ],
 )
 def test_reading_values(kind: Any, text: str, value: object) -> None:

@@ -112,7 +112,7 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     """
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
-        found = {choice.lower(): choice for choice in choices}.get(_plain_word(text))
+        found = {_plain_word(choice): choice for choice in choices}.get(_plain_word(text))
         if found is None:
             raise UsageError(choice_sentence(option, text, choices))
         return found

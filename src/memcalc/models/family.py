@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from memcalc.nn.model import Network
 
 MEASURED: Final = "measured rows, exact counts"
+TRACKER: Final = "PyTorch's memory tracker (MemTracker) over the real model on shape-only tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Family:
     supports: str = "training, inference, LoRA"
     kinds: str = ""
     attention_assumed: bool = False
+
+    @property
+    def instrument(self) -> str | None:
+        """What the measured rows were measured with; None where there are none."""
+        return TRACKER if "measured rows" in self.verified else None
 
     def attention_used(self, asked: str) -> str:
         """The attention implementation that runs when `asked` is requested: eager where the family does not have it."""

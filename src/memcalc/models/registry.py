@@ -125,7 +125,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "vision_language": {
         "blip": ("blip",),
-        "llava": ("llava",),
+        "llava": ("llava", "vipllava"),
         "gemma3_paligemma": ("gemma3", "paligemma"),
         "gemma4": ("gemma4",),
         "glm4v": ("glm46v", "glm4v", "glm4v_moe"),
@@ -149,6 +149,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "audio_spectrogram_transformer": ("audio-spectrogram-transformer",),
     },
     "diffusion": {
+        "chroma": ("ChromaTransformer2DModel",),
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
         "hunyuan_video": ("HunyuanVideoTransformer3DModel",),

@@ -44,6 +44,7 @@ def _object(row: Family) -> dict[str, object]:
         "supports": row.supports,
         "lora_targets": list(LORA_TARGETS.get(row.model_type, ())),
         "verified_by": row.verified,
+        "instrument": row.instrument,
     }
 
 

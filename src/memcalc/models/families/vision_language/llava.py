@@ -19,8 +19,10 @@ from memcalc.models.common.vision_language import (
 )
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
+from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.vision_transformer import grid_of
 from memcalc.nn.model import Network
+from memcalc.nn.module import Module
 from memcalc.nn.towers import as_tower
 
 
@@ -31,12 +33,16 @@ class LlavaVisionEncoder(VisionEncoder):
         self.config = v
         depth = v.integer("num_hidden_layers")
         keep = feature_layers(c.get("vision_feature_layer"), depth, c.where)
+        self.normed = c.text("model_type") == "vipllava"
         self.several = isinstance(c.get("vision_feature_layer"), (list, tuple))
         self.cuts = c.text("vision_feature_select_strategy") == "default"
         self.vision_tower = tower_of(v, keep)
         height, columns = grid_of(v)
         self.count = height * columns + (v.text("model_type") == "clip_vision_model") - self.cuts
-        self.multi_modal_projector = projector(c, v, width, len(keep))
+        if self.normed:
+            self.multi_modal_projector: Module = NormedProjector(c, v, width, len(keep))
+        else:
+            self.multi_modal_projector = projector(c, v, width, len(keep))
 
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Pixels [images, c, height, width] to features, one tensor for each image."""
@@ -45,8 +51,23 @@ class LlavaVisionEncoder(VisionEncoder):
         selected = [ops.narrow(state, 1, state.shape[1] - 1) if self.cuts else state for state in kept]
         joined = ops.cat(selected, -1) if self.several else selected[0]
         features = self.multi_modal_projector(joined)
+        if self.normed:
+            return ImageFeatures(features, (states, kept))
         found = per_image(features)
         return ImageFeatures(found, (states, kept))
+
+
+class NormedProjector(Projector):
+    """A LayerNorm before the MLP (ViP-LLaVA)."""
+
+    def __init__(self, c: Config, v: Config, width: int, states: int) -> None:
+        inputs = v.integer("hidden_size") * states
+        self.projector_layernorm = LayerNorm(inputs)
+        super().__init__(inputs, width, c.text("projector_hidden_act"), bias=True)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs]."""
+        return super().forward(self.projector_layernorm(features))
 
 
 class LlavaPixtralVisionEncoder(DynamicResolutionEncoder):
@@ -106,5 +127,17 @@ FAMILIES = table(
             "tie_word_embeddings": False,
         },
         kinds="vision tower, decoder",
-    )
+    ),
+    Family(
+        "vipllava",
+        llava,
+        {
+            "projector_hidden_act": "gelu",
+            "vision_feature_select_strategy": "default",
+            "vision_feature_layer": [-2, -5, -8, -11, 6],
+            "tie_word_embeddings": False,
+        },
+        {"vision_feature_layers": "vision_feature_layer"},
+        kinds="vision tower, decoder",
+    ),
 )
