@@ -159,7 +159,8 @@ def _summary(results: list[Compared]) -> Iterable[str]:
         yield f"| {kind} | {len(members)} | {goal} | " + " | ".join(cells) + " |"
     yield (
         f"\nMissed: {_missed(results, as_it_ran=False)}. Missed as it ran: {_missed(results, as_it_ran=True)}. What an "
-        "allocator reserves in a\nwhole run beyond its tensors is not computed: memcalc adds 2 %, and says so."
+        "allocator reserves is\nsimulated for training on one GPU with batches of one length; these runs had "
+        "batches of many lengths, which reserve more."
     )
     yield "\n| group | rows | median error | as it ran |\n|---|---:|---:|---:|"
     for group, members in _by_group(results):

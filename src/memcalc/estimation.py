@@ -16,7 +16,7 @@ from memcalc.errors import TooLongError, UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.peak.ranks import phase_totals, traced_ranks
+from memcalc.peak.ranks import phase_totals, traced_ranks, with_loading
 from memcalc.peak.sweep import swept
 from memcalc.report.alternatives import alternatives
 from memcalc.report.assumptions import assumed
@@ -50,6 +50,7 @@ def estimate(
     *,
     assumptions: Sequence[Assumption] = (),
     teacher: ModelSpec | None = None,
+    simulate: bool = True,
 ) -> Report:
     """The memory that one optimizer step, or prefill and one decoded token, needs on one GPU.
 
@@ -59,6 +60,8 @@ def estimate(
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
         assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
+        simulate: run training jobs on one GPU through PyTorch's allocator, simulated; else what it reserves is
+            estimated, in less time.
 
     Raises:
         MemcalcError: an argument is of a wrong type, or the model or the combination of options cannot be answered for.
@@ -82,7 +85,7 @@ def estimate(
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    process_memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, totals[top], communicators(layout))
+    process_memory = process_memory_of((spec, setup, gpu), step, totals[top], layout, simulate=simulate, advise=True)
     rows = rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     parameters = parameters_of(step, spec, layout)
     found_cluster = None
@@ -97,7 +100,9 @@ def estimate(
             *assumptions,
             *assumed(spec, setup, step),
             *elsewhere(step, rows[WEIGHTS]),
-            *alternatives(spec, setup, step, process_memory.allocated, partial(estimate, spec, teacher=teacher)),
+            *alternatives(
+                spec, setup, step, process_memory.counted, partial(estimate, spec, teacher=teacher, simulate=False)
+            ),
             *(() if found_cluster is None else assumed_of_cluster(layout, found_cluster)),
             *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
@@ -134,11 +139,54 @@ def process_bytes(
     """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
     steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
-    peak = max(phase_totals(step).values())
-    process = ProcessMemory.for_job(step.input_bytes, setup, gpu, peak, communicators(layout)).process
+    process = process_memory_of((spec, setup, gpu), step, max(phase_totals(step).values()), layout).process
     if isinstance(setup, TrainingSetup):
         return process
     return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
+
+
+def process_memory_of(
+    job: tuple[ModelSpec, Setup, Gpu | None],
+    step: Step,
+    tensors: int,
+    layout: ParallelSetup,
+    *,
+    simulate: bool = True,
+    advise: bool = False,
+) -> ProcessMemory:
+    """What the process of a traced step holds, whose tensors peak at `tensors` bytes. Raises UsageError."""
+    spec, setup, gpu = job
+    memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, tensors, communicators(layout))
+    if setup.allocator_reserve is not None:
+        if setup.alloc_conf is not None:
+            raise UsageError(
+                "--allocator-reserve says what the allocator holds, which --alloc-conf has simulated; leave one out."
+            )
+        return memory
+    from memcalc.allocator.training_job import counters, not_simulated
+
+    why = not_simulated(step, setup, gpu)
+    if why is not None and setup.alloc_conf is not None:
+        raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
+    if why is not None or not simulate:
+        return memory.with_counters(None, why or "not simulated here")
+    limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
+    return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
+
+
+def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int | None:
+    """Bytes of the smallest GPU like `gpu` on which a job runs, CUDA context included; None if that is not simulated.
+
+    Raises MemcalcError.
+    """
+    from memcalc.allocator.training_job import needed, not_simulated
+
+    steps, layout = _run(spec, setup, teacher, gpu)
+    step = steps[_most_loaded(steps)]
+    if setup.allocator_reserve is not None or not_simulated(step, setup, gpu) is not None:
+        return None
+    memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, 0, communicators(layout))
+    return needed(spec, step, gpu) + memory.context + memory.nccl
 
 
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
@@ -192,7 +240,7 @@ def _traced(
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
 
-    return {0: generate(spec, setup, served_model(spec, setup, gpu))}, SINGLE
+    return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:

@@ -70,7 +70,7 @@ def _runs(step: Step, report: Report) -> list[Run]:
     for phase in step.phases:
         found = [run for run in taped if run.phase == phase]
         runs += found or [Run(phase, [[0]] * len(ROWS), drawn=max(length // OFF_TAPE_SHARE, 1))]
-    outside = report.peak.process_bytes - max(phase.peak_bytes for phase in vars(report.phases).values())
+    outside = report.peak.process_bytes - max(phase.peak_bytes for _, phase in report.phases.items())
     added = {}
     for phase in step.phases:
         sizes = [sum_parts(parts) for parts in standing_parts(step, phase).values()]

@@ -75,6 +75,7 @@ TRAINING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"cuda_context": "0"}),
     ({}, {"cublas_workspace": "0"}),
     ({}, {"allocator_reserve": 0.1}),
+    ({}, {"alloc_conf": "expandable_segments:True"}),
 ]
 
 INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [

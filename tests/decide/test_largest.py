@@ -84,3 +84,8 @@ def test_one_gpu_less_does_not_fit(setup: TrainingSetup) -> None:
 
 def test_no_number_of_gpus_helps_where_activations_are_too_large() -> None:
     assert fewest_gpus(SPEC, TrainingSetup(batch=64, seq_len=4096), find_gpu("RTX-4090")) is None
+
+
+def test_no_number_of_gpus_helps_an_option_for_one() -> None:
+    setup = TrainingSetup(batch=64, seq_len=4096, train_only="lm_head", frozen_dtype="bf16")
+    assert fewest_gpus(SPEC, setup, find_gpu("RTX-4090")) is None

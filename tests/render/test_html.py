@@ -110,7 +110,7 @@ def test_colours_can_be_told_apart_and_text_on_them_read() -> None:
 
 
 def test_setups_side_by_side_share_one_scale() -> None:
-    small = setup(heading="small", job=TrainingSetup(seq_len=16))
+    small = setup(heading="small", job=TrainingSetup(seq_len=16, precision="bf16"))
     page = html.page([setup(heading="large"), small])
     assert page.count('class="sizes"') == 2
     scales = re.findall(r'<div class="sizes".*?</div>', page, re.DOTALL)

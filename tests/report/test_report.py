@@ -57,7 +57,8 @@ def test_the_keys_of_the_contract() -> None:
 
 def test_the_keys_of_inference() -> None:
     found = json.loads(json_report.render(inference_report()))
-    assert list(found["phases"]) == ["prefill", "decode"]
+    assert list(found["phases"]) == ["load", "prefill", "decode"]
+    assert found["phases"]["load"] is None
     assert found["saved_for_backward_bytes"] is None
     assert isinstance(found["kv_cache_bytes"], int)
     assert found["gpu"] is None

@@ -35,6 +35,8 @@ SETUPS = (TrainingSetup, InferenceSetup)
         ({"attention": "x"}, "--attention cannot be 'x': choose from eager, sdpa, flash."),
         ({"attention": ["eager"]}, "--attention cannot be \"['eager']\""),
         ({"lora_dtype": "bf-16"}, "--lora-dtype cannot be 'bf-16'; did you mean 'bf16'?"),
+        ({"frozen_dtype": "bf16", "lora_rank": 8}, "--frozen-dtype is for parts of a model"),
+        ({"frozen_dtype": "bf16", "precision": "bf16"}, "--frozen-dtype needs autocast"),
         ({"bacth": 2}, "There is no option --bacth; did you mean 'batch'?"),
         ({"bacth": 2, "batch": 0}, "There is no option --bacth; did you mean 'batch'?"),
     ],

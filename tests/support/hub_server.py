@@ -249,8 +249,9 @@ def _split_resolve(path: str) -> tuple[str, str]:
     return name, rest.partition("/")[2]
 
 
-async def _stop() -> None:
-    """End what is still being served, so that nothing is left pending."""
+async def _stop(server: asyncio.Server) -> None:
+    """End what is still being served, so that nothing is left pending or open."""
+    server.close()
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
@@ -270,12 +271,16 @@ def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) 
     """The address on loopback where `serve` answers connections until the block is left."""
     loop = asyncio.new_event_loop()
     ready = threading.Event()
-    url = ""
+    servers: list[asyncio.Server] = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        finally:
+            writer.close()
 
     async def start() -> None:
-        nonlocal url
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        servers.append(await asyncio.start_server(connected, "127.0.0.1", 0))
         ready.set()
 
     def run() -> None:
@@ -287,8 +292,9 @@ def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) 
     thread.start()
     ready.wait(5)
     try:
-        yield url
+        yield f"http://127.0.0.1:{servers[0].sockets[0].getsockname()[1]}"
     finally:
-        asyncio.run_coroutine_threadsafe(_stop(), loop).result(5)
+        asyncio.run_coroutine_threadsafe(_stop(servers[0]), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(5)
+        loop.close()

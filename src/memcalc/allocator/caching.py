@@ -82,6 +82,17 @@ class CachingAllocator:
             self.peak_requested = self.requested
         return block
 
+    def run(self, codes: list[int], live: list[Block], workspace: int = 0) -> None:
+        """Serve requests and frees (`Events`); `workspace` is what cuBLAS asks for. Raises OutOfDeviceMemory."""
+        malloc, free, append = self.malloc, self.free, live.append
+        for code in codes:
+            if code > 0:
+                append(malloc(code))
+            elif code < 0:
+                free(live[~code])
+            elif workspace:
+                malloc(workspace)
+
     def free(self, block: Block) -> None:
         """Give a block back; one that another stream uses is there again with the next request."""
         self.allocated -= block.size

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.conf import DEFAULT_CONF, AllocatorConf
 from memcalc.allocator.events import Events
 from memcalc.allocator.expandable import allocator_of
+from memcalc.allocator.plain import PlainAllocator
 from memcalc.allocator.training_events import TrainingEvents
 
 MOST_STEPS = 8
@@ -54,7 +55,7 @@ def simulate(
 
     `empty_cache` gives cached segments back once, after the first step. Raises OutOfDeviceMemory.
     """
-    allocator = allocator_of(conf, capacity)
+    allocator = PlainAllocator(capacity) if conf == DEFAULT_CONF else allocator_of(conf, capacity)
     _perform(allocator, job.loading)
     _perform(allocator, job.batch)
     loaded = allocator.reserved
@@ -73,23 +74,16 @@ def simulate(
     return Simulated(tuple(steps), loaded, segments)
 
 
-def _perform(allocator: CachingAllocator, events: Events, workspace: int = 0) -> StepPeaks:
+def _perform(allocator: CachingAllocator | PlainAllocator, events: Events, workspace: int = 0) -> StepPeaks:
     """Run events, on behalf of threads that have no workspace yet where its size is given."""
-    live: list[Block] = []
+    live: list[Any] = []
     allocated: dict[str, int] = {}
     reserved: dict[str, int] = {}
-    malloc, free, append = allocator.malloc, allocator.free, live.append
     ends = [start for _, start in events.phases[1:]] + [len(events.codes)]
     phases = events.phases or [("", 0)]
     for (phase, start), end in zip(phases, ends, strict=True):
         allocator.reset_peaks()
-        for code in events.codes[start:end]:
-            if code > 0:
-                append(malloc(code))
-            elif code < 0:
-                free(live[~code])
-            elif workspace:
-                malloc(workspace)
+        allocator.run(events.codes[start:end], live, workspace)
         allocated[phase] = max(allocated.get(phase, 0), allocator.peak_allocated)
         reserved[phase] = max(reserved.get(phase, 0), allocator.peak_reserved)
     return StepPeaks(allocated, reserved)

@@ -10,6 +10,7 @@ from memcalc.allocator.events import Events
 from memcalc.allocator.loading import every_tensor, moved
 from memcalc.allocator.unrolled import NotUniformError, Unrolled
 from memcalc.autograd.graph import AccumulateGrad
+from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.nn.module import Module
 from memcalc.optim.weight import Weight
 from memcalc.training.traced_step import Step
@@ -96,7 +97,7 @@ def _step(parts: Iterable[_Micro], step: Step, *, first: bool) -> Events:
     if first:
         _make_states(events, step, weights)
     offset = events.count
-    codes = step.optimizer.step[step.implementation].codes(weights)
+    codes = step.optimizer.step[step.implementation].codes(weights, rows_scratch(step.tape.device))
     events.codes += [code if code > 0 else code - offset for code in codes]
     events.count += sum(code > 0 for code in codes)
     for number in gradients:

@@ -7,7 +7,7 @@ aten/src/ATen/TensorIterator.cpp of PyTorch 2.14.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from memcalc.common.sizes import Shape
@@ -27,6 +27,18 @@ class ReduceScratch:
 
     buffer: int
     semaphores: int
+
+
+def rows_scratch(device: CudaDevice | None) -> Callable[[Shape], Sequence[int]] | None:
+    """What a sum of a matrix's rows to one (dim=-2) allocates on `device`, by shape; None where it is unknown."""
+    if device is None:
+        return None
+
+    def pieces(shape: Shape) -> Sequence[int]:
+        found = reduce_scratch(shape, (shape[1], 1), [0], device)
+        return [] if found is None else [found.buffer, found.semaphores]
+
+    return pieces
 
 
 @dataclass

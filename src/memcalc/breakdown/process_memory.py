@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memcalc.common.assumption import Assumption
@@ -11,13 +11,27 @@ from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
-from memcalc.units import counted, format_mib, parse_size
+from memcalc.units import counted, format_bytes, format_mib, parse_size
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
 
 SEGMENT = 2 * MIB
 """The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""
+
+
+@dataclass(frozen=True)
+class AllocatorCounters:
+    """What a simulation of PyTorch's allocator says.
+
+    allocated, reserved: the most of each, in bytes. steps: how many it ran. lower: what would reserve less, each with
+    the bytes that it would reserve.
+    """
+
+    allocated: int
+    reserved: int
+    steps: int
+    lower: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,12 +50,19 @@ class ProcessMemory:
     """Fields of the setup that the user set."""
     cudnn: int = 0
     """Bytes of workspaces of convolutions."""
+    counters: AllocatorCounters | None = None
+    """What the allocator was simulated to say; None where it was not."""
+    not_simulated: str = ""
+    """Why it was not."""
 
     @classmethod
     def for_job(
         cls, inputs: int, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, tensors: int, communicators: int = 0
     ) -> ProcessMemory:
-        """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none."""
+        """For `inputs` bytes of a batch and tensors that peak at `tensors`. UsageError for a size that is none.
+
+        The allocator is not simulated (`with_counters`).
+        """
         given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
@@ -64,14 +85,30 @@ class ProcessMemory:
             0 if setup.cudnn_workspace is None else parse_size(setup.cudnn_workspace),
         )
 
+    def with_counters(self, counters: AllocatorCounters | None, not_simulated: str = "") -> ProcessMemory:
+        """The same with what a simulation of the allocator says, or why there is none."""
+        return replace(self, counters=counters, not_simulated=not_simulated)
+
     @property
-    def allocated(self) -> int:
-        """torch.cuda.max_memory_allocated()."""
+    def counted(self) -> int:
+        """Bytes of the tensors and workspaces that are counted."""
         return self.tensors + self.inputs + self.workspaces[1] * self.workspaces[2] + self.cudnn
 
     @property
+    def unsplit(self) -> int:
+        """What the allocator hands out beyond those."""
+        return 0 if self.counters is None else max(self.counters.allocated - self.counted, 0)
+
+    @property
+    def allocated(self) -> int:
+        """torch.cuda.max_memory_allocated()."""
+        return self.counted + self.unsplit
+
+    @property
     def reserve(self) -> int:
-        """Held by the allocator beyond what is allocated: a fraction of it, in whole segments."""
+        """Held by the allocator beyond what is allocated: as simulated, or a fraction of it, in whole segments."""
+        if self.counters is not None:
+            return max(self.counters.reserved - self.allocated, 0)
         return -(-int(self.allocated * self.reserve_fraction) // SEGMENT) * SEGMENT
 
     @property
@@ -91,6 +128,7 @@ class ProcessMemory:
         yield overheads.NCCL_PART, self.nccl
         yield f"{name}s" if count > 1 else name, nbytes * count
         yield "cuDNN workspaces", self.cudnn
+        yield overheads.UNSPLIT_PART, self.unsplit
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
 
@@ -100,7 +138,7 @@ class ProcessMemory:
             "cuda_context": self.context,
             "cublas_workspace": self.workspaces[1],
             "cudnn_workspace": self.cudnn,
-            "allocator_reserve": self.reserve_fraction,
+            "allocator_reserve": self.reserve_fraction if self.counters is None else None,
         }
 
     def assumptions(self) -> Iterator[Assumption]:
@@ -119,8 +157,21 @@ class ProcessMemory:
                 f"NCCL buffers: {NCCL.channels} channels of {format_mib(NCCL.channel)} for each communicator; "
                 f"published jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
-        if "allocator_reserve" not in self.explicit_options:
+        if self.counters is not None:
+            yield Assumption(
+                "allocator_simulated",
+                f"allocator simulated for {self.counters.steps} equal steps: batches of many lengths reserve more",
+            )
+            if self.counters.lower:
+                ways = " or ".join(f"{format_bytes(size)} with {how}" for how, size in self.counters.lower)
+                yield Assumption(
+                    "reserve_can_be_lower",
+                    f"{format_bytes(self.reserve)} are reserved beyond what is allocated; {ways} would be reserved",
+                )
+        elif "allocator_reserve" not in self.explicit_options:
+            why = f" ({self.not_simulated})" if self.not_simulated else ""
             yield Assumption(
                 "allocator_reserve",
-                f"allocator reserve {self.reserve_fraction:.0%}, more where memory fragments (--allocator-reserve)",
+                f"allocator reserve {self.reserve_fraction:.0%}{why}, more where memory fragments "
+                "(--allocator-reserve)",
             )

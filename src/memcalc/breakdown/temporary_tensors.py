@@ -11,8 +11,14 @@ if TYPE_CHECKING:
     from memcalc.training.traced_step import Step
 
 
+LOAD = "load"
+"""The phase in which weights are loaded."""
+
+
 def temporary_tensors(step: Step, phase: str) -> Iterator[tuple[str, int]]:
     """The most that the optimizer's step has alive at once, unless it happens in backward."""
+    if phase == LOAD and step.loading_bytes:
+        yield "weights while they are loaded", step.loading_bytes
     if not isinstance(step.setup, TrainingSetup) or step.steps_in_backward:
         return
     if phase == "step" and step.held_until_step_bytes:

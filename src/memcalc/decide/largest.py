@@ -69,10 +69,10 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
     """
 
     def fits(number: int) -> bool:
-        several = changed(setup, parallel=sharding(setup), gpus=number * step)
         try:
+            several = changed(setup, parallel=sharding(setup), gpus=number * step)
             return process_bytes(spec, several, gpu, teacher) <= usable_bytes(several, gpu)
-        except MemcalcError:  # such as more ranks than the experts divide by
+        except MemcalcError:  # such as an option for one GPU, or more ranks than the experts divide by
             return False
 
     step = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size

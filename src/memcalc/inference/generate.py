@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
+from memcalc.inference.loading import loading_bytes
 from memcalc.inference.served_model import ServedModel, served_model
 from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
-from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
@@ -24,6 +25,9 @@ from memcalc.tables.engines import CacheFormat, Engine
 from memcalc.tables.gpus import Gpu
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import Step
+
+if TYPE_CHECKING:
+    from memcalc.nn.recorder import Recorder
 
 
 def generate(
@@ -96,6 +100,7 @@ def generate(
         0,
         length,
         phases=("prefill", "decode"),
+        loading_bytes=loading_bytes(setup, model),
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
         cache_for=cache_for,

@@ -59,6 +59,7 @@ def adafactor_loop(scratch: Scratch, weights: Sequence[Weight]) -> None:
         if len(weight.shape) > 1:
             row = scratch.new(weight.rows())
             column = scratch.new(weight.columns())
+            scratch.reduce_rows(weight)
             product = scratch.like(weight)
             estimate = product
             del product

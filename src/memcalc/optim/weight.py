@@ -63,6 +63,8 @@ SCALAR = 512
 """Bytes that the allocator takes for a tensor of one element."""
 
 States = Callable[[Weight], Mapping[str, int]]
+Reduction = Callable[[Shape], Sequence[int]]
+"""Bytes of the pieces that a kernel allocates while it reduces the rows of a matrix of that shape to one."""
 
 
 class ScratchBuffer:
@@ -90,9 +92,11 @@ class Scratch:
     `codes` are its requests and frees in order: bytes of a request, and ~n where the n-th request is freed.
     """
 
-    __slots__ = ("codes", "count", "live", "peak")
+    __slots__ = ("codes", "count", "live", "peak", "reduction")
 
-    def __init__(self) -> None:
+    def __init__(self, reduction: Reduction | None = None) -> None:
+        self.reduction = reduction
+        """What the GPU's reductions allocate of their own; None leaves that out."""
         self.live = 0
         self.peak = 0
         self.count = 0
@@ -105,6 +109,12 @@ class Scratch:
     def like(self, weight: Weight, itemsize: int | None = None) -> ScratchBuffer:
         """A piece as large as `weight`, with elements of `itemsize` bytes where given."""
         return ScratchBuffer(self, weight.sized(itemsize))
+
+    def reduce_rows(self, weight: Weight) -> None:
+        """What PyTorch's kernel allocates while it reduces the rows of a matrix to one (dim=-2)."""
+        if self.reduction is not None and len(weight.shape) == 2:
+            pieces = [self.new(rounded(nbytes)) for nbytes in self.reduction(weight.shape)]
+            del pieces
 
     def scalar(self) -> ScratchBuffer:
         """One element."""
@@ -125,16 +135,16 @@ class Temporaries:
     def __init__(self, step: Callable[[Scratch, Sequence[Weight]], object]) -> None:
         self.step = step
 
-    def __call__(self, weights: Sequence[Weight]) -> int:
-        """The most that is alive at once."""
-        return self._run(weights).peak
+    def __call__(self, weights: Sequence[Weight], reduction: Reduction | None = None) -> int:
+        """The most that is alive at once; with the scratch of kernels where `reduction` is known."""
+        return self._run(weights, reduction).peak
 
-    def codes(self, weights: Sequence[Weight]) -> list[int]:
+    def codes(self, weights: Sequence[Weight], reduction: Reduction | None = None) -> list[int]:
         """The requests and frees in order (`Scratch.codes`), of weights that stand for themselves alone."""
-        return self._run(weights).codes
+        return self._run(weights, reduction).codes
 
-    def _run(self, weights: Sequence[Weight]) -> Scratch:
-        scratch = Scratch()
+    def _run(self, weights: Sequence[Weight], reduction: Reduction | None) -> Scratch:
+        scratch = Scratch(reduction)
         self.step(scratch, weights)
         return scratch
 

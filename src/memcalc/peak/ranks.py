@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memcalc.breakdown import standing
+from memcalc.breakdown.temporary_tensors import LOAD
 from memcalc.errors import UsageError
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.setup import ParallelSetup
@@ -18,6 +19,15 @@ def phase_totals(step: Step) -> dict[str, int]:
     """Bytes of tensors at the peak of each phase."""
     _, found, _ = swept(step.tape)
     return {phase: standing(step, phase) + (found[phase][0] if phase in found else 0) for phase in step.phases}
+
+
+def with_loading(step: Step) -> Step:
+    """The step with a phase of its own for the loading of weights, where nothing later takes as much."""
+    if not step.loading_bytes:
+        return step
+    loading = replace(step, phases=(LOAD, *step.phases))
+    totals = phase_totals(loading)
+    return loading if totals[LOAD] >= max(totals.values()) else step
 
 
 def traced_ranks(

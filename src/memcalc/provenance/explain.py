@@ -11,10 +11,11 @@ from memcalc.autograd.tape import ROWS, Allocation
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
-from memcalc.estimation import Setup, estimate
+from memcalc.estimation import Setup, estimate, process_memory_of
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of
+from memcalc.parallel.setup import SINGLE
 from memcalc.provenance.dependence import Dependence
 from memcalc.provenance.explanation import Explanation, TensorEntry
 from memcalc.provenance.formulas import Depends, Sizes, literal
@@ -50,7 +51,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     recording = Recording()
     step = record_step(spec, setup, recording, teacher)
     sample = find_moment(step, phase, at)
-    memory = process_memory(step, setup, gpu)
+    memory = process_memory(step, setup, gpu, spec)
     sizes = sizes_of(spec, step)
     around = [*standing_tensors(step, sample.phase, sizes), *process_parts(step, memory, sizes)]
     entries = [
@@ -78,11 +79,13 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     )
 
 
-def process_memory(step: Step, setup: Setup, gpu: Gpu | None) -> ProcessMemory:
-    """What the process takes besides tensors, at the peak of a recorded step."""
+def process_memory(step: Step, setup: Setup, gpu: Gpu | None, spec: ModelSpec | None = None) -> ProcessMemory:
+    """What the process takes besides tensors, at the peak of a recorded step; with a `spec` as its allocator has it."""
     peak = find_moment(step, None, None)
-    ranks = communicators(layout_of(setup, {})) if isinstance(setup, TrainingSetup) else 0
-    return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, ranks)
+    layout = layout_of(setup, {}) if isinstance(setup, TrainingSetup) else SINGLE
+    if spec is None:
+        return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, communicators(layout))
+    return process_memory_of((spec, setup, gpu), step, peak.tensors, layout)
 
 
 def sizes_of(spec: ModelSpec, step: Step) -> Sizes:

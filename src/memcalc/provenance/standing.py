@@ -221,7 +221,7 @@ def process_parts(step: Step, memory: ProcessMemory, sizes: Sizes) -> Iterator[S
     for part, total in memory.parts():
         if not total:
             continue
-        if part == overheads.ALLOCATOR_RESERVE_PART:
+        if part == overheads.ALLOCATOR_RESERVE_PART and memory.counters is None:
             numbers = {"allocated": memory.allocated, "reserve": memory.reserve_fraction, "segment": SEGMENT}
             found = whole(part, total, Formula("round_up(int(allocated * reserve), segment)", numbers))
         elif part.startswith(name):

@@ -24,7 +24,7 @@ def shown_parts(parts: Sequence[Part]) -> list[tuple[str, int]]:
     return shown
 
 
-ALWAYS = ("no_padding", "cuda_context", "cublas_workspace", "allocator_reserve")
+ALWAYS = ("no_padding", "cuda_context", "cublas_workspace", "allocator_reserve", "allocator_simulated")
 """Codes of what is assumed in about every run."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, OVERHEAD, ROWS, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.breakdown.temporary_tensors import LOAD
 from memcalc.common.assumption import Assumption
 from memcalc.models.build import build
 from memcalc.models.spec import ModelSpec
@@ -91,6 +92,8 @@ def parameters_of(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Paramet
 
 def moment_text(step: Step, phase: str, moment: Moment | None) -> str:
     """The moment of the peak in words."""
+    if phase == LOAD:
+        return "loading of the weights"
     if moment is None and not step.training:
         return f"{phase}, weights alone"
     if moment is None:

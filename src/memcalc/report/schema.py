@@ -104,7 +104,8 @@ class Phases(Contract):
     def items(self) -> Iterator[tuple[str, Phase]]:
         """Name and phase."""
         for name in type(self).model_fields:
-            yield name, getattr(self, name)
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
 
 
 class TrainingPhases(Phases):
@@ -129,6 +130,9 @@ class EncodingTrainingPhases(TrainingPhases):
 class InferencePhases(Phases):
     """The phases of generation."""
 
+    load: Phase | None = Field(
+        None, description="Weights are loaded on the GPU; null unless this takes more than anything later."
+    )
     prefill: Phase = Field(description="Forward pass over the prompt.")
     decode: Phase = Field(description="Forward pass of one further token.")
 

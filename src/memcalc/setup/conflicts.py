@@ -71,6 +71,15 @@ def _optimizer(setup: TrainingOptions) -> Iterator[str]:
 
 
 def _adapters(setup: TrainingOptions) -> Iterator[str]:
+    if setup.frozen_dtype is not None and setup.lora_rank is not None:
+        yield "--frozen-dtype is for parts of a model; the base of adapters has the dtype of --precision: leave it out."
+    if setup.frozen_dtype is not None and not setup.precision.startswith("mixed-"):
+        yield (
+            f"--frozen-dtype needs autocast to bring two dtypes together, and --precision {setup.precision} has none; "
+            "use --precision mixed-bf16 or mixed-fp16, or leave out --frozen-dtype."
+        )
+    if setup.frozen_dtype is not None and setup.parallel not in (None, "none"):
+        yield "--frozen-dtype is described for one GPU; leave out --parallel, or --frozen-dtype."
     lora = setup.lora_rank is not None
     kind = setup.peft_type.lower().replace("_", "-")
     if kind not in SAME_AS_LORA:

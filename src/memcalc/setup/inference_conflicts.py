@@ -22,6 +22,8 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
                     f"{_option(name)} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
                     f"use --engine {engine}."
                 )
+    if setup.load_on is not None and not setup.engine.startswith("transformers"):
+        yield f"--load-on is for Transformers, and --engine {setup.engine} loads in its own way; leave it out."
     if setup.kv_dtype != "auto" and (setup.cache_type_k or setup.cache_type_v):
         yield "--kv-dtype says what --cache-type-k and --cache-type-v say for keys and values apart; leave it out."
     if setup.ubatch_size is not None and setup.prefill_chunk_size is not None:

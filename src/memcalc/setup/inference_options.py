@@ -14,6 +14,12 @@ class InferenceOptions(SharedOptions):
     dtype: Literal["fp32", "bf16", "fp16"] | None = option(
         "Precision", None, "Dtype that weights are loaded in.", unset="the one that the config declares, else bf16"
     )
+    load_on: Literal["cpu", "gpu"] | None = option(
+        "Serving",
+        None,
+        "Where Transformers loads weights: on the GPU (device_map), or on the CPU, to be moved when they are complete.",
+        unset="gpu",
+    )
     engine: Literal["transformers", "transformers-static", "vllm", "sglang", "tgi", "llama.cpp"] = option(
         "Serving", "transformers", "Inference engine: how it keeps its caches and what it reserves."
     )

@@ -104,8 +104,19 @@ class SharedOptions(Options):
     cublas_workspace: str | None = option(
         "GPU", None, "Size of one cuBLAS workspace, such as 8MiB.", unset="by GPU generation"
     )
+    alloc_conf: str | None = option(
+        "GPU",
+        None,
+        "Settings of PyTorch's allocator, as PYTORCH_CUDA_ALLOC_CONF has them, such as expandable_segments:True.",
+        unset="PyTorch's defaults",
+    )
     allocator_reserve: float | None = option(
-        "GPU", None, "Reserved but unallocated memory, as a fraction of what is allocated.", unset="0.02", ge=0, le=4
+        "GPU",
+        None,
+        "Reserved but unallocated memory, as a fraction of what is allocated, in place of simulating the allocator.",
+        unset="simulated, or 0.02",
+        ge=0,
+        le=4,
     )
 
     @property

@@ -82,6 +82,12 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     train_only: str = option(
         "Optimizer", "all", "Weights that are trained without LoRA: all, head, bias, last-N (blocks), or module names."
     )
+    frozen_dtype: Literal["bf16", "fp16"] | None = option(
+        "Precision",
+        None,
+        "Dtype of weights that are not trained, where those that are trained stay in fp32 (--train-only, --freeze).",
+        unset="that of the others",
+    )
     freeze: str | None = option("Optimizer", None, "Weights that are not trained: vision, embedding, or module names.")
 
     lora_rank: PositiveInt | None = option("LoRA", None, "Train LoRA adapters of this rank on a frozen model.")

@@ -26,6 +26,11 @@ ALLOCATOR_RESERVE_PART = "allocator reserve"
 """Part of OTHER OVERHEAD that the allocator holds without having handed it out."""
 
 
+UNSPLIT_PART = "unsplit blocks, kernel scratch"
+"""Part of OTHER OVERHEAD that the allocator hands out beyond the tensors that are counted: what is left of a block and
+is too little to be split off, and what kernels ask for while they run."""
+
+
 @dataclass(frozen=True)
 class ContextSize:
     """The CUDA context of one PyTorch process, in bytes: driver, kernels and libraries, outside the allocator."""

@@ -20,7 +20,7 @@ from memcalc.nn.stack import Stack
 from memcalc.nn.state_space_kernels import use_mamba_ssm
 from memcalc.peft.freezing import freeze, train_only
 from memcalc.setup.setup import TrainingSetup
-from memcalc.tables.dtypes import ALIASES, FP32
+from memcalc.tables.dtypes import ALIASES, FP32, DType
 from memcalc.tables.frozen_bases import frozen_base
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.stated_formats import module_formats, stated_format, unknown_layout
@@ -56,7 +56,21 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
         notes += add_lora(network, spec.model_type, _lora(setup))
     if setup.freeze is not None:
         freeze(network, setup.freeze)
+    if setup.frozen_dtype is not None:
+        _narrow(network, ALIASES[setup.frozen_dtype])
     return notes
+
+
+def _narrow(network: Network, dtype: DType) -> None:
+    """Have what is frozen in `dtype`, as people load a base in 16 bits and train parts of it in fp32."""
+    frozen = [p for _, p in network.parameters() if not p.trainable and p.fixed_dtype is None]
+    if not frozen:
+        raise UsageError(
+            "--frozen-dtype is the dtype of weights that are not trained, and all are; leave it out, or say with "
+            "--train-only or --freeze what is trained."
+        )
+    for parameter in frozen:
+        parameter.fixed_dtype = dtype
 
 
 def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import TYPE_CHECKING
 
 from memcalc.autograd.engine import backward
 from memcalc.autograd.tape import Ring, Tape
@@ -19,7 +20,6 @@ from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Buffer, Module, Parameter
-from memcalc.nn.recorder import Recorder
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import trace_every_block
@@ -39,6 +39,9 @@ from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGra
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import PLAIN, ObjectiveExtras, Step, Tracing, implementation_of, steps_in_backward
 from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
+
+if TYPE_CHECKING:
+    from memcalc.nn.recorder import Recorder
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
@@ -76,6 +79,7 @@ _UNTRACED = {
     "cublas_workspace": None,
     "cudnn_workspace": None,
     "allocator_reserve": None,
+    "alloc_conf": None,
 }
 """Fields of a setup that change nothing in forward and backward, with a value that stands for all.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.autograd.tape import Tape
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
@@ -78,6 +79,8 @@ class Step:
     """Bytes of caches allocated before the first token (a pool of pages), by name; they are not on the tape."""
     cache_for: Callable[[int, int], int] | None = None
     """Bytes that a pool of pages needs for so many sequences of so many tokens; None where there is none."""
+    loading_bytes: int = 0
+    """Bytes beyond the weights that are there for a moment while they are loaded on the GPU."""
     weights: Mapping[str, int] | None = None
     """Bytes of the weights by what they are; None: those of the network."""
     components: Mapping[str, int] = field(default_factory=dict)
@@ -138,7 +141,8 @@ class Step:
         assert self.optimizer is not None
         assert isinstance(self.setup, TrainingSetup)
         groups = [self.update_order] if self.engine is None else self.engine.parameter_groups(self.update_order)
-        nbytes = max(self.optimizer.step[self.implementation](group) for group in groups)
+        reduction = rows_scratch(self.tape.device)
+        nbytes = max(self.optimizer.step[self.implementation](group, reduction) for group in groups)
         yield f"{self.optimizer.name} step ({self.implementation})", nbytes
         clips = clipping_bytes(self.setup, self.trained)
         yield "norms of gradients (clipping)", self.engine.clipping() if clips and self.engine else clips

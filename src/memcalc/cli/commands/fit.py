@@ -65,7 +65,7 @@ def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
     """What fits one GPU, as plain values."""
     from memcalc.decide.largest import largest, smallest_gpu
     from memcalc.decide.what_fits import advise
-    from memcalc.estimation import estimate
+    from memcalc.estimation import estimate, needed_bytes
 
     setup = job.setup
     report = estimate(spec, setup, gpu)
@@ -74,6 +74,7 @@ def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
         "gpu": gpu.name,
         "usable_bytes": gpu.usable_bytes,
         "process_bytes": report.peak.process_bytes,
+        "needed_bytes": needed_bytes(spec, setup, gpu),
         "fits": report.gpu.fits,
     }
     fields = ["batch", "seq_len"] + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])
@@ -99,6 +100,8 @@ def _table(name: str, job: Job, answers: list[dict[str, Any]]) -> tuple[str, lis
     for found in answers:
         fits = "fits" if found["fits"] else "does not fit"
         rows.append((found["gpu"], "as given", fits, format_bytes(found["process_bytes"], unit)))
+        if found["needed_bytes"] is not None:
+            rows.append(("", "least memory it runs on", "", format_bytes(found["needed_bytes"], unit)))
         for field, title in _TITLES.items():
             if f"largest_{field}" in found:
                 value = found[f"largest_{field}"]

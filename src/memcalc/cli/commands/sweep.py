@@ -79,7 +79,7 @@ def _row(spec: Any, assumptions: Any, request: Request, values: Mapping[str, str
     job = Request(request.mode, {**request.given, **values}, request.chosen).read()
     row: dict[str, Any] = {name: declared()[name].read(value) for name, value in values.items()}
     try:
-        report = estimate(spec, job.setup, job.gpu, assumptions=assumptions)
+        report = estimate(spec, job.setup, job.gpu, assumptions=assumptions, simulate=False)
     except MemcalcError as problem:
         nothing = ("process_bytes", "allocated_bytes", "peak", "fits", "free_bytes")
         return {**row, **dict.fromkeys(nothing), "error": str(problem)}
