@@ -17,6 +17,7 @@ KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
     "flux real dev lora 512x768 r4 ckpt adamw8bit text 77": ((-917504, -917504, -918016), WORKSPACE),
     "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": ((517120, 517120, 516608), SECOND_MAP),
     "qwen-image real qlora 512 ckpt": ((866304, 866304, 866304), SECOND_MAP),
+    "ltx full bf16": ((1024, 0, 0), "one vector of the width, not explained"),
     "wan real 1.3b full mixed 480x832x33 ckpt": ((-139264, -139264, -139264), WORKSPACE),
 }
 

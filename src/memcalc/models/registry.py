@@ -153,6 +153,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "flux": ("FluxTransformer2DModel",),
         "flux2": ("Flux2Transformer2DModel",),
         "hunyuan_video": ("HunyuanVideoTransformer3DModel",),
+        "ltx": ("LTXVideoTransformer3DModel",),
         "pixart": ("PixArtTransformer2DModel",),
         "qwen_image": ("QwenImageTransformer2DModel",),
         "sana": ("SanaTransformer2DModel",),
