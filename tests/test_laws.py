@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memcalc import ModelSpec, Report, TrainingSetup, estimate
+from memcalc import ModelSpec, Report, TrainingSetup, estimate, estimation
 from memcalc.nn.run_context import run_context
 from memcalc.training.step import _trace, trace
 
@@ -55,14 +55,21 @@ def test_rows_sum_to_the_total_and_none_is_negative(shape: dict[str, object], se
 @laws
 @given(SHAPES, SETUPS, st.sampled_from(["batch", "seq_len"]))
 def test_memory_never_falls_when_the_batch_grows(shape: dict[str, object], setup: dict[str, object], what: str) -> None:
-    assert run(shape, setup, **{what: int(setup[what]) + 1}).peak.process_bytes >= run(shape, setup).peak.process_bytes  # type: ignore[call-overload]
+    """What a caching allocator holds may fall: a larger request can fill a block that a smaller one leaves open."""
+    larger = setup | {what: int(setup[what]) + 1}  # type: ignore[call-overload]
+    assert tensors(shape, larger) >= tensors(shape, setup)
+
+
+def tensors(shape: dict[str, object], setup: dict[str, object]) -> int:
+    """Bytes at the peak, whatever the allocator makes of them."""
+    return estimation.estimate(ModelSpec.from_config(shape), TrainingSetup(**setup), simulate=False).peak.process_bytes
 
 
 @laws
 @given(SHAPES, SETUPS)
 def test_memory_never_falls_when_the_model_is_deeper(shape: dict[str, object], setup: dict[str, object]) -> None:
     deeper = shape | {"num_hidden_layers": int(shape["num_hidden_layers"]) + 1}  # type: ignore[call-overload]
-    assert run(deeper, setup).peak.process_bytes >= run(shape, setup).peak.process_bytes
+    assert tensors(deeper, setup) >= tensors(shape, setup)
 
 
 @laws
