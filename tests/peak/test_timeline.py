@@ -62,10 +62,8 @@ def test_the_largest_sample_is_the_box(setup: TrainingSetup | InferenceSetup, la
         assert max(sample.total for sample in found.samples) == top.total == found.report.peak.process_bytes
         assert [row.peak_bytes for _, row in found.report.components.rows()] == list(top.rows)
         assert top.phase == found.report.peak.phase
-        for name, phase in vars(found.report.phases).items():
-            outside = found.report.peak.process_bytes - max(
-                one.peak_bytes for one in vars(found.report.phases).values()
-            )
+        for name, phase in found.report.phases.items():
+            outside = found.report.peak.process_bytes - max(one.peak_bytes for _, one in found.report.phases.items())
             most = max((sample.total for sample in found.samples if sample.phase == name), default=None)
             assert most is None or most <= phase.peak_bytes + outside
 

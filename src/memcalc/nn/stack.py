@@ -93,11 +93,6 @@ class Stack(Module):
         for traced in self._traced:
             traced.stack = name
 
-    def trace_every_block(self) -> None:
-        """Trace every block by itself, so that the tape holds each allocation of the model; builds them again."""
-        self._every_block = True
-        self._arrange(self._kinds)
-
     def split(self, marks: Sequence[Hashable]) -> None:
         """Split kinds by `marks`, one a position, and build the blocks again."""
         if len(set(marks)) > 1:
@@ -160,13 +155,6 @@ def every_block_by_itself() -> Iterator[None]:
         yield
     finally:
         _EVERY_BLOCK.reset(before)
-
-
-def trace_every_block(model: Module) -> None:
-    """Let no block of a model stand for others."""
-    for _, module in model.modules():
-        if isinstance(module, Stack):
-            module.trace_every_block()
 
 
 def _set_copies(block: Module, copies: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.retained_graphs import record_retained, restore_retained, retaining_modules
 from memcalc.nn.run_context import RunContext, run_context
-from memcalc.nn.stack import trace_every_block
+from memcalc.nn.stack import every_block_by_itself
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
@@ -136,10 +137,9 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         from memcalc.training.objectives import run
 
         spec = run.trained_spec(spec, setup)
-    network = engines.prepare(spec, layout, build)
+    with every_block_by_itself() if tracing.every_block else nullcontext():
+        network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
-    if tracing.every_block:
-        trace_every_block(network)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
