@@ -60,8 +60,8 @@ def estimate(
         gpu: the GPU to fit, or its name or size as `find_gpu` takes them.
         assumptions: what the caller has assumed, to be said in the report.
         teacher: the model that distillation asks.
-        simulate: run training jobs on one GPU through PyTorch's allocator, simulated; else what it reserves is
-            estimated, in less time.
+        simulate: run training jobs on one GPU that is named through PyTorch's allocator, simulated; else what it
+            reserves is estimated, in less time.
 
     Raises:
         MemcalcError: an argument is of a wrong type, or the model or the combination of options cannot be answered for.

@@ -41,6 +41,8 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
         return "it is not simulated where activations are offloaded"
     if gpu is not None and gpu.architecture.startswith("gfx"):
         return "it is simulated for NVIDIA GPUs"
+    if gpu is None and setup.alloc_conf is None:
+        return "name a --gpu to have it simulated"
     return None
 
 

@@ -114,7 +114,7 @@ class SharedOptions(Options):
         "GPU",
         None,
         "Reserved but unallocated memory, as a fraction of what is allocated, in place of simulating the allocator.",
-        unset="simulated, or 0.02",
+        unset="simulated for a --gpu in training, else 0.02",
         ge=0,
         le=4,
     )
