@@ -8,7 +8,7 @@ import pytest
 from support.measured_rows import answer
 
 from memcalc.autograd.tape import Tape
-from memcalc.nn.layers.token_loop import EXACT
+from memcalc.nn.layers.recurrent.token_loop import EXACT
 from memcalc.training.step import _trace
 
 MAMBA = {"model_type": "mamba", "vocab_size": 70, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2}
@@ -52,10 +52,10 @@ LIGHTNING = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
 LOOPS = {
-    "nn.layers.mamba1": (MAMBA, 1),
+    "nn.layers.recurrent.mamba1": (MAMBA, 1),
     "models.families.recurrent.rwkv": (RWKV, 1),
-    "nn.layers.rg_lru": (GRIFFIN, 1),
-    "nn.layers.gated_delta_rule": (GATED_DELTA, 64),
+    "nn.layers.recurrent.rg_lru": (GRIFFIN, 1),
+    "nn.layers.recurrent.gated_delta_rule": (GATED_DELTA, 64),
     "models.families.moe.minimax": (LIGHTNING, 5),
 }
 """Where each loop is, a model that runs it, and the tokens of one turn."""

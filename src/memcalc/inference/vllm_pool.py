@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from memcalc.config.reader import Config
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
-from memcalc.nn.layers.gated_delta_net import GatedDeltaNet
-from memcalc.nn.layers.mamba1 import MambaMixer
-from memcalc.nn.layers.mamba2 import Mamba2Mixer
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.layers.mlp import FusedGatedMLP, GatedMLP, PlainMLP
+from memcalc.nn.layers.recurrent.gated_delta_net import GatedDeltaNet
+from memcalc.nn.layers.recurrent.mamba1 import MambaMixer
+from memcalc.nn.layers.recurrent.mamba2 import Mamba2Mixer
 from memcalc.nn.module import Module
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables import vllm

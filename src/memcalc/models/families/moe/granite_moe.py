@@ -9,10 +9,10 @@ from memcalc.config.reader import Config
 from memcalc.models.common.decoder import biases, dense_decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
-from memcalc.nn.layers.mamba2 import mixer_of
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mixture_of_experts import Experts, ExpertsAndMLP, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import FusedGatedMLP, activation
+from memcalc.nn.layers.recurrent.mamba2 import mixer_of
 from memcalc.nn.layers.routers import TopKThenSoftmaxRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module

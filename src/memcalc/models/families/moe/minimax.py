@@ -14,9 +14,9 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.recurrent.ssd_scan import masked
+from memcalc.nn.layers.recurrent.token_loop import token_steps
 from memcalc.nn.layers.rotary import Rotation
-from memcalc.nn.layers.ssd_scan import masked
-from memcalc.nn.layers.token_loop import token_steps
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module
 from memcalc.nn.run_context import run_context

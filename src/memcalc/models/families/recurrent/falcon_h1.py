@@ -10,10 +10,10 @@ from memcalc.models.common.heads import decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
-from memcalc.nn.layers.mamba2 import Mamba2Mixer, Mamba2Shape, head_width
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.recurrent.mamba2 import Mamba2Mixer, Mamba2Shape, head_width
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter

@@ -14,12 +14,12 @@ from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.decoder_blocks import MixerBlock
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.linear import Embedding, Linear
-from memcalc.nn.layers.mamba1 import MambaMixer
-from memcalc.nn.layers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, SharedAndRoutedExperts, swiglu
 from memcalc.nn.layers.mlp import PlainMLP, activation
 from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.recurrent.mamba1 import MambaMixer
+from memcalc.nn.layers.recurrent.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
 from memcalc.nn.layers.routers import GroupLimitedRouter, TopKRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module

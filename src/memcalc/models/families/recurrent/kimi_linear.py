@@ -10,14 +10,14 @@ from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.families.moe.deepseek import V3, layered, shared_and_routed
 from memcalc.models.family import Family, sizes, table
 from memcalc.nn.layers.attention_backends import attend
-from memcalc.nn.layers.causal_conv import CausalConv
-from memcalc.nn.layers.gated_delta_net import NOTE, STATE
-from memcalc.nn.layers.kimi_delta_rule import chunk_rule, token_rule
 from memcalc.nn.layers.latent_attention import LatentAttention
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
-from memcalc.nn.layers.ssd_scan import masked
+from memcalc.nn.layers.recurrent.causal_conv import CausalConv
+from memcalc.nn.layers.recurrent.gated_delta_net import NOTE, STATE
+from memcalc.nn.layers.recurrent.kimi_delta_rule import chunk_rule, token_rule
+from memcalc.nn.layers.recurrent.ssd_scan import masked
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context

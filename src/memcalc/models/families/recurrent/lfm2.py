@@ -9,13 +9,13 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.family import Family, sizes, table
-from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP
+from memcalc.nn.layers.recurrent.causal_conv import CausalConv
+from memcalc.nn.layers.recurrent.ssd_scan import masked
 from memcalc.nn.layers.routers import SigmoidRouter
-from memcalc.nn.layers.ssd_scan import masked
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 

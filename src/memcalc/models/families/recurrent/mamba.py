@@ -15,10 +15,10 @@ from memcalc.models.common.heads import decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock, MixerBlock
 from memcalc.nn.layers.linear import Embedding
-from memcalc.nn.layers.mamba1 import MambaMixer, WeightlessNorm
-from memcalc.nn.layers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape, mixer_of
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.recurrent.mamba1 import MambaMixer, WeightlessNorm
+from memcalc.nn.layers.recurrent.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape, mixer_of
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_part
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module

@@ -11,9 +11,9 @@ from memcalc.config.reader import Config
 from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen_mlps, qwen_shared_mixture
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.gated_delta_net import DeltaShape, GatedAttention, GatedDeltaNet
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.norms import GemmaRMSNorm
+from memcalc.nn.layers.recurrent.gated_delta_net import DeltaShape, GatedAttention, GatedDeltaNet
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
 from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Module

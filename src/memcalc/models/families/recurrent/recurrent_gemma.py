@@ -16,7 +16,7 @@ from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import causal_mask
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import GemmaRMSNorm
-from memcalc.nn.layers.rg_lru import RecurrentBlock
+from memcalc.nn.layers.recurrent.rg_lru import RecurrentBlock
 from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_part
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Buffer, Module

@@ -13,7 +13,7 @@ from memcalc.models.common.heads import decoder
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.norms import LayerNorm
-from memcalc.nn.layers.token_loop import token_steps
+from memcalc.nn.layers.recurrent.token_loop import token_steps
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context

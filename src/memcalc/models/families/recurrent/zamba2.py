@@ -11,11 +11,11 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.heads import decoder
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.linear import Embedding, Linear
-from memcalc.nn.layers.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
 from memcalc.nn.layers.masks import causal_mask, recurrent_mask
 from memcalc.nn.layers.norms import RMSNorm
+from memcalc.nn.layers.recurrent.mamba2 import GatedRMSNorm, Mamba2Mixer, Mamba2Shape
+from memcalc.nn.layers.recurrent.zamba_shared_block import SharedAttention, SharedBlock, SharedMLP
 from memcalc.nn.layers.rotary import RotaryEmbedding, Rotation
-from memcalc.nn.layers.zamba_shared_block import SharedAttention, SharedBlock, SharedMLP
 from memcalc.nn.model import Network, positions
 from memcalc.nn.module import Module, tie
 from memcalc.nn.run_context import run_context

@@ -9,11 +9,11 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
-from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
-from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, chunk_scan, masked, state_update
+from memcalc.nn.layers.recurrent.causal_conv import CausalConv
+from memcalc.nn.layers.recurrent.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, chunk_scan, masked, state_update
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.state_space_kernels import StateSpaceMixer

@@ -9,7 +9,7 @@ from memcalc.errors import TooShortError
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
-from memcalc.nn.layers.token_loop import token_steps
+from memcalc.nn.layers.recurrent.token_loop import token_steps
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.retained_graphs import RetainingModule
 from memcalc.nn.run_context import run_context

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.nn.layers.gated_delta_rule import CHUNK
-from memcalc.nn.layers.token_loop import token_steps
+from memcalc.nn.layers.recurrent.gated_delta_rule import CHUNK
+from memcalc.nn.layers.recurrent.token_loop import token_steps
 from memcalc.tables.dtypes import FP32
 
 

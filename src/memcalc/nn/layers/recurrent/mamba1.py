@@ -8,13 +8,13 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
-from memcalc.nn.layers.causal_conv import CausalConv
 from memcalc.nn.layers.linear import Linear
-from memcalc.nn.layers.mamba2 import STATE
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
-from memcalc.nn.layers.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, masked
-from memcalc.nn.layers.token_loop import token_steps
+from memcalc.nn.layers.recurrent.causal_conv import CausalConv
+from memcalc.nn.layers.recurrent.mamba2 import STATE
+from memcalc.nn.layers.recurrent.ssd_scan import NO_PACKED_KERNELS, SCAN_NOTE, masked
+from memcalc.nn.layers.recurrent.token_loop import token_steps
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.state_space_kernels import StateSpaceMixer

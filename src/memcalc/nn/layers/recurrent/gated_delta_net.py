@@ -8,14 +8,14 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.nn.layers.attention_backends import attend
-from memcalc.nn.layers.causal_conv import CausalConv
-from memcalc.nn.layers.gated_delta_rule import chunk_rule, token_rule
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.masks import RECURRENT
 from memcalc.nn.layers.mlp import activation
 from memcalc.nn.layers.norms import GemmaRMSNorm
+from memcalc.nn.layers.recurrent.causal_conv import CausalConv
+from memcalc.nn.layers.recurrent.gated_delta_rule import chunk_rule, token_rule
+from memcalc.nn.layers.recurrent.ssd_scan import masked
 from memcalc.nn.layers.rotary import Rotation, rotary_of_part
-from memcalc.nn.layers.ssd_scan import masked
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
