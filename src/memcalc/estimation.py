@@ -168,9 +168,11 @@ def process_memory_of(
     why = not_simulated(step, setup, gpu)
     if why is not None and setup.alloc_conf is not None:
         raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
+    limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
+    if limit is not None and memory.counted > limit and setup.alloc_conf is None:
+        why = why or "not simulated: no allocator makes its tensors fit"
     if why is not None or not simulate:
         return memory.with_counters(None, why or "not simulated here")
-    limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
     return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
 
 

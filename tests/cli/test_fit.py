@@ -8,7 +8,7 @@ JOB = ("--seq-len", "1024", "--precision", "bf16", "--lora-rank", "8", "--lora-t
 
 
 def test_a_table_for_several_gpus() -> None:
-    text = run("fit", "3B", "--gpu", "RTX-3060,RTX-4090", *JOB).stdout
+    text = run("fit", "3B", "--gpu", "RTX-3060,RTX-4090", *JOB, "--width", "120").stdout
     assert "largest micro-batch (--batch)" in text
     assert "longest sequence (--seq-len)" in text
     assert "largest LoRA rank (--lora-rank)" in text
