@@ -159,3 +159,9 @@ def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -
     path = tmp_path / "config.json"
     path.write_text(json.dumps(LLAMA3_8B))
     assert says in refused(2, "from-file", str(path), "--mode", "inference", *options)
+
+
+def test_models_that_read_no_text_are_refused() -> None:
+    spec = ModelSpec.from_config({"model_type": "vit", "architectures": ["ViTForImageClassification"]})
+    with pytest.raises(UsageError, match="vit reads none: leave out --engine llama.cpp"):
+        estimate(spec, InferenceSetup(engine="llama.cpp"))

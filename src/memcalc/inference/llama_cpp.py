@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.common.assumption import Assumption
@@ -284,12 +285,17 @@ _SAME = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "q8_0", "int4": "
 
 
 def graph_of(spec: ModelSpec, setup: InferenceSetup, model: ServedModel, ubatch: int, tokens: int) -> _Graph:
-    """The sizes for sequences of `tokens` tokens, with what each layer of the model caches."""
+    """The sizes for sequences of `tokens` tokens, with what each layer of the model caches.
+
+    Raises UsageError for a model without an embedding of tokens.
+    """
     network = model.network
-    embedding = max(
-        (p for _, p in network.parameters() if p.group == "embedding" and len(p.shape) == 2), key=lambda p: p.numel
-    )
-    vocabulary, hidden = embedding.shape
+    tables = [p.shape for _, p in network.parameters() if p.group == "embedding" and len(p.shape) == 2]
+    if not (tables and network.reads_text and network.source_is_text):
+        raise UsageError(
+            f"llama.cpp runs models that read text, and {spec.model_type} reads none: leave out --engine llama.cpp."
+        )
+    vocabulary, hidden = max(tables, key=prod)
     config = _text_config(spec)
     heads = _most(config.get("num_attention_heads")) or 1
     per_head = _most(config.get("head_dim")) or -(-hidden // heads)
