@@ -129,3 +129,17 @@ def test_paths_in_a_file_are_not_followed(tmp_path: Path) -> None:
     run_file = tmp_path / "run.yaml"
     run_file.write_text(f"base_model: {tmp_path}\nmicro_batch_size: 1\nsequence_len: 8\n", encoding="utf-8")
     assert "not followed; give --model PATH" in refused(2, "from-config", str(run_file))
+
+
+def test_options_beside_a_file_count_for_what_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "base_model: org/m\nsequence_len: 4096\nmicro_batch_size: 4\ndatasets:\n  - path: d\n    type: alpaca\n"
+    )
+    command = ("from-config", str(path), "--model", "8B", "--framework", "axolotl", "--seq-len", "1024", "--gpus", "8")
+    line = run(*command, "--as-options").stdout
+    assert "--seq-len 1024" in line
+    assert "--gpus 8" in line
+    shown = json.loads(run(*command, "--show-setup", "--json").stdout)
+    assert shown["setup"]["seq_len"] == 1024
+    assert "--gpu is for the estimate" in run(*command, "--show-setup", "--gpu", "24GB", code=2).stderr

@@ -161,7 +161,8 @@ def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -
     assert says in refused(2, "from-file", str(path), "--mode", "inference", *options)
 
 
-def test_models_that_read_no_text_are_refused() -> None:
+@pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "tgi"])
+def test_models_that_read_no_text_are_refused(engine: str) -> None:
     spec = ModelSpec.from_config({"model_type": "vit", "architectures": ["ViTForImageClassification"]})
-    with pytest.raises(UsageError, match="vit reads none: leave out --engine llama.cpp"):
-        estimate(spec, InferenceSetup(engine="llama.cpp"))
+    with pytest.raises(UsageError, match="vit reads none; leave out --engine"):
+        estimate(spec, InferenceSetup(engine=engine))

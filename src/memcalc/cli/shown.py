@@ -26,6 +26,10 @@ _IN_A_FILE = 80
 """Columns of what is written to a file."""
 
 
+_FILES = ("output", "html", "svg", "snapshot")
+"""Options that name a file."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shown:
     """How the answer is to be shown: its format, what it looks like, and the files that take it or its pictures."""
@@ -184,4 +188,7 @@ def read_shown(*, unit: str, width: str | None, as_csv: bool = False, **given: A
     path = given["output"]
     by_suffix = _SUFFIXES.get(os.path.splitext(path)[1].lower(), "text") if path is not None else "text"
     columns = None if width is None else read_value("--width", int, width)
+    files = [os.path.normpath(path) for name in _FILES if (path := given.get(name)) is not None]
+    if len(set(files)) < len(files):
+        raise UsageError("two of --output, --html, --svg and --snapshot name the same file: give each its own.")
     return Shown(format=chosen[0] if chosen else by_suffix, unit=units[unit.lower()], width=columns, **given)

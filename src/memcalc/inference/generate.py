@@ -55,6 +55,10 @@ def generate(
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
+    if engine.name != "transformers" and not (network.reads_text and network.source_is_text):
+        raise UsageError(
+            f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
+        )
     if engine.name == "llama.cpp" and network.image_side(setup.image) is None and row.blocks != "encoder-decoder":
         return _llama_cpp(spec, setup, model, length, recorder)
     if engine.name == "vllm":

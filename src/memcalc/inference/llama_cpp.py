@@ -291,10 +291,8 @@ def graph_of(spec: ModelSpec, setup: InferenceSetup, model: ServedModel, ubatch:
     """
     network = model.network
     tables = [p.shape for _, p in network.parameters() if p.group == "embedding" and len(p.shape) == 2]
-    if not (tables and network.reads_text and network.source_is_text):
-        raise UsageError(
-            f"llama.cpp runs models that read text, and {spec.model_type} reads none: leave out --engine llama.cpp."
-        )
+    if not tables:
+        raise UsageError(f"llama.cpp runs models with an embedding of tokens, which {spec.model_type} lacks.")
     vocabulary, hidden = max(tables, key=prod)
     config = _text_config(spec)
     heads = _most(config.get("num_attention_heads")) or 1

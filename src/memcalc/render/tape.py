@@ -20,7 +20,7 @@ def render(lines: Sequence[TapeLine], *, unicode: bool = True) -> str:
 def _cells(line: TapeLine) -> tuple[str, ...]:
     numbers = line.tick, line.dies, line.bytes, line.live_bytes
     said = ["" if number is None else f"{number:,}" for number in numbers]
-    phase = f"{line.phase} (peak)" if line.is_peak else line.phase
+    phase = f"{line.phase} (its most)" if line.is_peak else line.phase
     return (*said, phase, line.row, line.part, line.block, line.operation, line.module)
 
 

@@ -114,7 +114,9 @@ def _lengths(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
 def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """Whether sequences are padded, and in training, which of a data set's lengths decides."""
     training = isinstance(setup, TrainingSetup) and step.network.reads_text
-    if not setup.padding_mask:
+    if isinstance(setup, TrainingSetup) and setup.packing:
+        yield Assumption("packing", "rows are packed full: each has --seq-len tokens, whatever the samples' lengths")
+    elif not setup.padding_mask:
         longest = ": the longest sample of a run decides its peak" if training else ""
         yield Assumption("no_padding", f"no sequence is padded (--padding-mask){longest}")
     elif training:

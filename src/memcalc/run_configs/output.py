@@ -59,6 +59,11 @@ def as_options(mapping: Mapping, known: Collection[str]) -> str:
     return shlex.join(words)
 
 
+def is_count(mapping: Mapping) -> bool:
+    """Whether the model is a parameter count."""
+    return _model(mapping)[0] == "estimate"
+
+
 def _model(mapping: Mapping) -> list[str]:
     name = None if mapping.model is None else repository(mapping.model)
     if name is None:

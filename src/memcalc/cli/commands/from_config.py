@@ -27,7 +27,7 @@ from memcalc.cli.parser import CommandWithLine, command_line
 from memcalc.cli.shown import Shown
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError, close_matches
+from memcalc.errors import UsageError, close_matches, option_name
 from memcalc.sources.display_names import short_name
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def command(
     if show_setup or as_options:
         shown = request.shown()
         shown.only("what was read" if show_setup else "--as-options", *(() if as_options else ("json",)))
+        _put_given(found, request)
         shown.write(_shown(found, shown, as_options=as_options, verbose=verbose))
         return
     if model is None:
@@ -140,14 +141,30 @@ def _release(text: str | None) -> tuple[int, ...] | None:
     return int(parts[0]), int(parts[1])
 
 
+def _put_given(found: "Mapping", request: Request) -> None:
+    """Let options of memcalc's own count for what is shown too. Raises UsageError for those that need an estimate."""
+    for name in ("check", "gpu"):
+        if request.chosen.get(name):
+            raise UsageError(f"--{name} is for the estimate, and only what was read is shown; leave it out.")
+    for name, value in request.given.items():
+        if value is not None:
+            found.setup[name] = declared()[name].read(value)
+            found.asked = [sentence for sentence in found.asked if f"{option_name(name)} " not in sentence]
+
+
 def _shown(found: "Mapping", shown: Shown, *, as_options: bool, verbose: bool) -> str:
     """What was read: a command line, JSON or a table."""
     from memcalc.run_configs import output as written
 
     if as_options:
-        known = {*declared(), *_OF_MODEL}
+        known = {*declared(), *(() if written.is_count(found) else _OF_MODEL)}
+        if found.setup.get("parallel") == "fsdp1":
+            known.discard("cpu_offload")  # its offloading is not modelled
         lost = [name for name in found.setup if name not in known]
-        for sentence in (*found.asked, *(f"memcalc has no --{name.replace('_', '-')} yet: left out" for name in lost)):
+        for sentence in (
+            *found.asked,
+            *(f"{option_name(name)} is left out: this command line cannot have it" for name in lost),
+        ):
             warn(sentence)
         return written.as_options(found, known) + "\n"
     if shown.json:
@@ -235,8 +252,9 @@ def _must_be_known(found: "Mapping", request: Request) -> None:
 
 def _lines(found: "Mapping", below: dict[str, Any]) -> tuple[Assumption, ...]:
     """What the report owes to the files."""
-    lost = [f"--{key.replace('_', '-')} {value}" for key, value in found.setup.items()
-            if key not in below and key not in _OF_MODEL and value not in (False, None, "plain", 1)]  # fmt: skip
+    said_elsewhere = {*below, *_OF_MODEL, *(("cpu_offload",) if found.setup.get("parallel") == "fsdp1" else ())}
+    left_over = {key: value for key, value in found.setup.items() if key not in said_elsewhere}
+    lost = [f"{option_name(key)} {value}" for key, value in left_over.items() if value not in (False, None, "plain", 1)]
     unmodelled = [f"not computed, as memcalc has no option for it: {', '.join(lost)}"] if lost else []
     by_code = {
         "run_framework": [f"read as a run of {found.framework}"],

@@ -10,6 +10,8 @@ from memcalc.cli import output
 from memcalc.cli.errors import warn
 from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import BASE, GENERIC, REVISION, TIMEOUT, TOKEN, WEIGHTS, read_timeout
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError
 from memcalc.render.terminal_text import visible
 from memcalc.sources.display_names import short_name
 from memcalc.units import format_bytes, format_count
@@ -35,6 +37,8 @@ def command(
     from memcalc.sources.inspection import inspect_model
 
     local = is_local(model)
+    if not local and "/" not in model:
+        raise UsageError(f"inspect needs a path, or a model of the Hub such as ORG/NAME, not {quoted(model)}.")
     loaded = load(
         model,
         kind="file" if local else "hub",
