@@ -59,8 +59,8 @@ class Deadline:
         try:
             return future.result(self.left)
         except TimeoutError:
-            if future.done():  # `work` itself raised it
-                raise
+            if future.done():  # `work` itself raised it, or was through in that moment
+                return future.result()
             abandon()
             raise self.over(host) from None
 
