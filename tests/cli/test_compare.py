@@ -1,6 +1,7 @@
 """`memcalc compare`: columns are the estimates themselves."""
 
 import json
+from pathlib import Path
 
 from support.cli_runs import run
 
@@ -37,3 +38,11 @@ def test_markdown_is_the_same_table() -> None:
     table = run("compare", "1B", "2B", "--seq-len", "64", "--markdown").stdout
     assert table.splitlines()[1] == "| --- | --: | --: |"
     assert table.replace("|", " ").split()[5:] == text.split()[2:]
+
+
+def test_a_snapshot_that_memcalc_wrote_is_the_estimate(tmp_path: Path) -> None:
+    path = tmp_path / "own.pickle"
+    run("estimate", "--params", "100M", "--batch", "2", "--snapshot", str(path))
+    text = run("compare", "100M", "--batch", "2", "--snapshot", str(path)).stdout
+    assert text.count("(the same)") == 3
+    assert text.count("every size is there as often in both") == 3

@@ -19,6 +19,8 @@ WHOLE = "whole"
 """The one phase of a snapshot that does not tell phases apart."""
 
 _STEP = "Optimizer.step"
+_PHASES = ("forward", "backward", "step", "prefill", "decode")
+"""What a snapshot that memcalc wrote marks."""
 
 
 @dataclass
@@ -50,8 +52,8 @@ def real_phases(found: Any) -> dict[str, RealPhase]:
     try:
         segments = [block for segment in found["segments"] for block in segment["blocks"]]
         traces = [trace for trace in found["device_traces"] if trace]
-        marks = [mark for mark in found.get("external_annotations", []) if str(mark["name"]).startswith(_STEP)]
-        events = list(_events(max(traces, key=len, default=[]), marks))
+        spans = list(_spans(found.get("external_annotations", [])))
+        events = list(_events(max(traces, key=len, default=[]), spans))
         start = _at_start(segments, events)
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ConfigError(
@@ -66,18 +68,28 @@ def real_phases(found: Any) -> dict[str, RealPhase]:
     return _peaks(events[:last], first, start, told)
 
 
-def _events(trace: Sequence[Any], marks: Sequence[Any]) -> Iterator[_Event]:
+def _spans(marks: Sequence[Any]) -> Iterator[tuple[int, int, str]]:
+    """Start, end and phase of what is marked: the optimizer's step, and the phases of a snapshot that memcalc wrote."""
+    opened: dict[str, int] = {}
+    for mark in marks:
+        name, time = str(mark["name"]), int(mark["time_us"])
+        if not (name.startswith(_STEP) or name in _PHASES):
+            continue
+        if mark["stage"] == "START":
+            opened[name] = time
+        elif name in opened:
+            yield opened.pop(name), time, name if name in _PHASES else "step"
+
+
+def _events(trace: Sequence[Any], spans: Sequence[tuple[int, int, str]]) -> Iterator[_Event]:
     """The events that change what is allocated, each with its phase."""
-    opened = [int(mark["time_us"]) for mark in marks if mark["stage"] == "START"]
-    closed = [int(mark["time_us"]) for mark in marks if mark["stage"] == "END"]
-    stepping = list(zip(opened, closed, strict=False))
     for event in trace:
         action = event["action"]
         if action not in ("alloc", "free_requested"):
             continue
         frames, time = event.get("frames") or [], int(event["time_us"])
-        inside = any(start <= time <= end for start, end in stepping)
-        phase = "step" if inside else _phase(frames)
+        marked = next((phase for start, end, phase in reversed(spans) if start <= time <= end), None)
+        phase = marked or _phase(frames)
         yield _Event(int(event["addr"]), rounded(int(event["size"])), action == "alloc", phase, _maker(frames), time)
 
 
