@@ -169,15 +169,20 @@ class Request:
         return _job(mode, values, **self.chosen)
 
 
-def with_job(function: Callable[..., None]) -> Callable[..., None]:
+def with_job(function: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
     """Give a command the setup, GPU and output options: it gets them as its keyword argument `job`.
 
-    A command with a `request` in its place gets them unread: it knows the mode and more options itself.
+    A command with a `request` in its place gets them unread: it knows the mode and more options itself. Its help does
+    not list the options that it is `without`: it refuses them in a sentence.
     """
     asked = signature(function).parameters
     own = [parameter for parameter in asked.values() if parameter.name not in ("job", "request")]
     setup_options = [option.parameter() for option in declared().values() if option.name != _BOTH]
     shared = [*_job_options(), *_output_options()]
+    for parameter in shared:
+        if parameter.name in without:
+            (info,) = parameter.annotation.__metadata__
+            info.hidden = True
 
     def command(**values: Any) -> None:
         mode = values.pop("mode")

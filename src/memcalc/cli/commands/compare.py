@@ -1,6 +1,7 @@
 """`memcalc compare`: models, or ways to train one, side by side."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
 
-@with_job
+@partial(with_job, without=("check", "svg"))
 def command(
     models: Annotated[
         list[str],

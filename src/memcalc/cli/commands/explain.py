@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -100,7 +101,7 @@ class ExplainedRequest(Request):
         return ExplainedJob(**vars(super().job(mode, below)), asked=self.asked)
 
 
-@with_job
+@partial(with_job, without=("check", "markdown", "html", "svg"))
 def command(
     model: Annotated[
         str,

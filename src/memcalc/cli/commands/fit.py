@@ -1,6 +1,7 @@
 """`memcalc fit`: the largest job that fits a GPU, and the smallest GPU for the job."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.units import format_bytes
 
 
-@with_job
+@partial(with_job, without=("check", "html", "svg", "snapshot"))
 def command(
     model: Annotated[
         str,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memcalc.render.heat_map import Grid
 
 
-@with_job
+@partial(with_job, without=("check", "svg", "snapshot"))
 def command(
     model: Annotated[
         str,

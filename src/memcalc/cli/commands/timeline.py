@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,7 +59,7 @@ class DrawnRequest(Request):
         return DrawnJob(**vars(super().job(mode, below)))
 
 
-@with_job
+@partial(with_job, without=("markdown",))
 def command(
     model: Annotated[
         str,

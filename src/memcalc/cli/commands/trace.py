@@ -1,6 +1,7 @@
 """`memcalc trace`: the tape of one step, for whoever looks for a wrong number."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,7 +68,7 @@ class TracedRequest(Request):
         return TracedJob(**vars(job), phase=self.phase, around_peak=self.around_peak)
 
 
-@with_job
+@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
 def command(
     model: Annotated[
         str,

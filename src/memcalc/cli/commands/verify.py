@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,7 +106,7 @@ class VerifiedRequest(Request):
         return VerifiedJob(**vars(super().job(mode, below)), command=self.command, steps=self.steps)
 
 
-@with_job
+@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
 def command(
     context: typer.Context,
     model: Annotated[
