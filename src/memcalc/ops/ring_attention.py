@@ -14,12 +14,13 @@ from math import prod
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tape import Ring, Tape
-from memcalc.autograd.tensor import Tensor, dense_stride, is_contiguous
+from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride, is_contiguous
 from memcalc.common.sizes import Shape
 from memcalc.errors import UsageError
 from memcalc.ops.attention_backward import gradients
 from memcalc.ops.attention_forward import forward_kernel, layouts
 from memcalc.ops.attention_kernels import Attention
+from memcalc.ops.elementwise import empty_like, to
 from memcalc.tables.dtypes import FP32, DType
 
 Layout = tuple[Shape, Shape]
@@ -128,17 +129,17 @@ class _Merger:
 
     def add(self, out: Tensor, lse: Tensor, *, partial: bool) -> None:
         """Merge a turn's result; a `partial` one is that of the second half of the queries."""
-        wide = self._to(out, FP32)
+        wide = to(out, FP32)
         if self.out is None or self.lse is None:
             self.out, self.lse = wide, lse
             return
-        share = self._weight(lse)
-        scaled = self._scaled(wide, share)
-        out_sum = self._like(wide)
+        share = _of_difference(lse)
+        scaled = _of_difference(wide)
+        out_sum = empty_like(wide)
         del scaled, share
-        shares = self._weight(lse)
-        lse_sum = self._like(lse)
-        del shares
+        share = _of_difference(lse)
+        lse_sum = empty_like(lse)
+        del share
         if partial:
             self.lse = self.tape.empty(self.lse.shape, FP32)
             self.out = self.tape.empty(self.out.shape, FP32)
@@ -149,29 +150,15 @@ class _Merger:
         """Output and log-sum-exp."""
         assert self.out is not None
         assert self.lse is not None
-        return self._to(self.out, dtype), self.lse
+        return to(self.out, dtype), self.lse
 
-    def _weight(self, lse: Tensor) -> Tensor:
-        """A sigmoid of a difference of log-sum-exps."""
-        difference = self._like(lse)
-        weight = self._like(lse)
-        del difference
-        return weight
 
-    def _scaled(self, wide: Tensor, share: Tensor) -> Tensor:
-        """`share` times a difference of outputs."""
-        difference = self._like(wide)
-        scaled = self._like(wide)
-        del difference, share
-        return scaled
-
-    def _like(self, tensor: Tensor) -> Tensor:
-        return self.tape.empty(tensor.shape, FP32, dense_stride(tensor.shape, tensor.stride))
-
-    def _to(self, tensor: Tensor, dtype: DType) -> Tensor:
-        if tensor.dtype is dtype:
-            return tensor
-        return self.tape.empty(tensor.shape, dtype, dense_stride(tensor.shape, tensor.stride))
+def _of_difference(x: Tensor) -> Tensor:
+    """What is made of a difference of `x` and another, such as its sigmoid."""
+    difference = empty_like(x)
+    made = empty_like(x)
+    del difference
+    return made
 
 
 def _ring_backward(node: Node, grads: Grads) -> list[Tensor | None]:
@@ -212,10 +199,10 @@ def _ring_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         returning.send(sums)
         if turn > ring.rank:
             of_query = tape.empty(spread[0][0], FP32)
-    of_query = _cast(tape, of_query, dtype)
+    of_query = to(of_query, dtype)
     arrived = returning.arrived()
     assert arrived is not None
-    whole = _cast(tape, arrived, dtype)
+    whole = to(arrived, dtype)
     del found, joined, sums, local
     return [of_query, *(_split(whole, shape) for shape, _ in spread[1:])]
 
@@ -231,26 +218,15 @@ def _backward_part(
         part = replace(call, key_length=call.key_length // 2, is_causal=False)
         return part, (of_query, *(_halved(layout, contiguous=True) for layout in others))
     part = replace(call, length=call.length // 2, is_causal=False)
-    return part, (_halved(of_query), *(((shape, _rows(shape))) for shape, _ in others))
+    return part, (_halved(of_query), *((shape, contiguous_stride(shape)) for shape, _ in others))
 
 
 def _halved(layout: Layout, *, contiguous: bool = False) -> Layout:
     shape, stride = layout
     half = (*shape[:2], shape[2] // 2, shape[3])
-    return half, _rows(shape) if contiguous else stride
-
-
-def _rows(shape: Shape) -> Shape:
-    """Strides of a row-major tensor."""
-    return (shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3], 1)
+    return half, contiguous_stride(shape) if contiguous else stride
 
 
 def _split(whole: Tensor, shape: Shape) -> Tensor:
     """A view of the part of `whole` that has this shape."""
-    return Tensor(shape, _rows(shape), whole.dtype, whole.storage, is_view=True)
-
-
-def _cast(tape: Tape, tensor: Tensor, dtype: DType) -> Tensor:
-    if tensor.dtype is dtype:
-        return tensor
-    return tape.empty(tensor.shape, dtype, dense_stride(tensor.shape, tensor.stride))
+    return Tensor(shape, contiguous_stride(shape), whole.dtype, whole.storage, is_view=True)

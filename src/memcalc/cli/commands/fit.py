@@ -46,7 +46,10 @@ def command(
     names = [name.strip() for name in (budget or chosen["gpu"]).split(",")]
     jobs = [Request(request.mode, request.given, chosen | {"gpu": name}).read() for name in names]
     spec, _ = read_model(model)
-    answers = [_answer(spec, job, job.gpu) for job in jobs]
+    from memcalc.decide.largest import smallest_gpu
+
+    smallest = smallest_gpu(spec, jobs[0].setup)  # the job is the same, whatever GPU is asked about
+    answers = [_answer(spec, job, job.gpu, smallest) for job in jobs]
     if shown.json:
         shown.write(json.dumps({"model": spec.name, "gpus": answers}, indent=2) + "\n")
         return
@@ -62,9 +65,9 @@ def command(
     )
 
 
-def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
-    """What fits one GPU, as plain values."""
-    from memcalc.decide.largest import largest, smallest_gpu
+def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
+    """What fits one GPU, as plain values; `smallest` is the least GPU of the table that the job fits."""
+    from memcalc.decide.largest import largest
     from memcalc.decide.what_fits import advise
     from memcalc.estimation import estimate, needed_bytes
 
@@ -83,7 +86,6 @@ def _answer(spec: Any, job: Job, gpu: Any) -> dict[str, Any]:
         most = largest(spec, setup, gpu, field)
         found[f"largest_{field}"] = most.value
         found[f"process_bytes_at_largest_{field}"] = most.process_bytes
-    smallest = smallest_gpu(spec, setup)
     found["smallest_gpu"] = None if smallest is None else smallest.name
     if isinstance(setup, TrainingSetup) and not report.gpu.fits:
         found["remedies"] = advise(spec, setup, gpu).reported().model_dump()
