@@ -1,9 +1,13 @@
 """Laws of the layouts: what must hold of any model."""
 
+import json
+
 import pytest
+from support.paths import DATA
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
+from memcalc.estimation import estimate
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.run_context import run_context
 from memcalc.parallel.setup import ParallelSetup
@@ -77,3 +81,11 @@ def test_depth_costs_no_more_traced_blocks(depth: int) -> None:
     config = {**CONFIGS["llama"], "num_hidden_layers": depth}
     step = trace(ModelSpec.from_config(config), TrainingSetup(), layout=ParallelSetup("fsdp2", data=8))
     assert run_context(step.tape).traced_blocks <= 3
+
+
+def test_inputs_of_blocks_may_be_named_tuples() -> None:
+    """Qwen-VL's image blocks are told lengths that repeat; FSDP2 casts the tensors among a block's inputs."""
+    with (DATA / "measured" / "qwen2_5_vl.jsonl").open() as rows:
+        config = json.loads(next(rows))["case"]["config"]
+    setup = TrainingSetup(parallel="fsdp2", gpus=2, precision="mixed-bf16")
+    assert estimate(ModelSpec.from_config(config), setup).peak.allocated_bytes > 0

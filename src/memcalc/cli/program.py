@@ -62,12 +62,13 @@ class Program(TyperGroup):
         """
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from memcalc.cli.bare_model import meant_by
+            from memcalc.cli.files import command_line
 
             words = meant_by(args[0])
             if words is None:
                 raise unknown_command(args[0], COMMANDS)
-            warn(f"memcalc {' '.join(words)}")
             args = [*words, *args[1:]]
+            warn(" ".join(command_line(args)))
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:

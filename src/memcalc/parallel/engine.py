@@ -190,7 +190,8 @@ def replaced(value: Any, by_id: dict[int, Tensor]) -> Any:
     if isinstance(value, Tensor):
         return by_id.get(id(value), value)
     if isinstance(value, (tuple, list)):
-        return type(value)(replaced(item, by_id) for item in value)
+        items = [replaced(item, by_id) for item in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)  # a named tuple takes them apart
     if isinstance(value, dict):
         return {key: replaced(item, by_id) for key, item in value.items()}
     return value
