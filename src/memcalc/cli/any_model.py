@@ -4,7 +4,7 @@ from typing import Any
 
 from memcalc.cli.bare_model import meant_by
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Request
+from memcalc.cli.job import Request
 from memcalc.cli.model_options import answer, read_timeout
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError

@@ -1,12 +1,12 @@
 """`memcalc compare`: models, or ways to train one, side by side."""
 
 import json
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.job import Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError
 from memcalc.render import tables
@@ -15,7 +15,7 @@ from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
 
-@partial(with_job, without=("check", "svg"))
+@with_job(without=("check", "svg"))
 def command(
     models: Annotated[
         list[str],

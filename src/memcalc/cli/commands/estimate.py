@@ -4,7 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Job, with_job
+from memcalc.cli.job import Job
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, option_name
@@ -23,7 +24,7 @@ def _families(incomplete: str) -> list[str]:
     return [name for name in SHAPES if name.startswith(incomplete)]
 
 
-@with_job
+@with_job()
 def command(
     count: Annotated[
         str | None,

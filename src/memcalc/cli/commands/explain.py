@@ -4,13 +4,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
@@ -101,7 +101,7 @@ class ExplainedRequest(Request):
         return ExplainedJob(**vars(super().job(mode, below)), asked=self.asked)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg"))
+@with_job(without=("check", "markdown", "html", "svg"))
 def command(
     model: Annotated[
         str,

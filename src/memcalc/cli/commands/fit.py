@@ -1,12 +1,12 @@
 """`memcalc fit`: the largest job that fits a GPU, and the smallest GPU for the job."""
 
 import json
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
 from memcalc.render import tables
@@ -15,7 +15,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.units import format_bytes
 
 
-@partial(with_job, without=("check", "html", "svg", "snapshot"))
+@with_job(without=("check", "html", "svg", "snapshot"))
 def command(
     model: Annotated[
         str,

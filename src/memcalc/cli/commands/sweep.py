@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.job import Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import declared
 from memcalc.cli.progress import watched
 from memcalc.cli.read_model import read_model
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from memcalc.render.heat_map import Grid
 
 
-@partial(with_job, without=("check", "svg", "snapshot"))
+@with_job(without=("check", "svg", "snapshot"))
 def command(
     model: Annotated[
         str,

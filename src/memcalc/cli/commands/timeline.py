@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
@@ -59,7 +59,7 @@ class DrawnRequest(Request):
         return DrawnJob(**vars(super().job(mode, below)))
 
 
-@partial(with_job, without=("markdown",))
+@with_job(without=("markdown",))
 def command(
     model: Annotated[
         str,

@@ -1,13 +1,13 @@
 """`memcalc trace`: the tape of one step, for whoever looks for a wrong number."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
@@ -68,7 +68,7 @@ class TracedRequest(Request):
         return TracedJob(**vars(job), phase=self.phase, around_peak=self.around_peak)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
+@with_job(without=("check", "markdown", "html", "svg", "snapshot"))
 def command(
     model: Annotated[
         str,

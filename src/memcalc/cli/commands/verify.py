@@ -2,14 +2,15 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memcalc.cli import ENVIRONMENT
 from memcalc.cli.any_model import answer_for
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
 from memcalc.cli.options import read_count
 from memcalc.cli.parser import CommandWithLine, command_line
@@ -39,7 +40,7 @@ class VerifiedJob(Job):
         from memcalc.verification.run import measured_in_a_folder
 
         report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
-        measured, folder = measured_in_a_folder(self.command, self.steps)
+        measured, folder = measured_in_a_folder(self.command, self.steps, ENVIRONMENT or None)
         with folder:
             self._print(measured, report)
             if not self.shown.json and teacher is None:
@@ -106,7 +107,7 @@ class VerifiedRequest(Request):
         return VerifiedJob(**vars(super().job(mode, below)), command=self.command, steps=self.steps)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
+@with_job(without=("check", "markdown", "html", "svg", "snapshot"))
 def command(
     context: typer.Context,
     model: Annotated[
