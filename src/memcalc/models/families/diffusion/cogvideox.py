@@ -149,6 +149,7 @@ class CogVideoXPatchEmbed(Module):
             c.optional("patch_size_t"),
         )
         self.longest, self.width = c.integer("max_text_seq_length"), width
+        self.proj: Module
         if self.frames is None:
             bias = c.flag("patch_bias", True)
             self.proj = Convolution(channels, width, self.patch, self.patch, stride=self.patch, bias=bias)

@@ -219,8 +219,8 @@ class Lumina2Transformer2DModel(Denoiser):
             joint = ops.copy_slice_(joint, ops.narrow(ops.select(encoder, 0), 0, text))
             joint = ops.copy_slice_(joint, ops.select(hidden, 0))
         hidden = joint
-        for layer in self.layers:
-            hidden = layer(hidden, None, freqs, temb)
+        for joint_layer in self.layers:
+            hidden = joint_layer(hidden, None, freqs, temb)
         hidden = self.norm_out(hidden, temb)
         rows, columns = picture.latent_height // 2, picture.latent_width // 2
         made = [self._pixels(ops.select(hidden, 0), rows, columns) for _ in range(batch)]

@@ -39,8 +39,10 @@ class TimestepEmbedder(Module):
         args = ops.mul(ops.unsqueeze(t, 1), ops.unsqueeze(freqs, 0))
         embedding = ops.cat([ops.cos(args), ops.sin(args)], -1)
         del freqs, args
-        t_freq = ops.to(embedding, self.mlp[0].weight.dtype)
-        return self.mlp[2](ops.silu(self.mlp[0](t_freq)))  # type: ignore[no-any-return]
+        first = self.mlp[0]
+        assert isinstance(first, Linear)
+        t_freq = ops.to(embedding, first.weight.dtype)
+        return self.mlp[2](ops.silu(first(t_freq)))  # type: ignore[no-any-return]
 
 
 class ZAttention(Module):
@@ -114,6 +116,7 @@ class ZImageTransformerBlock(Module):
             attn_out = self.attention(self.attention_norm1(x), freqs)
             x = ops.add(x, self.attention_norm2(attn_out))
             return ops.add(x, self.ffn_norm2(self.feed_forward(self.ffn_norm1(x))))
+        assert adaln_input is not None
         mod = self.adaLN_modulation[0](adaln_input)
         scale_msa, gate_msa, scale_mlp, gate_mlp = ops.chunk(ops.unsqueeze(mod, 1), 4, 2)
         gate_msa, gate_mlp = ops.tanh(gate_msa), ops.tanh(gate_mlp)
