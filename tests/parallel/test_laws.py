@@ -1,15 +1,13 @@
 """Laws of the layouts: what must hold of any model."""
 
-import json
-
 import pytest
-from support.paths import DATA
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
-from memcalc.estimation import estimate
 from memcalc.models.spec import ModelSpec
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.run_context import run_context
+from memcalc.parallel.engine import replaced
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
@@ -83,9 +81,8 @@ def test_depth_costs_no_more_traced_blocks(depth: int) -> None:
     assert run_context(step.tape).traced_blocks <= 3
 
 
-def test_inputs_of_blocks_may_be_named_tuples() -> None:
-    """Qwen-VL's image blocks are told lengths that repeat; FSDP2 casts the tensors among a block's inputs."""
-    with (DATA / "measured" / "qwen2_5_vl.jsonl").open() as rows:
-        config = json.loads(next(rows))["case"]["config"]
-    setup = TrainingSetup(parallel="fsdp2", gpus=2, precision="mixed-bf16")
-    assert estimate(ModelSpec.from_config(config), setup).peak.allocated_bytes > 0
+def test_more_images_than_a_vision_tower_runs_one_by_one() -> None:
+    """Lengths of pieces go through FSDP2's hooks and the allocator's own run as they are."""
+    replaced_lengths = replaced((Repeat((4, 8), 3), 5), {})
+    assert replaced_lengths == (Repeat((4, 8), 3), 5)
+    assert isinstance(replaced_lengths[0], Repeat)

@@ -1,6 +1,6 @@
 """MODEL as `memcalc MODEL` takes it, with its options, for commands that answer for all of them in their own way."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any
@@ -10,11 +10,11 @@ import typer
 from memcalc.cli import model_options as option
 from memcalc.cli.bare_model import meant_by
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Request
-from memcalc.cli.option_groups import with_group
+from memcalc.cli.job import Request
+from memcalc.cli.option_groups import Group, spelt
 from memcalc.cli.shape_options import SHAPE, read_shape, shape_parameters
 from memcalc.common.escaping import quoted
-from memcalc.errors import UsageError, option_name
+from memcalc.errors import UsageError
 from memcalc.sources.display_names import short_name
 
 _WHERE = {
@@ -49,45 +49,23 @@ class ModelOptions:
         found = {name: self.given.get(name) for name in _WHERE}
         return {**found, "timeout": option.read_timeout(found["timeout"])}
 
-    @property
-    def of_run(self) -> str | None:
-        """The model of a run file, in place of its own."""
-        return self.given.get("of_run")
-
     def shape(self, model: str) -> dict[str, Any]:
         """The shape of `model`, which is a count. Raises UsageError for an option that says nothing about a count."""
-        self.refuse((*_HOW, *(name for name in _WHERE if name != "timeout"), "of_run"), model)
+        self.refuse((*_HOW, *(name for name in _WHERE if name != "timeout")), model)
         return read_shape(self.given)
 
     def refuse(self, names: Iterable[str], model: str) -> None:
         """Raise UsageError for one of the options `names` that was given, and says nothing about `model`."""
         for name in names:
             if self.given.get(name) not in (None, False):
-                spelled = option_name({"head": "task", "of_run": "model"}.get(name, name))
-                raise UsageError(f"{spelled} says nothing about {quoted(model)}; leave it out.")
+                raise UsageError(f"{spelt(name)} says nothing about {quoted(model)}; leave it out.")
 
 
 NOTHING_GIVEN = ModelOptions({})
 
 
-def with_model(function: Callable[..., None], *, run_files: bool = True) -> Callable[..., None]:
-    """Give a command the options of its models: it gets them as its keyword argument `options`.
-
-    Those of run files are among them where the command answers for these.
-    """
-    of_run = typer.Option(
-        "--model",
-        metavar="PATH|ID|COUNT",
-        help="The model of a run file, in place of its own.",
-        show_default=False,
-        rich_help_panel="Model",
-    )
-    options = [
-        *([_parameter("of_run", str | None, of_run)] if run_files else []),
-        *(_parameter(name, *kind) for name, kind in {**_WHERE, **_HOW}.items()),
-        *shape_parameters(),
-    ]
-    return with_group(function, "options", options, ModelOptions)
+def _options() -> list[Parameter]:
+    return [*(_parameter(name, *kind) for name, kind in {**_WHERE, **_HOW}.items()), *shape_parameters()]
 
 
 def _parameter(name: str, kind: Any, info: Any) -> Parameter:
@@ -95,8 +73,31 @@ def _parameter(name: str, kind: Any, info: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
 
 
-def answer_for(model: str, request: Request, options: ModelOptions) -> None:
-    """Answer `request` for a count, a path, a model of the Hub, or a framework's run file.
+MODEL = Group("options", _options, ModelOptions)
+"""The options of a command's models."""
+
+RUN_FILE = Group(
+    "of_run",
+    lambda: [
+        _parameter(
+            "of_run",
+            str | None,
+            typer.Option(
+                "--model",
+                metavar="PATH|ID|COUNT",
+                help="The model of a run file, in place of its own.",
+                show_default=False,
+                rich_help_panel="Model",
+            ),
+        )
+    ],
+    lambda given: given["of_run"],
+)
+"""The option of a command that takes run files too."""
+
+
+def answer_for(model: str, request: Request, options: ModelOptions, of_run: str | None) -> None:
+    """Answer `request` for a count, a path, a model of the Hub, or a framework's run file, whose model `of_run` is.
 
     Raises:
         MemcalcError: it is no model, or it cannot be answered for.
@@ -104,6 +105,8 @@ def answer_for(model: str, request: Request, options: ModelOptions) -> None:
     words = meant_by(model)
     if words is None:
         raise no_model(model)
+    if of_run is not None and words[0] != "from-config":
+        raise UsageError(f"--model says nothing about {quoted(model)}; leave it out.")
     if words[0] == "estimate":
         from memcalc.models.llama_shape import canonical_spec
         from memcalc.units import parse_parameters
@@ -118,13 +121,12 @@ def answer_for(model: str, request: Request, options: ModelOptions) -> None:
         options.refuse(("base",), model)
         found, how, where = read([model]), options.how, options.where
         del where["base"]
-        if options.of_run is None:
+        if of_run is None:
             refuse_path(found)
-        found.model = found.model if options.of_run is None else options.of_run
+        found.model = found.model if of_run is None else of_run
         how["head"] = how["head"] or found.setup.get("task")
         estimate_run(found, request, how, where, lambda words: read([model], words))
         return
-    options.refuse(("of_run",), model)
     job, local = request.read(), words[0] == "from-file"
     loaded = load_model(model, options, local=local)
     option.answer(job, loaded, short_name(model) if local else loaded.name, **options.how)

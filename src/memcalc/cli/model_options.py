@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Job
+from memcalc.cli.job import Job
 from memcalc.cli.options import read_count, read_value
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError

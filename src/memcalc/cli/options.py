@@ -14,6 +14,7 @@ import typer
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, option_name
+from memcalc.setup.inference_options import CacheType
 from memcalc.setup.sentences import choice_sentence, value_type
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
@@ -113,6 +114,11 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
         found = {_plain_word(choice): choice for choice in choices}.get(_plain_word(text))
+        if found is None and option == "--kv-dtype" and text.strip().lower() in get_args(CacheType):
+            raise UsageError(
+                f"--kv-dtype is for all engines, and {text.strip().lower()} is one of llama.cpp's types; give "
+                "--engine llama.cpp with --cache-type-k and --cache-type-v."
+            )
         if found is None:
             raise UsageError(choice_sentence(option, text, choices))
         return found

@@ -1,12 +1,12 @@
 """The shape of a model that is a parameter count: options that say whose it is, or its numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.option_groups import with_group
+from memcalc.cli.option_groups import Group
 from memcalc.cli.options import read_count
 from memcalc.errors import option_name
 
@@ -57,11 +57,6 @@ def shape_parameters() -> list[Parameter]:
     ]
 
 
-def with_shape(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of a shape: it gets those that were given as its keyword argument `shape`."""
-    return with_group(function, "shape", shape_parameters(), read_shape)
-
-
 def read_shape(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that were given, read, as arguments of `canonical_spec`. Raises UsageError."""
     return {
@@ -69,6 +64,10 @@ def read_shape(given: Mapping[str, Any]) -> dict[str, Any]:
         for name in SHAPE
         if (value := given.get(name)) is not None
     }
+
+
+SHAPE_OF_A_COUNT = Group("shape", shape_parameters, read_shape)
+"""The options of a shape: those that were given."""
 
 
 def _families(incomplete: str) -> list[str]:

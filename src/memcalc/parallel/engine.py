@@ -189,9 +189,10 @@ def replaced(value: Any, by_id: dict[int, Tensor]) -> Any:
     """Arguments with some of the tensors in them replaced."""
     if isinstance(value, Tensor):
         return by_id.get(id(value), value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
+        return type(value)(*(replaced(item, by_id) for item in value))
     if isinstance(value, (tuple, list)):
-        items = [replaced(item, by_id) for item in value]
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)  # a named tuple takes them apart
+        return type(value)(replaced(item, by_id) for item in value)
     if isinstance(value, dict):
         return {key: replaced(item, by_id) for key, item in value.items()}
     return value

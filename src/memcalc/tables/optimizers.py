@@ -195,8 +195,13 @@ def spelled(name: str) -> Spelling:
         return Spelling(name)
     if name in SPELLINGS:
         return SPELLINGS[name]
-    why = REFUSED.get(name) or REFUSED.get(name.lower())
+    why = {_squeezed(other): why for other, why in REFUSED.items()}.get(_squeezed(name.rsplit(".", 1)[-1]))
     if why is not None:
         raise UsageError(f"optimizer {quoted(name)} is not computed: {why}. `memcalc optimizers` lists those that are.")
     near = close_matches(name, OPTIMIZERS) or ";"
     raise UsageError(f"optimizer {quoted(name)} is not known{near} `memcalc optimizers` lists them.")
+
+
+def _squeezed(name: str) -> str:
+    """A name as it is compared with those that are refused: classes and keys are written apart in other ways."""
+    return name.lower().replace("_", "").replace("-", "")

@@ -1,13 +1,13 @@
 """`memcalc compare`: models, or ways to train one, side by side."""
 
 import json
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, with_model
-from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.any_model import MODEL, ModelOptions
+from memcalc.cli.job import Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.read_model import ReadModel, read_model
 from memcalc.errors import UsageError
 from memcalc.render import tables
@@ -16,8 +16,7 @@ from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
 
-@partial(with_job, without=("check", "svg"))
-@partial(with_model, run_files=False)
+@with_job(without=("check", "svg"), groups=(MODEL,))
 def command(
     models: Annotated[
         list[str],

@@ -4,15 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Job, with_job
-from memcalc.cli.shape_options import with_shape
+from memcalc.cli.job import Job
+from memcalc.cli.job_command import with_job
+from memcalc.cli.shape_options import SHAPE_OF_A_COUNT
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.units import parse_parameters
 
 
-@with_job
-@with_shape
+@with_job(groups=(SHAPE_OF_A_COUNT,))
 def command(
     count: Annotated[
         str | None,

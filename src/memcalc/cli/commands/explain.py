@@ -4,13 +4,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, answer_for, with_model
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
@@ -100,8 +100,7 @@ class ExplainedRequest(Request):
         return ExplainedJob(**vars(super().job(mode, below)), asked=self.asked)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg"))
-@with_model
+@with_job(without=("check", "markdown", "html", "svg"), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
         str,
@@ -113,6 +112,7 @@ def command(
     ],
     *,
     options: ModelOptions,
+    of_run: str | None,
     request: Request,
     row: Annotated[str | None, _option("--row", "Only this row of the box, such as activations.", "ROW")] = None,
     phase: Annotated[
@@ -142,7 +142,7 @@ def command(
         raise UsageError("--oom asks for one allocation; leave out --row, --phase, --at and --top.")
     message = None if oom is None else _message(oom)
     asked = Asked(_row(row), phase, at, None if top is None else read_count("--top", top), message)
-    answer_for(model, ExplainedRequest(request.mode, request.given, request.chosen, asked), options)
+    answer_for(model, ExplainedRequest(request.mode, request.given, request.chosen, asked), options, of_run)
 
 
 def _message(given: str) -> str:

@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, with_model
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.any_model import MODEL, ModelOptions
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
 from memcalc.render import tables
@@ -17,8 +17,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.units import format_bytes
 
 
-@partial(with_job, without=("check", "html", "svg", "snapshot"))
-@partial(with_model, run_files=False)
+@with_job(without=("check", "html", "svg", "snapshot"), groups=(MODEL,))
 def command(
     model: Annotated[
         str,

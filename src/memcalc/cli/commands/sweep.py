@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, with_model
-from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.any_model import MODEL, ModelOptions
+from memcalc.cli.job import Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import declared
 from memcalc.cli.progress import watched
 from memcalc.cli.read_model import ReadModel, read_model
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
     from memcalc.render.heat_map import Grid
 
 
-@partial(with_job, without=("check", "svg", "snapshot"))
-@partial(with_model, run_files=False)
+@with_job(without=("check", "svg", "snapshot"), groups=(MODEL,))
 def command(
     model: Annotated[
         str,

@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, answer_for, with_model
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
@@ -58,8 +58,7 @@ class DrawnRequest(Request):
         return DrawnJob(**vars(super().job(mode, below)))
 
 
-@partial(with_job, without=("markdown",))
-@with_model
+@with_job(without=("markdown",), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
         str,
@@ -71,6 +70,7 @@ def command(
     ],
     *,
     options: ModelOptions,
+    of_run: str | None,
     request: Request,
 ) -> None:
     """Draw the memory of one step over time: the six rows of the box stacked, the peak, phases and blocks.
@@ -79,4 +79,4 @@ def command(
     moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
     request.shown().only("timeline", "json", "html", "svg", "snapshot")
-    answer_for(model, DrawnRequest(request.mode, request.given, request.chosen), options)
+    answer_for(model, DrawnRequest(request.mode, request.given, request.chosen), options, of_run)

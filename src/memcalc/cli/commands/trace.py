@@ -1,13 +1,13 @@
 """`memcalc trace`: the tape of one step, for whoever looks for a wrong number."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, answer_for, with_model
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
@@ -67,8 +67,7 @@ class TracedRequest(Request):
         return TracedJob(**vars(job), phase=self.phase, around_peak=self.around_peak)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
-@with_model
+@with_job(without=("check", "markdown", "html", "svg", "snapshot"), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
         str,
@@ -80,6 +79,7 @@ def command(
     ],
     *,
     options: ModelOptions,
+    of_run: str | None,
     request: Request,
     phase: Annotated[
         str | None, _option("--phase", "Only this phase: forward, backward; prefill, decode.", "PHASE")
@@ -94,4 +94,4 @@ def command(
     if request.chosen["check"]:
         raise UsageError("trace says what is allocated, so there is nothing to check; leave out --check.")
     span = None if around_peak is None else read_count("--around-peak", around_peak)
-    answer_for(model, TracedRequest(request.mode, request.given, request.chosen, phase, span), options)
+    answer_for(model, TracedRequest(request.mode, request.given, request.chosen, phase, span), options, of_run)

@@ -2,14 +2,14 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import ModelOptions, answer_for, with_model
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.cli.parser import CommandWithLine, command_line
 from memcalc.common.assumption import Assumption
@@ -105,8 +105,7 @@ class VerifiedRequest(Request):
         return VerifiedJob(**vars(super().job(mode, below)), command=self.command, steps=self.steps)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
-@with_model
+@with_job(without=("check", "markdown", "html", "svg", "snapshot"), groups=(MODEL, RUN_FILE))
 def command(
     context: typer.Context,
     model: Annotated[
@@ -120,6 +119,7 @@ def command(
     ],
     *,
     options: ModelOptions,
+    of_run: str | None,
     request: Request,
     steps: Annotated[
         str | None,
@@ -146,4 +146,4 @@ def command(
         raise UsageError("verify runs the job, so there is nothing to check; leave out --check.")
     number = _STEPS if steps is None else read_count("--steps", steps)
     verifying = VerifiedRequest(request.mode, request.given, request.chosen, tuple(words), number)
-    answer_for(model, verifying, options)
+    answer_for(model, verifying, options, of_run)
