@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from memcalc.autograd.tape import WEIGHTS
 from memcalc.breakdown.process_memory import ProcessMemory
@@ -41,6 +41,15 @@ if TYPE_CHECKING:
 
 Setup = TrainingSetup | InferenceSetup
 Ran = TypeVar("Ran")
+
+
+class Job(NamedTuple):
+    """A model, what is run, the GPU to fit if one is named, and the model that distillation asks."""
+
+    spec: ModelSpec
+    setup: Setup
+    gpu: Gpu | None
+    teacher: ModelSpec | None = None
 
 
 def estimate(
@@ -85,7 +94,8 @@ def estimate(
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    process_memory = process_memory_of((spec, setup, gpu), step, totals[top], layout, simulate=simulate, advise=True)
+    job = Job(spec, setup, gpu, teacher)
+    process_memory = process_memory_of(job, step, totals[top], layout, simulate=simulate, advise=True)
     rows = rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     parameters = parameters_of(step, spec, layout)
     found_cluster = None
@@ -119,7 +129,7 @@ def estimate(
         ),
         kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
         gpu=None if gpu is None else _gpu_fit(spec, setup, gpu, step, process_memory.process),
-        serving=_serving(spec, setup, gpu, step),
+        serving=_serving(spec, setup, gpu, step, process_memory.process),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
@@ -139,23 +149,17 @@ def process_bytes(
     """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
     steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
-    process = process_memory_of((spec, setup, gpu), step, max(phase_totals(step).values()), layout).process
+    process = process_memory_of(Job(spec, setup, gpu, teacher), step, max(phase_totals(step).values()), layout).process
     if isinstance(setup, TrainingSetup):
         return process
     return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
 
 
 def process_memory_of(
-    job: tuple[ModelSpec, Setup, Gpu | None],
-    step: Step,
-    tensors: int,
-    layout: ParallelSetup,
-    *,
-    simulate: bool = True,
-    advise: bool = False,
+    job: Job, step: Step, tensors: int, layout: ParallelSetup, *, simulate: bool = True, advise: bool = False
 ) -> ProcessMemory:
     """What the process of a traced step holds, whose tensors peak at `tensors` bytes. Raises UsageError."""
-    spec, setup, gpu = job
+    spec, setup, gpu, teacher = job
     memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, tensors, communicators(layout))
     if setup.allocator_reserve is not None:
         if setup.alloc_conf is not None:
@@ -163,7 +167,8 @@ def process_memory_of(
                 "--allocator-reserve says what the allocator holds, which --alloc-conf has simulated; leave one out."
             )
         return memory
-    from memcalc.allocator.training_job import counters, not_simulated
+    from memcalc.allocator.described import not_simulated
+    from memcalc.allocator.job import counters
 
     why = not_simulated(step, setup, gpu)
     if why is not None and setup.alloc_conf is not None:
@@ -173,7 +178,7 @@ def process_memory_of(
         why = why or "not simulated: no allocator makes its tensors fit"
     if why is not None or not simulate:
         return memory.with_counters(None, why or "not simulated here")
-    return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
+    return memory.with_counters(counters(spec, step, gpu, limit, teacher=teacher, advise=advise))
 
 
 def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int | None:
@@ -181,14 +186,15 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
 
     Raises MemcalcError.
     """
-    from memcalc.allocator.training_job import needed, not_simulated
+    from memcalc.allocator.described import not_simulated
+    from memcalc.allocator.job import needed
 
     steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
     if setup.allocator_reserve is not None or not_simulated(step, setup, gpu) is not None:
         return None
     memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, 0, communicators(layout))
-    return needed(spec, step, gpu) + memory.context + memory.nccl
+    return needed(spec, step, gpu, teacher) + memory.context + memory.nccl
 
 
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
@@ -255,10 +261,10 @@ def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, s
     return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
-def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
+def _serving(spec: ModelSpec, setup: Setup, gpu: Gpu | None, step: Step, process: int) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
         return None
     from memcalc.report.serving import serving_of
 
-    return serving_of(spec, setup, gpu, step)
+    return serving_of(spec, setup, gpu, step, process)

@@ -8,10 +8,9 @@ from typing import Any
 
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.conf import DEFAULT_CONF, AllocatorConf
-from memcalc.allocator.events import Events
+from memcalc.allocator.events import Events, JobEvents
 from memcalc.allocator.expandable import allocator_of
 from memcalc.allocator.plain import PlainAllocator
-from memcalc.allocator.training_events import TrainingEvents
 
 MOST_STEPS = 8
 """Steps that are simulated at most, where each reserves more than the one before."""
@@ -49,7 +48,7 @@ class Simulated:
 
 
 def simulate(
-    job: TrainingEvents, conf: AllocatorConf = DEFAULT_CONF, capacity: int | None = None, *, empty_cache: bool = False
+    job: JobEvents, conf: AllocatorConf = DEFAULT_CONF, capacity: int | None = None, *, empty_cache: bool = False
 ) -> Simulated:
     """Run a job on a device of `capacity` bytes, CUDA context excluded (None: without limit).
 

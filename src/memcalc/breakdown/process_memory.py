@@ -24,13 +24,13 @@ SEGMENT = 2 * MIB
 class AllocatorCounters:
     """What a simulation of PyTorch's allocator says.
 
-    allocated, reserved: the most of each, in bytes. steps: how many it ran. lower: what would reserve less, each with
-    the bytes that it would reserve.
+    allocated, reserved: the most of each, in bytes. ran: what was simulated, such as "3 equal steps". lower: what would
+    reserve less, each with the bytes that it would reserve.
     """
 
     allocated: int
     reserved: int
-    steps: int
+    ran: str
     lower: tuple[tuple[str, int], ...] = ()
 
 
@@ -160,7 +160,7 @@ class ProcessMemory:
         if self.counters is not None:
             yield Assumption(
                 "allocator_simulated",
-                f"allocator simulated for {self.counters.steps} equal steps: batches of many lengths reserve more",
+                f"allocator simulated for {self.counters.ran}: batches of many lengths reserve more",
             )
             if self.counters.lower:
                 ways = " or ".join(f"{format_bytes(size)} with {how}" for how, size in self.counters.lower)

@@ -239,6 +239,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         left_by_backward=left_by_backward,
         phases=(PHASE, *_PHASES) if isinstance(network, Denoiser) and runs_in_step(setup) else _PHASES,
         resolved_options=more.resolved_options,
+        companions=more.companions,
+        held_until_step=more.held_until_step,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
