@@ -32,7 +32,8 @@ from memcalc.report.rows import (
     standing_parts,
     sum_parts,
 )
-from memcalc.report.schema import GpuFit, Model, Peak, Phase, Report, Serving
+from memcalc.report.schema import GpuFit, MixedLengths, Model, Peak, Phase, Report, Serving
+from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 
@@ -130,6 +131,7 @@ def estimate(
         kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
         gpu=None if gpu is None else _gpu_fit(spec, setup, gpu, step, process_memory.process),
         serving=_serving(spec, setup, gpu, step, process_memory.process),
+        mixed_lengths=_mixed_lengths(setup, process_memory),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
@@ -173,8 +175,11 @@ def process_memory_of(
     why = not_simulated(step, setup, gpu)
     if why is not None and setup.alloc_conf is not None:
         raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
+    lengths = setup.lengths if isinstance(setup, TrainingSetup) else None
+    if why is not None and lengths is not None:
+        raise UsageError(f"--lengths has the allocator simulated, but {why}; leave it out.")
     limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
-    if limit is not None and memory.counted > limit and setup.alloc_conf is None:
+    if limit is not None and memory.counted > limit and (setup.alloc_conf, lengths) == (None, None):
         why = why or "not simulated: no allocator makes its tensors fit"
     if why is not None or not simulate:
         return memory.with_counters(None, why or "not simulated here")
@@ -231,7 +236,8 @@ def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
         return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
-        if setup.seq_len is not None or problem.longest <= later:
+        many = isinstance(setup, TrainingSetup) and setup.lengths is not None
+        if setup.seq_len is not None or many or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
     return run(shorter)
@@ -249,6 +255,19 @@ def _traced(
     from memcalc.inference.served_model import served_model
 
     return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
+
+
+def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
+    if isinstance(setup, InferenceSetup) or setup.lengths is None or memory.counters is None:
+        return None
+    lengths = [length for step in drawn_lengths(setup) for length in step]
+    return MixedLengths(
+        distribution=said(setup.lengths),
+        seed=setup.seed,
+        shortest=min(lengths),
+        longest=max(lengths),
+        reserved_bytes=memory.counters.by_step,
+    )
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:

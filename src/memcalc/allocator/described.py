@@ -21,7 +21,8 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
         return why
     if gpu is not None and gpu.architecture.startswith("gfx"):
         return "it is simulated for NVIDIA GPUs"
-    if gpu is None and setup.alloc_conf is None:
+    lengths = setup.lengths if isinstance(setup, TrainingSetup) else None
+    if gpu is None and setup.alloc_conf is None and lengths is None:
         return "name a --gpu to have it simulated"
     return None
 

@@ -59,3 +59,15 @@ class JobEvents:
     first: Events
     later: Events
     workspace: int
+
+
+@dataclass(frozen=True)
+class RunEvents:
+    """A job on one GPU: its model comes, then one step after another, each with inputs of its own.
+
+    workspace: bytes of what cuBLAS asks for in each thread that multiplies.
+    """
+
+    loading: Events
+    steps: tuple[tuple[Events, Events], ...]
+    workspace: int

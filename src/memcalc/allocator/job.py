@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.allocator.caching import OutOfDeviceMemory
 from memcalc.allocator.conf import AllocatorConf, parse_alloc_conf
-from memcalc.allocator.events import JobEvents
+from memcalc.allocator.events import JobEvents, RunEvents
 from memcalc.allocator.inference_events import decoded_tokens, inference_events
 from memcalc.allocator.loading import loaded_on_gpu, moved
 from memcalc.allocator.simulation import simulate
@@ -17,6 +17,7 @@ from memcalc.allocator.training_events import training_events
 from memcalc.breakdown.process_memory import AllocatorCounters
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.stack import every_block_by_itself
+from memcalc.setup.lengths import drawn_lengths, of_length, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import UNNAMED, CudaDevice, cuda_device
 from memcalc.tables.overheads import workspace_of
@@ -33,7 +34,7 @@ def conf_of(setup: TrainingSetup | InferenceSetup) -> AllocatorConf:
     return parse_alloc_conf(setup.alloc_conf or "")
 
 
-def job_events(spec: ModelSpec, step: Step, gpu: Gpu | None, teacher: ModelSpec | None = None) -> JobEvents:
+def job_events(spec: ModelSpec, step: Step, gpu: Gpu | None, teacher: ModelSpec | None = None) -> JobEvents | RunEvents:
     """What the job of a traced step asks of the allocator on a GPU (None: one that nothing is said of)."""
     setup = step.setup
     if isinstance(setup, InferenceSetup):
@@ -62,7 +63,12 @@ def _training(
     device: CudaDevice,
     workspace: int,
     teacher: SpecKey | None,
-) -> JobEvents:
+) -> JobEvents | RunEvents:
+    if setup.lengths is not None:
+        from memcalc.allocator.run_of_lengths import run_events  # a job of one length does not pay for it
+
+        of_any = partial(_micro_batch_of_length, key.spec, setup, device, None if teacher is None else teacher.spec)
+        return run_events(of_any, drawn_lengths(setup), workspace)
     traced = partial(traced_micro_batch, key.spec, setup, device, None if teacher is None else teacher.spec)
     return training_events(traced, setup.grad_accum, workspace)
 
@@ -78,6 +84,18 @@ def traced_micro_batch(
     """One micro-batch of a job, after others of its step or not."""
     one = setup.model_copy(update={"grad_accum": 2 if accumulated else 1})
     return trace(spec, one, tracing=Tracing(device, every_block), teacher=teacher)
+
+
+def _micro_batch_of_length(  # noqa: PLR0913 (the same for one length)
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    device: CudaDevice,
+    teacher: ModelSpec | None,
+    length: int,
+    accumulated: bool,
+    every_block: bool,
+) -> Step:
+    return traced_micro_batch(spec, of_length(setup, length), device, teacher, accumulated, every_block)
 
 
 @lru_cache(maxsize=4)
@@ -129,13 +147,18 @@ def counters(
                 ("--alloc-conf expandable_segments:True", simulate(job, parse_alloc_conf(EXPANDABLE)).reserved)
             )
         after = "the first step" if step.training else "the first prompt"
+        if isinstance(job, RunEvents):
+            after = "every step"
         lower.append((f"torch.cuda.empty_cache() after {after}", simulate(job, conf, empty_cache=True).reserved))
     helps = tuple((how, reserved) for how, reserved in lower if reserved < run.reserved)
-    return AllocatorCounters(run.allocated, run.reserved, _ran(step.setup, len(run.steps)), helps)
+    by_step = tuple(max(peaks.reserved.values()) for peaks in run.steps) if isinstance(job, RunEvents) else ()
+    return AllocatorCounters(run.allocated, run.reserved, _ran(step.setup, len(run.steps)), helps, by_step)
 
 
 def _ran(setup: TrainingSetup | InferenceSetup, count: int) -> str:
     """What was simulated, in words."""
+    if isinstance(setup, TrainingSetup) and setup.lengths is not None:
+        return f"{count} steps of lengths {said(setup.lengths)}, seed {setup.seed}"
     if isinstance(setup, TrainingSetup):
         return f"{count} equal steps"
     tokens = len(decoded_tokens(setup.max_new_tokens)) + 1

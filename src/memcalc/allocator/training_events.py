@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 from memcalc.allocator.events import Events, JobEvents
-from memcalc.allocator.loading import every_tensor, moved
+from memcalc.allocator.loading import moved
+from memcalc.allocator.optimizer_events import update
 from memcalc.allocator.unrolled import NotUniformError, Unrolled
 from memcalc.autograd.graph import AccumulateGrad
-from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.common.sizes import ALIGNMENT
 from memcalc.nn.module import Module
-from memcalc.optim.weight import Weight
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.traced_step import Step
-from memcalc.training.trainer_loop import clips, partial_sums, runs_trainer, scalar_bytes
+from memcalc.training.trainer_loop import runs_trainer, scalar_bytes
 
 MOST_MICRO_BATCHES = 3
 """Micro-batches of a step that are simulated: what the third one meets is what all later ones meet."""
@@ -28,7 +26,7 @@ TraceStep = Callable[[bool, bool], Step]
 
 
 @dataclass(frozen=True)
-class _Micro:
+class MicroBatch:
     """A micro-batch whose tape becomes events, with every block traced where one cannot stand for others."""
 
     trace: TraceStep
@@ -61,15 +59,15 @@ def training_events(
     trace_step: TraceStep, micro_batches: int, workspace: int, load: Callable[[Module], Events] = moved
 ) -> JobEvents:
     """The events of a job whose steps have so many micro-batches."""
-    parts = [_Micro(trace_step, accumulated=False)]
+    parts = [MicroBatch(trace_step, accumulated=False)]
     if micro_batches > 1:
-        later = _Micro(trace_step, accumulated=True)
+        later = MicroBatch(trace_step, accumulated=True)
         parts += [later] * (min(micro_batches, MOST_MICRO_BATCHES) - 1)
     step = parts[0].step
     assert isinstance(step.setup, TrainingSetup)
     together = micro_batches if runs_trainer(step.setup) else 1
     return JobEvents(
-        _loaded(step, load),
+        loaded_models(step, load),
         batch(step, together),
         _step(parts, step, first=True),
         _step(parts, step, first=False),
@@ -77,7 +75,7 @@ def training_events(
     )
 
 
-def _loaded(step: Step, load: Callable[[Module], Events]) -> Events:
+def loaded_models(step: Step, load: Callable[[Module], Events] = moved) -> Events:
     """All models of the job, that of the step first."""
     events = load(step.network)
     for model in step.companions:
@@ -95,68 +93,21 @@ def batch(step: Step, count: int = 1) -> Events:
     return events
 
 
-def _step(parts: Iterable[_Micro], step: Step, *, first: bool) -> Events:
-    """Every micro-batch, then the optimizer, which makes its states in the first step; at last gradients go."""
+def _step(parts: Iterable[MicroBatch], step: Step, *, first: bool) -> Events:
+    """Every micro-batch, then the optimizer; at last gradients go."""
     events = Events()
     gradients: list[int] = []
-    assert isinstance(step.setup, TrainingSetup)
-    scalars = _scalars(step.setup)
+    scalars = loop_scalars(step)
     for part in parts:
         gradients += part.append_to(events, warm=bool(gradients), scalars=scalars if not gradients else {})
-    events.begin("step")
-    assert step.optimizer is not None
-    weights = _one_by_one(step)
-    if clips(step.setup):
-        _clip(events, weights)
-    if first:
-        _make_states(events, step, weights)
-    offset = events.count
-    codes = step.optimizer.step[step.implementation].codes(weights, rows_scratch(step.tape.device))
-    events.codes += [code if code > 0 else code - offset for code in codes]
-    events.count += sum(code > 0 for code in codes)
+    events.append(update(step, first=first))
     for number in gradients:
         events.free(number)
     return events
 
 
-def _scalars(setup: TrainingSetup) -> dict[str, int]:
+def loop_scalars(step: Step) -> dict[str, int]:
     """How many tensors of one element the training loop makes as each phase begins."""
-    forward, backward = (scalar_bytes(setup, phase) // ALIGNMENT for phase in ("forward", "backward"))
+    assert isinstance(step.setup, TrainingSetup)
+    forward, backward = (scalar_bytes(step.setup, phase) // ALIGNMENT for phase in ("forward", "backward"))
     return {"forward": forward, "backward": backward - forward}
-
-
-def _clip(events: Events, weights: Iterable[Weight]) -> None:
-    """Clip the gradients: a norm for each, with partial sums of those of one dtype, and the norm of all norms."""
-    groups: dict[int, list[tuple[int, int]]] = {}
-    for weight in weights:
-        groups.setdefault(weight.itemsize, []).append((weight.count, 1))
-    norms: list[int] = []
-    for sizes in groups.values():
-        norms += [events.malloc(4) for _ in sizes]
-        events.free(events.malloc(partial_sums(sizes)))
-    if norms:
-        for number in [events.malloc(4 * len(norms)), events.malloc(4), *norms]:
-            events.free(number)
-
-
-def _one_by_one(step: Step) -> list[Weight]:
-    """The trained weights, each for itself, in the order of updates."""
-    reached = [parameter for _, parameter in step.tensors if parameter.reached]
-    weights = {id(parameter): replace(w, copies=1) for parameter, w in zip(reached, step.trained, strict=True)}
-    seen: set[int] = set()
-    tensors = chain.from_iterable(every_tensor(model, seen) for model in (step.network, *step.companions))
-    return [weights[id(tensor)] for tensor, again in tensors if not again and id(tensor) in weights]
-
-
-def _make_states(events: Events, step: Step, weights: Iterable[Weight]) -> None:
-    optimizer = step.optimizer
-    assert optimizer is not None
-    counted = step.implementation in optimizer.counter_on_device
-    if optimizer.once:
-        events.malloc(optimizer.once)
-    for weight in weights:
-        if counted:
-            events.malloc(4)
-        for nbytes in optimizer.states(weight).values():
-            if nbytes:
-                events.malloc(nbytes)
