@@ -49,7 +49,7 @@ from memcalc.ops.elementwise import (
     where,
 )
 from memcalc.ops.fused_attention import scaled_dot_product_attention
-from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy
+from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy, in_place_cross_entropy
 from memcalc.ops.indexing import (
     gather,
     index_add_,
@@ -176,6 +176,7 @@ __all__ = [
     "grid_sample",
     "group_norm",
     "grouped_mm",
+    "in_place_cross_entropy",
     "index",
     "index_add_",
     "index_list",

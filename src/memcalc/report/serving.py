@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.allocator.described import not_simulated
 from memcalc.allocator.job import conf_of, generation_events
+from memcalc.allocator.simulated_jobs import not_simulated
 from memcalc.allocator.smallest_device import runs
 from memcalc.breakdown.model_weights import model_weights
 from memcalc.breakdown.process_memory import ProcessMemory

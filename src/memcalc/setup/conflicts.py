@@ -138,7 +138,7 @@ def _loss(setup: TrainingOptions) -> Iterator[str]:
             f"{setup.loss_implementation}; leave it out."
         )
     for name, asked in (("label-smoothing", setup.label_smoothing > 0), ("z-loss", setup.z_loss)):
-        if asked and setup.loss_implementation in ("chunked", "cut-cross-entropy"):
+        if asked and setup.loss_implementation in ("chunked", "cut-cross-entropy", "liger-cross-entropy"):
             yield (
                 f"--loss-implementation {setup.loss_implementation} has no --{name}; use --loss-implementation "
                 f"eager or liger, or leave --{name} out."

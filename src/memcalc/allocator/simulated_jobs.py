@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.nn import parameter_bytes
-from memcalc.nn.quantized_layers import QuantizedLinear
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 
@@ -30,7 +28,7 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
 def _training(step: Step, setup: TrainingSetup) -> str | None:
     if step.engine is not None:
         return "it is simulated for jobs on one GPU"
-    if isinstance(step.network, Denoiser):
+    if step.network.input_kind == "latents":
         return "it is not simulated for denoisers"
     if step.steps_in_backward:
         return "it is not simulated where the optimizer steps in backward"
@@ -40,6 +38,8 @@ def _training(step: Step, setup: TrainingSetup) -> str | None:
 
 
 def _inference(step: Step, setup: InferenceSetup) -> str | None:
+    from memcalc.nn.quantized_layers import QuantizedLinear  # training does not pay for it
+
     if step.components or step.phases[-1] not in ("prefill", "decode"):
         return "it is not simulated for diffusion pipelines"
     if setup.engine != "transformers":
