@@ -46,6 +46,7 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
     """
     yield from _optimizer(setup)
     yield from _adapters(setup)
+    yield from _float8(setup)
     yield from _checkpointing(setup)
     yield from _loss(setup)
     yield from _objective(setup)
@@ -119,6 +120,18 @@ def _adapters(setup: TrainingOptions) -> Iterator[str]:
             f"PEFT has no DoRA on {setup.quantization} weights; use --quantization nf4, nf4-double, fp4 or int8, "
             "or leave out --dora."
         )
+
+
+def _float8(setup: TrainingOptions) -> Iterator[str]:
+    if setup.float8_recipe == "none":
+        return
+    if setup.quantization != "none":
+        yield (
+            f"--float8-recipe multiplies weights that are wide, and --quantization {setup.quantization} packs them; "
+            "leave one of them out."
+        )
+    if setup.tensor_parallel_size > 1:
+        yield "--float8-recipe is computed without tensor parallelism; leave out --tensor-parallel-size."
 
 
 def _checkpointing(setup: TrainingOptions) -> Iterator[str]:

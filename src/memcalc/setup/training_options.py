@@ -91,6 +91,11 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     train_only: str = option(
         "Optimizer", "all", "Weights that are trained without LoRA: all, head, bias, last-N (blocks), or module names."
     )
+    float8_recipe: Literal["none", "tensorwise"] = option(
+        "Precision",
+        "none",
+        "torchao's float8 training: the products of linear layers in 8 bits, by this recipe of Float8LinearConfig.",
+    )
     frozen_dtype: Literal["bf16", "fp16"] | None = option(
         "Precision",
         None,
