@@ -31,9 +31,7 @@ def write_whole(path: str, text: str | bytes) -> None:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(f"{quoted(path)} is a folder")
-        if os.path.exists(path) and not stat.S_ISREG(
-            os.stat(path).st_mode
-        ):  # also /dev/stdout, whose link leads nowhere
+        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):  # not its real path: a pipe has none
             _write_through(path, data)
         else:
             _replace(os.path.realpath(path), data)
