@@ -97,6 +97,6 @@ def command_line(words: Sequence[str] | None = None) -> list[str]:
     for word in sys.argv[1:] if words is None else words:
         name, equals, _ = word.partition("=")
         secret = name.startswith(_SECRET)
-        out.append("***" if hide else f"{name}=***" if secret and equals else shlex.quote(word))
+        out.append("***" if hide else f"{name}=***" if secret and equals else word)
         hide = secret and not equals
-    return ["memcalc", *out]
+    return ["memcalc", *map(shlex.quote, out)]
