@@ -59,8 +59,8 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
     engine = setup.parallel or default
     for sentence in _refused(setup, engine):
         raise UsageError(sentence)
-    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, *_ZERO, "ddp", "megatron"):
-        engine = "none"  # nothing is shared: the single GPU, to the byte
+    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, "ddp", "megatron"):
+        engine = "none"  # nothing is shared: the single GPU, to the byte (DeepSpeed keeps its master copies even so)
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
     if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and setup.trainer != "accelerate":

@@ -16,7 +16,6 @@ from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.causal_lm import CausalLM
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
@@ -33,8 +32,7 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
-from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
-from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
+from memcalc.training.input_sizes import check_sizes
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -107,6 +105,8 @@ def trace(
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
+        from memcalc.training.denoising import as_scripts_train  # language models do not pay for importing it
+
         setup = as_scripts_train(setup, spec.model_type)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
@@ -119,7 +119,7 @@ def trace(
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
-_PHASES = ("forward", "backward", "step")
+_PHASES: tuple[str, ...] = ("forward", "backward", "step")
 
 
 @lru_cache(maxsize=64)
@@ -141,8 +141,10 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
-    if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
+    if network.input_kind == "latents":
+        from memcalc.training.denoising import notes_of_denoiser
+
+        notes += notes_of_denoiser(network, spec, setup)
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 
@@ -199,9 +201,12 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
     restore_retained(network, tape)
     loss: Tensor | None
-    if isinstance(network, Denoiser):
-        frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
-        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe), frozen)
+    phases = _PHASES
+    if network.input_kind == "latents":
+        from memcalc.training.denoising import first_phases, loss_of_denoiser
+
+        phases = (*first_phases(setup), *_PHASES)
+        loss, outputs, more = loss_of_denoiser(tape, network, spec, setup, autocast_of(setup, recipe))
     elif setup.objective == "sft":
         (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
@@ -237,7 +242,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
-        phases=(PHASE, *_PHASES) if isinstance(network, Denoiser) and runs_in_step(setup) else _PHASES,
+        phases=phases,
         resolved_options=more.resolved_options,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,

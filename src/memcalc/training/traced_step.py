@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.autograd.tape import Tape
@@ -32,8 +32,7 @@ class ObjectiveExtras:
     notes: tuple[Assumption, ...] = ()
 
 
-@dataclass(frozen=True)
-class Tracing:
+class Tracing(NamedTuple):
     """How a step is traced: what stands on its tape, beside what the job decides.
 
     device: the GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out, as
