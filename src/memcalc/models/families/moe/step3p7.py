@@ -89,8 +89,8 @@ class StepExperts(Experts):
 
     assumption = Assumption(
         "looped_experts_as_grouped_matmuls",
-        "experts are counted as grouped matmuls over the rows routed to them; Transformers runs this family's one after "
-        "another, each over its share of the tokens",
+        "experts are counted as grouped matmuls over the rows routed to them; Transformers runs this family's one "
+        "after another, each over its share of the tokens",
     )
 
 
