@@ -103,7 +103,13 @@ class PackedAttention(Module):
     scope = "attention"
 
     def __init__(
-        self, hidden: int, heads: int, *, bias: bool = True, out_bias: bool = True, norm: type[Module] | None = None
+        self,
+        hidden: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        out_bias: bool = True,
+        norm: Callable[[int], Module] | None = None,
     ) -> None:
         if hidden % heads:
             raise ConfigError(f"the vision tower's {heads} heads do not divide its width {hidden}; correct one.")

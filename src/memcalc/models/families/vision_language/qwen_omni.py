@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import language_model
+from memcalc.models.common.vision_language import ImageFeatures, language_model
 from memcalc.models.families.audio.whisper import Conv
 from memcalc.models.families.vision_language.qwen_vl import (
     QWEN2_VL_TEXT,
@@ -63,14 +66,22 @@ class AudioWeights(Module):
 
 
 class Thinker(QwenVL):
-    """It computes logits of all tokens in generation too."""
+    """It computes logits of all tokens in generation too, and places of patches only where a mask came with the ids."""
 
     audio_tower: AudioWeights
+    padded = False
+    """Whether the batch that it reads has a padding mask."""
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits."""
         run_context(batch.ids).all_logits = True
+        self.padded = batch.padding
         return super().forward(batch)
+
+    def extra_decoder_inputs(self, ids: Tensor, image_features: ImageFeatures, mask: Tensor) -> dict[str, Any]:
+        """Positions [3, b, s] where there is a padding mask; else the decoder counts tokens."""
+        extra = super().extra_decoder_inputs(ids, image_features, mask)
+        return extra if self.padded else {key: value for key, value in extra.items() if key != "position_ids"}
 
 
 class DeepThinker(Thinker, Qwen3VL):
@@ -98,7 +109,7 @@ def qwen3_omni_moe(c: Config, architecture: str | None) -> Network:
     """Qwen3-Omni's thinker."""
     c = _thinker(c)
     depths = c.nested("vision_config", QWEN3_VISION).integers("deepstack_visual_indexes")
-    given = {"deepstack_layers": len(depths)}
+    given = {"deepstack_layers": len(depths), "passes_position_ids": True}
     text = language_model(c, _TEXT_3, tied=c.flag("tie_word_embeddings"), given=given)
     encoder = deep_encoder(c, depths, ("ln_q", "mlp.0", "mlp.2"))
     model = DeepThinker(encoder, text, own_cache=True, videos=True)

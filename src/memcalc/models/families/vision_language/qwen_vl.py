@@ -96,7 +96,7 @@ def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module
         attention={**biases(c), "qk_norm": True},
         mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
         rotary=MultimodalRotary(c.head_dim(), interleaved=True),
-        position_ids="kept",
+        position_ids="passed" if c.flag("passes_position_ids") else "kept",
     )
 
 

@@ -91,6 +91,7 @@ class StepVisionEncoder(VisionEncoder):
         self.rows, self.columns = grid_of(v)
         self.count = _quarter(self.rows) * _quarter(self.columns)
         self.patch_embedding = PatchEmbedding(v.integer("num_channels"), hidden, v.integer("patch_size"), bias=False)
+        self.patch_embedding.is_input_embedding = False
         self.position_embedding = Parameter(self.rows * self.columns, hidden)
         self.position_ids = Buffer(1, self.rows * self.columns, dtype=INT64)
         self.pre_layernorm = LayerNorm(hidden)
