@@ -158,7 +158,7 @@ def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
         ("memcalc estimate --unit G", {"GiB", "GB"}),
         ("memcalc estimate --optimizer paged-l", {"paged-lion", "paged-lion-8bit"}),
         ("memcalc estimate --like llama", {"llama-2", "llama-3"}),
-        ("memcalc estimate --see", set()),
+        ("memcalc estimate --sez", set()),
         ("memcalc estimate --seq-", {"--seq-len"}),
     ],
 )

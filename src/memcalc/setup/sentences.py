@@ -45,12 +45,10 @@ def value_type(annotation: Any) -> Any:
 _BITSANDBYTES = (
     "of bitsandbytes, nf4 and fp4 have 4 bits (nf4-double as QLoRA has it) and int8 has 8; gptq-4 and awq-4 are others"
 )
+_OF_BITSANDBYTES = "4bit 4-bit int4 bnb-4bit load-in-4bit 8bit 8-bit bnb-8bit load-in-8bit bnb bitsandbytes qlora"
 _MEANT: Mapping[str, Mapping[str, str]] = {
     "--quantization": {
-        **dict.fromkeys(
-            ("4bit", "4-bit", "int4", "bnb-4bit", "load-in-4bit", "bnb", "bitsandbytes", "qlora"), _BITSANDBYTES
-        ),
-        **dict.fromkeys(("8bit", "8-bit", "bnb-8bit", "load-in-8bit"), _BITSANDBYTES),
+        **dict.fromkeys(_OF_BITSANDBYTES.split(), _BITSANDBYTES),
         "gguf": "types of GGUF are those of a file: give the .gguf as the model",
     },
     "--activation-checkpointing": dict.fromkeys(("on", "true", "yes", "1"), "full recomputes whole blocks"),
