@@ -188,7 +188,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",
         selective=setup.activation_checkpointing == "selective",
-        reentrant=setup.checkpoint_reentrant,
+        reentrant=setup.checkpoint_reentrant or layout.engine == "megatron",
     )
     tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs
