@@ -13,16 +13,27 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
 from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
+from memcalc.nn.run_context import run_context
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import FP32, DType
+from memcalc.training.controlnet import controlled
 from memcalc.training.frozen_components import FrozenComponents
 from memcalc.training.traced_step import ObjectiveExtras
+from memcalc.training.trained_text_encoders import prompt
 
 _SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
 """Options that say what a denoiser is given."""
 
-_OF_SCRIPTS = {"cache_latents": True, "cache_text_embeddings": True, "use_ema": False, "vae_dtype": None}
+_OF_SCRIPTS = {
+    "cache_latents": True,
+    "cache_text_embeddings": True,
+    "controlnet": False,
+    "train_text_encoder": False,
+    "use_ema": False,
+    "vae_dtype": None,
+}
 """Options of diffusers' scripts, with the values at which they say nothing."""
 
 _OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")
@@ -66,7 +77,7 @@ def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
     )
 
 
-def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
+def as_scripts_train(setup: TrainingSetup, spec: ModelSpec) -> TrainingSetup:
     """`setup` with what diffusers' scripts do where nobody said otherwise.
 
     With adapters, --mixed_precision casts the frozen weights too, and autocast is on all the same; the adapters have
@@ -77,11 +88,15 @@ def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
     chosen: dict[str, object] = {"trainer": "diffusers"}
     if setup.max_grad_norm is None:
         chosen["max_grad_norm"] = 1.0
+    if setup.train_text_encoder and "cache_text_embeddings" not in setup.model_fields_set:
+        chosen["cache_text_embeddings"] = not any(
+            part.class_name.startswith(("T5", "UMT5")) for part in spec.components
+        )
     if setup.lora_rank is not None:
         if setup.precision in ("mixed-bf16", "mixed-fp16"):
             narrow = setup.precision.removeprefix("mixed-")
             chosen |= {"precision": narrow, "autocast": narrow}
-        in_bf16 = chosen.get("precision", setup.precision) == "bf16" and model_type != "PixArtTransformer2DModel"
+        in_bf16 = chosen.get("precision", setup.precision) == "bf16" and spec.model_type != "PixArtTransformer2DModel"
         if "lora_dtype" not in setup.model_fields_set and in_bf16:
             chosen["lora_dtype"] = "bf16"
     return setup.model_copy(update=chosen)
@@ -145,6 +160,8 @@ def denoise(
     tape: Tape, model: Denoiser, asked: Picture, autocast: DType | None, frozen: FrozenComponents | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
     """The loss of a micro-batch, what the script's loop holds through backward, and what of that outlasts it."""
+    if model.frozen_dtype is not None:
+        run_context(tape).weights_dtype = model.frozen_dtype
     shape = model.latent_shape(asked)
     of_picture = (shape[0], *(1,) * (len(shape) - 1))
     kept = [] if frozen is None else frozen.encode(asked, of_picture)
@@ -152,10 +169,8 @@ def denoise(
     noise = ops.empty_like(model_input)
     sigmas = tape.empty(of_picture, model_input.dtype)
     noisy = ops.add(ops.mul(ops.add_scalar(ops.neg(sigmas)), model_input), ops.mul(sigmas, noise))
-    with tape.autocasting(autocast):
-        pred = model.predict(noisy, asked)
-    if autocast is not None:
-        pred = ops.to(pred, FP32)
+    pred, beside = _predicted(tape, model, noisy, asked, autocast)
+    kept += beside
     pred = model.learnt_part(pred)
     target = ops.sub(noise, model_input)
     loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
@@ -168,3 +183,21 @@ def denoise(
             extra_weights={} if frozen is None else frozen.weights, held_until_step_bytes=sum(distinct.values())
         ),
     )
+
+
+def _predicted(
+    tape: Tape, model: Denoiser, noisy: Tensor, asked: Picture, autocast: DType | None
+) -> tuple[Tensor, list[Tensor]]:
+    """The prediction of the noise with all that is trained, and what the loop holds besides."""
+    if model.controlnet is not None:
+        return controlled(tape, model, noisy, asked, autocast)
+    made: dict[str, Tensor] = {}
+    kept: list[Tensor] = []
+    if model.learning:
+        made, kept = prompt(tape, model, asked.batch, autocast)
+    around = autocast if model.frozen_dtype is None else None
+    with model.telling(**made), tape.autocasting(around):
+        pred = model.predict(noisy, asked)
+    if around is not None:
+        pred = ops.to(pred, FP32)
+    return pred, [*made.values(), *kept]

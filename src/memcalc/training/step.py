@@ -33,12 +33,14 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
+from memcalc.training.controlnet import attach_controlnet
 from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
 from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import PLAIN, ObjectiveExtras, Step, Tracing, implementation_of, steps_in_backward
+from memcalc.training.trained_text_encoders import attach_text_encoders, update_groups
 from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
 
 if TYPE_CHECKING:
@@ -107,7 +109,7 @@ def trace(
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
-        setup = as_scripts_train(setup, spec.model_type)
+        setup = as_scripts_train(setup, spec)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
@@ -143,6 +145,10 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
         notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
+        if setup.train_text_encoder:
+            notes += attach_text_encoders(network, spec, setup, alone=layout.alone)
+        if setup.controlnet:
+            notes += attach_controlnet(network, spec, setup, alone=layout.alone)
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 
@@ -222,7 +228,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     tape.kept_by_graph.clear()
     del loss, outputs
     tape.finish()
-    in_order = trained.parameters_in_update_order(set())
+    in_order = list(trained.parameters_in_update_order(set()))
+    updated = [(p, n) for p, n in in_order if p.reached and not p.keeps_gradient]
     return Step(
         tape,
         network,
@@ -232,8 +239,11 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         forward_end,
         length * layout.context,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
-        trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
-        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
+        trained=engine.updated(
+            [(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached and not p.keeps_gradient]
+        ),
+        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in updated]),
+        update_groups=update_groups(network, setup, updated) if isinstance(network, Denoiser) else (),
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
