@@ -5,10 +5,9 @@ Every option takes text and is read here, so that a slip is answered in the same
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -25,8 +24,7 @@ _WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][+-]?[0-9]{1,2})?")
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """A field of one or more setups, as an option."""
 
     name: str

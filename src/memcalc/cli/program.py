@@ -67,12 +67,13 @@ class Program(TyperGroup):
         """
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from memcalc.cli.bare_model import meant_by
+            from memcalc.cli.files import command_line
 
             words = meant_by(args[0])
             if words is None:
                 raise unknown_command(args[0], COMMANDS)
-            warn(f"memcalc {' '.join(words)}")
             args = [*words, *args[1:]]
+            warn(" ".join(command_line(args)))
         words_of_line = frozenset(word.partition("=")[0] for word in args)
         if not ctx.resilient_parsing and words_of_line.isdisjoint(HELP):
             ctx.meta[WORDS] = words_of_line

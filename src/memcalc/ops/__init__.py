@@ -48,6 +48,7 @@ from memcalc.ops.elementwise import (
     to,
     where,
 )
+from memcalc.ops.float8 import linear_float8
 from memcalc.ops.fused_attention import scaled_dot_product_attention
 from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy, in_place_cross_entropy
 from memcalc.ops.indexing import (
@@ -190,6 +191,7 @@ __all__ = [
     "liger_rms_norm",
     "liger_rope",
     "linear",
+    "linear_float8",
     "log",
     "log_sigmoid",
     "log_softmax",

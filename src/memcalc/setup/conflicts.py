@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.common.escaping import quoted
+from memcalc.errors import option_name
 from memcalc.setup.defaults import (
     DEFAULT_SEQ_LEN,
     FUSED_HEAD,
@@ -13,6 +14,7 @@ from memcalc.setup.defaults import (
     WITH_COMPLETIONS,
     WITH_REFERENCE,
 )
+from memcalc.setup.lengths import parse_lengths
 from memcalc.setup.training_options import TrainingOptions
 from memcalc.tables.lora_targets import OTHER_ADAPTERS, SAME_AS_LORA
 from memcalc.tables.optimizers import OPTIMIZERS, spelled
@@ -44,6 +46,7 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
     """
     yield from _optimizer(setup)
     yield from _adapters(setup)
+    yield from _float8(setup)
     yield from _checkpointing(setup)
     yield from _loss(setup)
     yield from _objective(setup)
@@ -132,6 +135,18 @@ def _adapters(setup: TrainingOptions) -> Iterator[str]:
             f"PEFT has no DoRA on {setup.quantization} weights; use --quantization nf4, nf4-double, fp4 or int8, "
             "or leave out --dora."
         )
+
+
+def _float8(setup: TrainingOptions) -> Iterator[str]:
+    if setup.float8_recipe == "none":
+        return
+    if setup.quantization != "none":
+        yield (
+            f"--float8-recipe multiplies weights that are wide, and --quantization {setup.quantization} packs them; "
+            "leave one of them out."
+        )
+    if setup.tensor_parallel_size > 1:
+        yield "--float8-recipe is computed without tensor parallelism; leave out --tensor-parallel-size."
 
 
 def _checkpointing(setup: TrainingOptions) -> Iterator[str]:
@@ -261,6 +276,18 @@ def _fused_head(setup: TrainingOptions) -> Iterator[str]:
 
 
 def _lengths(setup: TrainingOptions) -> Iterator[str]:
+    if setup.lengths is None:
+        for name in ("max_steps", "seed"):
+            if name in setup.model_fields_set:
+                yield f"{option_name(name)} belongs to --lengths, how long batches are; add it, or leave it out."
+    else:
+        parse_lengths(setup.lengths)
+        if setup.seq_len is not None:
+            yield "--lengths and --seq-len both say how long sequences are; leave one out."
+        if setup.packing:
+            yield "--packing fills every row to the same length, so --lengths has nothing to say; leave one out."
+        if setup.allocator_reserve is not None:
+            yield "--lengths simulates what the allocator reserves, which --allocator-reserve says; leave one out."
     if setup.packing and setup.padding_mask:
         yield "--packing fills rows, and --padding-mask pads them; leave one of them out."
     if setup.packing and setup.objective != "sft":

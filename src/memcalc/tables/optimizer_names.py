@@ -7,11 +7,10 @@ torchtune's recipes (`optimizer._component_`), bitsandbytes 0.50 and torchao 0.1
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(NamedTuple):
     """A row of the table of optimizers, and what the name says besides: an implementation, or steps in backward."""
 
     row: str

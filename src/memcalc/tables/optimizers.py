@@ -8,7 +8,7 @@ them. Sizes are bytes as the allocator takes them (rounded up to 512). The steps
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.common.escaping import quoted
 from memcalc.common.sizes import rounded
@@ -35,8 +35,7 @@ from memcalc.tables.optimizer_states import (
 )
 
 
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(NamedTuple):
     """One optimizer: `states` gives the bytes kept for a weight by name of state, `step` the most that a step adds.
 
     `step` has a function for each implementation that exists, PyTorch's default on CUDA first. `host` gives the bytes

@@ -16,7 +16,6 @@ from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.causal_lm import CausalLM
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
@@ -30,17 +29,15 @@ from memcalc.parallel.engine import Engine
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.lengths import drawn_lengths
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
-from memcalc.training.controlnet import attach_controlnet
-from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
-from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
+from memcalc.training.input_sizes import check_sizes
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
 from memcalc.training.traced_step import PLAIN, ObjectiveExtras, Step, Tracing, implementation_of, steps_in_backward
-from memcalc.training.trained_text_encoders import attach_text_encoders, update_groups
 from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs_trainer, trainer_notes
 
 if TYPE_CHECKING:
@@ -55,8 +52,13 @@ def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
 def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> int:
     """Tokens of a sequence that this rank has. Raises UsageError for a model whose sequences cannot be shared."""
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(
-        setup.images_per_sequence, checked_sides(network, setup.image)
+    drawn = None if setup.lengths is None else max(map(max, drawn_lengths(setup)))
+    if drawn is not None and not (network.reads_text and network.source_is_text):
+        raise UsageError("--lengths are those of texts, and this model reads none; leave it out.")
+    length = (
+        setup.seq_len
+        or drawn
+        or usual + network.image_tokens(setup.images_per_sequence, checked_sides(network, setup.image))
     )
     if not network.source_is_text:
         length = setup.target_len or length
@@ -109,6 +111,8 @@ def trace(
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
+        from memcalc.training.denoising import as_scripts_train  # language models do not pay for importing it
+
         setup = as_scripts_train(setup, spec)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
@@ -121,7 +125,7 @@ def trace(
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
-_PHASES = ("forward", "backward", "step")
+_PHASES: tuple[str, ...] = ("forward", "backward", "step")
 
 
 @lru_cache(maxsize=64)
@@ -143,12 +147,10 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         network = engines.prepare(spec, layout, build)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
-    if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
-        if setup.train_text_encoder:
-            notes += attach_text_encoders(network, spec, setup, alone=layout.alone)
-        if setup.controlnet:
-            notes += attach_controlnet(network, spec, setup, alone=layout.alone)
+    if network.input_kind == "latents":
+        from memcalc.training.denoising import prepare_denoiser
+
+        notes += prepare_denoiser(network, spec, setup, alone=layout.alone)
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 
@@ -186,7 +188,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",
         selective=setup.activation_checkpointing == "selective",
-        reentrant=setup.checkpoint_reentrant,
+        reentrant=setup.checkpoint_reentrant or layout.engine == "megatron",
     )
     tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs
@@ -205,9 +207,12 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
     restore_retained(network, tape)
     loss: Tensor | None
-    if isinstance(network, Denoiser):
-        frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
-        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe), frozen)
+    phases = _PHASES
+    if network.input_kind == "latents":
+        from memcalc.training.denoising import first_phases, loss_of_denoiser
+
+        phases = (*first_phases(setup), *_PHASES)
+        loss, outputs, more = loss_of_denoiser(tape, network, spec, setup, autocast_of(setup, recipe))
     elif setup.objective == "sft":
         (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
@@ -243,15 +248,26 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
             [(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached and not p.keeps_gradient]
         ),
         update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in updated]),
-        update_groups=update_groups(network, setup, updated) if isinstance(network, Denoiser) else (),
+        update_groups=_update_groups(network, setup, updated),
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
-        phases=(PHASE, *_PHASES) if isinstance(network, Denoiser) and runs_in_step(setup) else _PHASES,
+        phases=phases,
         resolved_options=more.resolved_options,
+        companions=more.companions,
+        held_until_step=more.held_until_step,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
+
+
+def _update_groups(network: Network, setup: TrainingSetup, updated: Sequence[tuple[Parameter, int]]) -> tuple[int, ...]:
+    """How many of the `updated` weights the optimizer has in each of its groups, where it has several."""
+    if network.input_kind != "latents":
+        return ()
+    from memcalc.training.trained_text_encoders import update_groups
+
+    return update_groups(network, setup, updated)
 
 
 def _averaged(tensors: Sequence[tuple[str, Parameter]], setup: TrainingSetup) -> dict[str, int]:

@@ -17,7 +17,7 @@ from memcalc.models.build import build
 from memcalc.models.common.denoiser import Denoiser, PromptCall, TrainedEncoder, given
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec, PipelineComponent
-from memcalc.nn.model import Batch
+from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
@@ -80,9 +80,9 @@ def _attached(model: Denoiser, part: PipelineComponent, lora: Lora | None) -> Tr
     return TrainedEncoder(part.name, network, call, family(part.spec.model_type).attention_used("sdpa"))
 
 
-def update_groups(model: Denoiser, setup: TrainingSetup, updated: Sequence[tuple[Parameter, int]]) -> tuple[int, ...]:
+def update_groups(model: Network, setup: TrainingSetup, updated: Sequence[tuple[Parameter, int]]) -> tuple[int, ...]:
     """How many of the `updated` weights each parameter group has: with adapters every model is a group of its own."""
-    if not model.learning or setup.lora_rank is None:
+    if not isinstance(model, Denoiser) or not model.learning or setup.lora_rank is None:
         return ()
     theirs = [{id(p) for _, p in encoder.network.parameters()} for encoder in model.learning]
     sizes = [sum(id(p) in ids for p, _ in updated) for ids in theirs]
