@@ -180,6 +180,8 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "z_image": ("ZImageTransformer2DModel",),
     },
     "autoencoders": {
+        "dc": ("AutoencoderDC",),
+        "hunyuan_video": ("AutoencoderKLHunyuanVideo",),
         "kl": ("AutoencoderKL", "AutoencoderKLFlux2"),
         "wan": ("AutoencoderKLQwenImage", "AutoencoderKLWan"),
     },
