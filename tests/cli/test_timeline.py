@@ -50,3 +50,8 @@ def test_what_is_refused() -> None:
     assert "--base" in refused(2, "timeline", "1B", "--base", "x")
     assert "--model" in refused(2, "timeline", "1B", "--model", "2B")
     assert "--pipeline-parallel-size" in refused(2, "timeline", "1B", "--gpus", "2", "--pipeline-parallel-size", "2")
+
+
+@pytest.mark.parametrize(("count", "mark"), [("8B", " 100 GiB ┤"), ("405B", "4000 GiB ┤")])
+def test_sizes_beside_the_axis_are_whole(count: str, mark: str) -> None:
+    assert mark in run("timeline", count).stdout

@@ -132,7 +132,10 @@ class _Picture:
     def _marks(self) -> dict[int, str]:
         """The sizes beside the axis, by line."""
         step = round_step(self.top, self.unit)
-        marks = {self._line_of(size): format_bytes(size, self.unit) for size in range(step, self.top + 1, step)}
+        marks = {}
+        for size in range(step, self.top + 1, step):
+            said = format_bytes(size, self.unit)
+            marks[self._line_of(size)] = said if len(said) <= _GUTTER - 2 else said.replace(".0 ", " ").replace(",", "")
         if self.limit is not None:
             marks[self._line_of(self.limit)] = "GPU"
         return marks
