@@ -31,6 +31,7 @@ REFUSED: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
     ({}, "--lora-rank 8 --lora-targets input_layernorm", ("no linear layer or embedding", LINEAR)),
     ({"model_type": "phi3"}, "--lora-rank 8", ("no default LoRA targets for phi3", "all-linear", "qkv_proj")),
     ({}, "--lora-rank 8 --modules-to-save wte", ("--modules-to-save wte", "embed_tokens")),
+    ({}, "--lora-rank 8 --modules-to-save 0", ("--modules-to-save 0", "as a whole")),
     ({}, "--lora-rank 8 --train-only head", ("--train-only", "--modules-to-save")),
     ({}, "--lora-targets q_proj", ("--lora-targets", "--lora-rank")),
     ({}, "--quantization nf4", ("no gradients", "--lora-rank")),

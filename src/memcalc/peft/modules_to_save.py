@@ -5,6 +5,7 @@ from __future__ import annotations
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module, TrainedCopy
 from memcalc.nn.module_paths import Site, sites, split_names
+from memcalc.nn.stack import Stack
 
 
 def save_modules(network: Module, names: str) -> list[Site]:
@@ -15,6 +16,15 @@ def save_modules(network: Module, names: str) -> list[Site]:
     if not found:
         leaves = ", ".join(dict.fromkeys(site.leaf for site in sites(network) if not site.leaf.isdigit()))
         raise UsageError(f"--modules-to-save {names} matches no module; the model has {leaves}.")
+    if blocks := [site.name for site in found if site.leaf.isdigit() or _holds_blocks(site.module)]:
+        raise UsageError(
+            f"--modules-to-save {names} matches blocks as a whole ({', '.join(blocks[:3])}), of which memcalc computes "
+            "no trained copies; name modules in them, such as mlp."
+        )
     for site in found:
         site.replace(TrainedCopy(site.module))
     return found
+
+
+def _holds_blocks(module: Module) -> bool:
+    return isinstance(module, Stack) or any(_holds_blocks(child) for _, child in module.children())
