@@ -1,4 +1,4 @@
-"""Text encoders that are trained with a denoiser, as diffusers' scripts do with --train_text_encoder, or for their embedding.
+"""Text encoders that are trained with a denoiser (--train_text_encoder), or whose token embedding is trained alone.
 
 Source: examples/textual_inversion/textual_inversion.py and examples/dreambooth/train_dreambooth{,_lora,_lora_sdxl,
 _lora_flux}.py of diffusers 0.42.1, and Accelerate, which runs each prepared model under autocast and makes all that it
