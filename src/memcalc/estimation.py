@@ -36,6 +36,7 @@ from memcalc.report.rows import (
 from memcalc.report.schema import GpuFit, MixedLengths, Model, Peak, Phase, Report, Serving
 from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.training.float8 import check_float8
 from memcalc.training.traced_step import Step
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def estimate(
     for assumption in assumptions:
         check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
+    if gpu is not None and isinstance(setup, TrainingSetup) and setup.float8_recipe != "none":
+        check_float8(gpu)
     steps, layout = _run(spec, setup, teacher, gpu)
     rank = _most_loaded(steps)
     step = steps[rank]
