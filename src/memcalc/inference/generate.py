@@ -55,7 +55,7 @@ def generate(
     if spec.model_type in (*denoisers(), *autoencoders()):
         from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
 
-        return call_pipeline(spec, setup, recorder=recorder)
+        return call_pipeline(spec, setup, tracing.device, recorder)
     _refuse_pipeline_options(spec, setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
