@@ -14,6 +14,7 @@ from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
@@ -36,7 +37,8 @@ from memcalc.report.rows import (
 from memcalc.report.schema import GpuFit, MixedLengths, Model, Peak, Phase, Report, Serving
 from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.traced_step import Step
+from memcalc.tables.cuda_devices import cuda_device
+from memcalc.training.traced_step import PLAIN, Step, Tracing
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -262,7 +264,15 @@ def _traced(
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
 
-    return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
+    model = served_model(spec, setup, gpu)
+    return {0: with_loading(generate(spec, setup, model, tracing=tracing_of_pipeline(spec, gpu)))}, SINGLE
+
+
+def tracing_of_pipeline(spec: ModelSpec, gpu: Gpu | None) -> Tracing:
+    """How a diffusion pipeline's call is traced: with the kernels of the GPU that was named. Other models have none."""
+    if gpu is None or spec.model_type not in (*denoisers(), *autoencoders()):
+        return PLAIN
+    return Tracing(cuda_device(gpu.name, gpu.compute_capability))
 
 
 def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
