@@ -14,9 +14,9 @@ from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.spec import ModelSpec
-from memcalc.parallel.layout import layout_of
+from memcalc.parallel.layout import free_bytes, layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.peak.ranks import phase_totals, traced_ranks, with_loading
+from memcalc.peak.ranks import cards_of, phase_totals, traced_ranks, with_loading
 from memcalc.peak.sweep import swept
 from memcalc.report.alternatives import alternatives
 from memcalc.report.assumptions import assumed
@@ -89,7 +89,7 @@ def estimate(
     rows = rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     parameters = parameters_of(step, spec, layout)
     found_cluster = None
-    if isinstance(setup, TrainingSetup) and layout.gpus > 1:
+    if layout.gpus > 1 or layout.device_map is not None:
         found_cluster = cluster(setup, layout, rank, step)
     peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
     return Report(
@@ -200,9 +200,14 @@ def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     return usable(setup, gpu)
 
 
-def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
+def most_loaded_step(
+    spec: ModelSpec,
+    setup: TrainingSetup | InferenceSetup,
+    teacher: ModelSpec | None = None,
+    gpu: Gpu | str | None = None,
+) -> Step:
     """The traced step that `estimate` reports: that of the rank that holds most."""
-    steps, _ = _run(spec, setup, teacher, None)
+    steps, _ = _run(spec, setup, teacher, None if gpu is None else _found(gpu))
     return steps[_most_loaded(steps)]
 
 
@@ -237,12 +242,14 @@ def _traced(
     if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
         raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
     if isinstance(setup, TrainingSetup):
-        layout = layout_of(setup, spec.config)
+        layout = layout_of(setup, spec.config, None if gpu is None else free_bytes(setup, gpu))
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
 
-    return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
+    step = generate(spec, setup, served_model(spec, setup, gpu))
+    layout = SINGLE if step.placement is None else ParallelSetup(device_map=step.placement.ask)
+    return {card: with_loading(own) for card, own in cards_of(step).items()}, layout
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:

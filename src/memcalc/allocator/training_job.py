@@ -29,7 +29,7 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     """Why the allocator of a job is not simulated, in words that follow "because"; None where it is."""
     if not isinstance(setup, TrainingSetup):
         return "it is simulated for training"
-    if step.engine is not None:
+    if step.engine is not None or step.placement is not None:
         return "it is simulated for jobs on one GPU"
     if isinstance(step.network, Denoiser):
         return "it is not simulated for denoisers"

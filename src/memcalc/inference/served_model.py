@@ -11,7 +11,7 @@ from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.inference.weights import LoadedWeights, load_weights
+from memcalc.inference.weights import LoadedWeights, load_weights, weights_by_device
 from memcalc.models.build import build
 from memcalc.models.family import Family
 from memcalc.models.registry import family
@@ -19,6 +19,9 @@ from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.state_space_kernels import use_mamba_ssm
+from memcalc.parallel.device_map import mapped_modules, weight_sizes
+from memcalc.parallel.layout import device_map_of, free_bytes
+from memcalc.parallel.placement import Placement, split_stacks
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, DType
@@ -45,6 +48,8 @@ class ServedModel:
     notes: tuple[Assumption, ...]
     gpu: Gpu | None = None
     """The GPU that decides defaults of the engine."""
+    placement: Placement | None = None
+    """The GPUs of this process that its modules lie on, where they are several."""
 
     @property
     def dtype(self) -> DType:
@@ -68,15 +73,39 @@ def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
     weights = load_weights(spec, setup, engine, network, whole)
+    spread = _spread(setup, network, weights, gpu)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
         quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
+    placement = None if spread is None else Placement(network, spread.mapped, spread.ask, spread.weights)
     kv_dtype, scheme = _kv_dtype(spec, setup, engine)
     form = engine.format(kv_dtype, weights.dtype)
     return ServedModel(
-        family(spec.model_type), engine, network, weights, kv_dtype, form, (*weights.notes, *notes, *scheme), gpu
+        family(spec.model_type),
+        engine,
+        network,
+        weights,
+        kv_dtype,
+        form,
+        (*weights.notes, *notes, *scheme),
+        gpu,
+        placement,
     )
+
+
+def _spread(setup: InferenceSetup, network: Network, weights: LoadedWeights, gpu: Gpu | None) -> Placement | None:
+    """Where the modules of a wide network lie that is spread over several GPUs, and the weights of each device."""
+    ask = device_map_of(setup, None if gpu is None else free_bytes(setup, gpu))
+    if ask is None:
+        return None
+    form = weights.form
+    sizes = weight_sizes(network, ALIASES[weights.dtype], form, weights.format_of)
+    quantizes = form is not None and form.kernel.startswith("bnb-")
+    mapped = mapped_modules(network, ask, sizes, quantizes=quantizes)
+    split_stacks(network, mapped)
+    wide = Placement(network, mapped, ask)
+    return Placement(network, mapped, ask, weights_by_device(weights, network, wide.device))
 
 
 def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[Assumption]]:

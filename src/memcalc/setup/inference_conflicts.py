@@ -22,6 +22,7 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
                     f"{_option(name)} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
                     f"use --engine {engine}."
                 )
+    yield from _several_gpus(setup)
     if setup.load_on is not None and not setup.engine.startswith("transformers"):
         yield f"--load-on is for Transformers, and --engine {setup.engine} loads in its own way; leave it out."
     if setup.kv_dtype != "auto" and (setup.cache_type_k or setup.cache_type_v):
@@ -42,6 +43,28 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
         yield (
             f"--batch {setup.batch} is more than the {setup.max_num_seqs} sequences that --max-num-seqs lets vLLM run "
             "at once; raise it, or lower --batch."
+        )
+
+
+def _several_gpus(setup: InferenceOptions) -> Iterator[str]:
+    """How a model is spread."""
+    if setup.device_map is not None and not setup.engine.startswith("transformers"):
+        yield (
+            f"--device-map is Transformers' way to use several GPUs, and --engine {setup.engine} has its own; leave "
+            "one of them out."
+        )
+    if setup.device_map is not None and setup.tensor_parallel_size > 1:
+        yield (
+            "--device-map spreads whole modules in one process, and --tensor-parallel-size divides each over several; "
+            "use one of them."
+        )
+    if setup.device_map is not None and setup.load_on == "cpu":
+        yield "--device-map loads each module where it will be, so --load-on cpu has no effect; leave one of them out."
+    if setup.gpus is not None and setup.device_map is None and setup.gpus != setup.tensor_parallel_size:
+        how = "--device-map auto" if setup.engine.startswith("transformers") else "--tensor-parallel-size"
+        yield (
+            f"--gpus is {setup.gpus}, but the sizes of the axes multiply to {setup.tensor_parallel_size}; say how the "
+            f"model is spread over them, such as with {how}, or leave --gpus out."
         )
 
 

@@ -120,6 +120,9 @@ class InferenceOptions(SharedOptions):
         "Components that --quantization is for, by name and with commas, such as transformer,text_encoder_2.",
         unset="the denoiser",
     )
+    gpus: PositiveInt | None = option(
+        "Parallel", None, "GPUs of the whole job.", unset="as many as the sizes of the axes multiply to"
+    )
     tensor_parallel_size: PositiveInt = option(
         "Parallel", 1, "GPUs that share every layer; the report is for one of them."
     )

@@ -21,6 +21,7 @@ Panel = Literal[
     "Serving",
     "vLLM",
     "llama.cpp",
+    "Device map",
     "Parallel",
     "Pipeline",
     "FSDP and DDP",

@@ -26,13 +26,16 @@ from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import every_block_by_itself
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
+from memcalc.parallel.device_map import Mapped, mapped_modules, weight_sizes
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.layout import layout_of
+from memcalc.parallel.placement import Placement, split_stacks
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
+from memcalc.tables.weight_formats import asked_format
 from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
 from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.micro_batch import model_loss
@@ -45,9 +48,13 @@ if TYPE_CHECKING:
     from memcalc.nn.recorder import Recorder
 
 
-def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
+def _weight(parameter: Parameter, copies: int, setup: TrainingSetup, placement: Placement | None) -> Weight:
     by_embedding = runs_trainer(setup) and parameter.group == "embedding"
-    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding)
+    device = 0 if placement is None else placement.device(parameter)
+    card = device if isinstance(device, int) else 0
+    return Weight(
+        parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding, card
+    )
 
 
 def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> int:
@@ -139,6 +146,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         spec = run.trained_spec(spec, setup)
     with every_block_by_itself() if tracing.every_block else nullcontext():
         network = engines.prepare(spec, layout, build)
+    mapped = None if layout.device_map is None else _spread(network, setup, layout)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
     if isinstance(network, Denoiser):
@@ -147,7 +155,10 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         from memcalc.parallel.expert_parallel import divide_experts
 
         divide_experts(network, layout)
-    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, recorder=recorder)
+    placement = None if mapped is None or layout.device_map is None else Placement(network, mapped, layout.device_map)
+    run_once = partial(
+        _run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, placement=placement, recorder=recorder
+    )
     step = run_once()
     if step.engine is not None and step.engine.learns:
         step = run_once(before=step.engine)
@@ -156,6 +167,22 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         step = run_once()
         run_context(step.tape).retained_bytes = record_retained(keeping)
     return step
+
+
+def _spread(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> Mapped:
+    """Where each module of a wide network goes; its stacks are split accordingly. Raises UsageError."""
+    assert layout.device_map is not None
+    form = asked_format(setup.quantization, setup.quantize_moe_experts) if setup.quantization != "none" else None
+    sizes = weight_sizes(network, engines.precision(setup.precision, layout).weights, form)
+    quantizes = form is not None and form.kernel.startswith("bnb-")
+    mapped = mapped_modules(network, layout.device_map, sizes, quantizes=quantizes)
+    if any(not isinstance(device, int) for device in mapped.entries.values()):
+        raise UsageError(
+            "the GPUs do not hold the model, and what --device-map leaves in host memory cannot be trained; take more "
+            "--gpus, larger ones, or --quantization nf4 with --lora-rank."
+        )
+    split_stacks(network, mapped)
+    return mapped
 
 
 def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
@@ -167,6 +194,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     tracing: Tracing,
     teacher: SpecKey | None,
     before: Engine | None = None,
+    placement: Placement | None = None,
     recorder: Recorder | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
@@ -191,6 +219,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
     tensors = engine.job.tensors
+    if placement is not None:
+        placement.attach()
     if recorder is not None:
         recorder.watch(trained)
     updater = _updater(tape, trained, setup)
@@ -232,8 +262,9 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         forward_end,
         length * layout.context,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
-        trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
-        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
+        trained=engine.updated([(p, _weight(p, p.copies, setup, placement)) for _, p in tensors if p.reached]),
+        update_order=engine.updated([(p, _weight(p, n, setup, placement)) for p, n in in_order if p.reached]),
+        placement=placement,
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,

@@ -15,6 +15,7 @@ from memcalc.nn.module import Buffer, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine
+from memcalc.parallel.placement import Placement
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.optimizers import OPTIMIZERS, Optimizer, spelled
@@ -97,6 +98,10 @@ class Step:
     """Values of options that were not given, by name."""
     notes: tuple[Assumption, ...] = ()
     """Assumptions made while the model was prepared."""
+    placement: Placement | None = None
+    """The GPUs of this process that the model is spread over; None where it lies on one."""
+    cache_on_card: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of keys and values by GPU, where they are several."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""
 
