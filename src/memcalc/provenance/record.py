@@ -18,7 +18,10 @@ from memcalc.training.traced_step import Step
 def record_step(
     spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None, *, every_block: bool = True
 ) -> Step:
-    """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline, and for a device map."""
+    """The step as it is told to a recorder; blocks may stand for others.
+
+    Raises UsageError for a pipeline, and for a device map.
+    """
 
     def run(setup: Setup) -> Step:
         if setup.device_map is not None:
