@@ -8,6 +8,7 @@ from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, TypeVar
 
+from memcalc.allocator.simulated_jobs import not_simulated
 from memcalc.autograd.tape import WEIGHTS
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
@@ -163,8 +164,6 @@ def process_memory_of(
                 "--allocator-reserve says what the allocator holds, which --alloc-conf has simulated; leave one out."
             )
         return memory
-    from memcalc.allocator.training_job import counters, not_simulated
-
     why = not_simulated(step, setup, gpu)
     if why is not None and setup.alloc_conf is not None:
         raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
@@ -173,6 +172,8 @@ def process_memory_of(
         why = why or "not simulated: no allocator makes its tensors fit"
     if why is not None or not simulate:
         return memory.with_counters(None, why or "not simulated here")
+    from memcalc.allocator.training_job import counters
+
     return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
 
 
@@ -181,7 +182,7 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
 
     Raises MemcalcError.
     """
-    from memcalc.allocator.training_job import needed, not_simulated
+    from memcalc.allocator.training_job import needed
 
     steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]

@@ -241,6 +241,20 @@ def test_a_longer_context_costs_its_logits(ask: Any) -> None:
     assert slope("--loss-implementation cut-cross-entropy") < inputs + 0.6 * MIB
 
 
+@pytest.mark.parametrize(("batch", "gigabytes"), [(4, 37.644), (8, 59.017)])
+def test_logits_that_a_kernel_overwrites(ask: Any, batch: int, gigabytes: float) -> None:
+    """An 8B's LoRA in 2024 with a cross-entropy that writes the gradient over fp32 logits.
+
+    Transformers of that time cut the logits off before the loss, a copy in the width of 16 bits more at the peak.
+    """
+    job = "--precision bf16 --seq-len 4096 --attention flash --activation-checkpointing full --checkpoint-reentrant "
+    job += "--lora-rank 16 --lora-targets q_proj,k_proj,v_proj,o_proj --lora-dropout 0.1"
+    found = ask(LLAMA3_8B, f"{job} --batch {batch} --loss-implementation liger-cross-entropy")
+    copy = 2 * batch * 4096 * 128256
+    assert (allocated(found) + copy) / GB == pytest.approx(gigabytes, rel=0.005)
+    assert allocated(found) < allocated(ask(LLAMA3_8B, f"{job} --batch {batch}")) - 2 * copy
+
+
 def test_a_padded_vocabulary_s_logits(ask: Any) -> None:
     """GPT-2 774M, four sequences of 1,024, vocabulary padded to 50,304: 786.0 MiB of fp32 logits, more than once."""
     size = 4 * 1024 * 50304 * 4

@@ -11,7 +11,7 @@ from memcalc.cli.bare_model import meant_by
 
 def test_a_count_is_an_estimate() -> None:
     result = run("1B", "--seq-len", "128", "--json")
-    assert result.stderr == "memcalc estimate --params 1B\n"
+    assert result.stderr == "memcalc estimate --params 1B --seq-len 128 --json\n"
     assert result.stdout == run("estimate", "--params", "1B", "--seq-len", "128", "--json").stdout
 
 

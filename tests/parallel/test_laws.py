@@ -5,7 +5,9 @@ import pytest
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.models.spec import ModelSpec
+from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.run_context import run_context
+from memcalc.parallel.engine import replaced
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
@@ -77,3 +79,10 @@ def test_depth_costs_no_more_traced_blocks(depth: int) -> None:
     config = {**CONFIGS["llama"], "num_hidden_layers": depth}
     step = trace(ModelSpec.from_config(config), TrainingSetup(), layout=ParallelSetup("fsdp2", data=8))
     assert run_context(step.tape).traced_blocks <= 3
+
+
+def test_more_images_than_a_vision_tower_runs_one_by_one() -> None:
+    """Lengths of pieces go through FSDP2's hooks and the allocator's own run as they are."""
+    replaced_lengths = replaced((Repeat((4, 8), 3), 5), {})
+    assert replaced_lengths == (Repeat((4, 8), 3), 5)
+    assert isinstance(replaced_lengths[0], Repeat)

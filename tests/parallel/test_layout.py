@@ -23,9 +23,15 @@ def test_all_gpus_are_data_parallel_unless_said_otherwise() -> None:
     assert (both.data, both.tensor, both.replicas, both.gpus) == (8, 4, 2, 64)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "fsdp1", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "fsdp1"])
 def test_one_gpu_is_one_gpu_whatever_the_engine(engine: str) -> None:
     assert layout(gpus=1, parallel=engine) == SINGLE
+
+
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
+def test_deepspeed_is_deepspeed_on_one_gpu(engine: str) -> None:
+    """Its fp32 master weights and flat buffers are there for a lone rank too: rows of `distributed/zero.jsonl`."""
+    assert (layout(gpus=1, parallel=engine).engine, layout(gpus=1, parallel=engine).gpus) == (engine, 1)
 
 
 def test_auto_is_filled_as_hf_trainer_fills_it() -> None:

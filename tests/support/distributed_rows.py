@@ -2,11 +2,13 @@
 
 Every row is one rank of a fake process group under PyTorch's own trackers (torch 2.14.1, transformers 5.24.0,
 accelerate 1.15.0, DeepSpeed 0.19.6): `fully_shard`, DistributedDataParallel, FullyShardedDataParallel, a schedule of
-torch.distributed.pipelining, or DeepSpeed's engine.
+torch.distributed.pipelining, or DeepSpeed's engine. A `hollow` row is DeepSpeed 0.19.8 on one GPU, counted by PyTorch's
+real allocator on a device that computes nothing.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from memcalc.common.sizes import rounded
@@ -101,11 +103,12 @@ def answer(case: dict[str, Any]) -> dict[str, int]:
     setup = training_setup(single)
     spec = ModelSpec.from_config(case["config"])
     own = layout_of(setup, spec.config)
-    with as_tracked(hooked=mode not in BARE):
+    tracked = not case.get("hollow")
+    with as_tracked(hooked=mode not in BARE) if tracked else nullcontext():
         if own.pipeline > 1:
             step = trace_rank(spec, setup, own, own.rank or 0, tracing=Tracing(like_tracker=True))
         else:
-            step = trace(spec, setup, layout=own, tracing=Tracing(like_tracker=True))
+            step = trace(spec, setup, layout=own, tracing=Tracing(like_tracker=tracked))
     found, _ = Sweep(step.tape).peaks()
     if own.pipeline > 1:
         return _pipeline(case, step)

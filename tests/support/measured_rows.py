@@ -7,6 +7,9 @@ start token, as `generate` has it. A `bare` case was measured without the hooks 
 puts on modules (`mod_tracker.register_multi_grad_hook`), which keep some tensors alive themselves. Where a model reads
 values, which shape-only tensors do not have, the case says what was read: `tolist` (lengths, by the function that
 asks), `masked` (how many elements a mask chooses), `bool` (an answer to yes or no).
+
+A `hollow` case was run with PyTorch's real allocator on a device that computes nothing: its phases are what was alive,
+each tensor rounded to 512 bytes, less the batch and cuBLAS's workspaces.
 """
 
 import json
@@ -111,6 +114,7 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
             "prefill_peak": peaks["prefill"],
             "decode_peak": peaks["decode"],
         }
+    like_tracker = like_tracker and not case.get("hollow")
     hooked = like_tracker and not case.get("bare")
     teacher = ModelSpec.from_config(case["teacher"]) if "teacher" in case else None
     packs = hooked and not case.get("count_kept")
@@ -120,6 +124,8 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
     found, _ = sweep.peaks()
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}
     peaks["step"] = standing(step, "step")
+    if case.get("hollow"):
+        return {"phase_peak": peaks}
     if hooked:
         for phase, nbytes in kept_leaves(step).items():
             peaks[phase] += nbytes

@@ -18,6 +18,7 @@ KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
     "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": ((517120, 517120, 516608), SECOND_MAP),
     "qwen-image real qlora 512 ckpt": ((866304, 866304, 866304), SECOND_MAP),
     "ltx full bf16": ((1024, 0, 0), "one vector of the width, not explained"),
+    "lumina2 full fp32 a100 b2": ((1024, 0, 0), "two blocks of 512 bytes at the loss, not explained"),
     "wan real 1.3b full mixed 480x832x33 ckpt": ((-139264, -139264, -139264), WORKSPACE),
 }
 

@@ -12,7 +12,6 @@ from memcalc.allocator.simulation import simulate
 from memcalc.allocator.smallest_device import smallest_capacity
 from memcalc.allocator.training_events import TrainingEvents, training_events
 from memcalc.breakdown.process_memory import AllocatorCounters
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import UNNAMED, CudaDevice, cuda_device
@@ -23,27 +22,6 @@ from memcalc.units import parse_size
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
-
-
-def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None) -> str | None:
-    """Why the allocator of a job is not simulated, in words that follow "because"; None where it is."""
-    if not isinstance(setup, TrainingSetup):
-        return "it is simulated for training"
-    if step.engine is not None or step.placement is not None:
-        return "it is simulated for jobs on one GPU"
-    if isinstance(step.network, Denoiser):
-        return "it is not simulated for denoisers"
-    if setup.objective != "sft":
-        return "it is simulated for --objective sft"
-    if step.steps_in_backward:
-        return "it is not simulated where the optimizer steps in backward"
-    if setup.activation_offloading:
-        return "it is not simulated where activations are offloaded"
-    if gpu is not None and gpu.architecture.startswith("gfx"):
-        return "it is simulated for NVIDIA GPUs"
-    if gpu is None and setup.alloc_conf is None:
-        return "name a --gpu to have it simulated"
-    return None
 
 
 def conf_of(setup: TrainingSetup | InferenceSetup) -> AllocatorConf:

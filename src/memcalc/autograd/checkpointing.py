@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from memcalc.autograd.engine import backward_from
 from memcalc.autograd.graph import (
@@ -105,8 +105,7 @@ def mark_saved(storage: Storage) -> None:
 # -- reentrant --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """What a saved tensor is made of again."""
 
     shape: Shape

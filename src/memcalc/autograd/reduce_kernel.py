@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.common.sizes import Shape
 from memcalc.tables.cuda_devices import CudaDevice
@@ -21,8 +22,7 @@ _MOST_OUTPUTS_AT_ONCE = 4
 _LEAST_PER_THREAD, _MOST_PER_THREAD = 16, 256
 
 
-@dataclass(frozen=True)
-class ReduceScratch:
+class ReduceScratch(NamedTuple):
     """Bytes of the partial results, and of the semaphores."""
 
     buffer: int

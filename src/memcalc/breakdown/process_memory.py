@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import MIB
@@ -20,8 +20,7 @@ SEGMENT = 2 * MIB
 """The allocator reserves memory in segments of a multiple of this (kSmallBuffer, kRoundLarge)."""
 
 
-@dataclass(frozen=True)
-class AllocatorCounters:
+class AllocatorCounters(NamedTuple):
     """What a simulation of PyTorch's allocator says.
 
     allocated, reserved: the most of each, in bytes. steps: how many it ran. lower: what would reserve less, each with

@@ -3,10 +3,12 @@
 import os
 import re
 
+from memcalc.cli.model_argument import is_local
 from memcalc.errors import MemcalcError
 
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _WEIGHTS = (".safetensors", ".gguf")
+_RUN_FILES = (".yaml", ".yml", ".toml")
 _SNIFFED = 1 << 20
 """Bytes of a JSON file in which a model's key is looked for."""
 
@@ -15,6 +17,10 @@ def meant_by(text: str) -> list[str] | None:
     """The words that `text` stands for before its options (`estimate --params 8B`); None where it is no model."""
     if os.path.exists(text):
         return ["from-file" if _is_model(text) else "from-config", text]
+    if is_local(text):  # and not there, which its reader says
+        return ["from-file", text]
+    if text.lower().endswith(_RUN_FILES):
+        return ["from-config", text]
     from memcalc.units import parse_parameters
 
     try:

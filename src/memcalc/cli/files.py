@@ -4,14 +4,15 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 from memcalc.render.terminal_text import visible
 
-_SECRET = ("--token",)
-"""Options whose value is never shown."""
+_SECRET = "--tok"
+"""How an option begins whose value is not shown, however it was misspelt."""
 
 
 def write_whole(path: str, text: str | bytes) -> None:
@@ -74,13 +75,14 @@ def _reason(path: str, problem: OSError) -> str:
     return visible(problem.strerror or str(problem))
 
 
-def command_line() -> list[str]:
-    """The words of the command that runs, as a shell takes them, without secrets."""
+def command_line(words: Sequence[str] | None = None) -> list[str]:
+    """The words of a command (None: of the one that runs), as a shell takes them, without secrets."""
     import shlex
 
     out, hide = [], False
-    for word in sys.argv[1:]:
+    for word in sys.argv[1:] if words is None else words:
         name, equals, _ = word.partition("=")
-        out.append("***" if hide else f"{name}=***" if name in _SECRET and equals else word)
-        hide = word in _SECRET
-    return ["memcalc", *map(shlex.quote, out)]
+        secret = name.startswith(_SECRET)
+        out.append("***" if hide else f"{name}=***" if secret and equals else shlex.quote(word))
+        hide = secret and not equals
+    return ["memcalc", *out]

@@ -1,11 +1,12 @@
 """What the commands for models outside share: options of `from-file`, `from-hub` and `inspect`, and their answer."""
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Job
+from memcalc.cli.job import Job
 from memcalc.cli.options import read_count, read_value
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
@@ -90,6 +91,31 @@ def read_timeout(text: str | None) -> float:
     return seconds
 
 
+_FOR_TRANSFORMERS = "--generic and --teacher are for transformers; a diffusion pipeline has no use for them."
+
+
+def read_head(how: Mapping[str, Any], *, pipeline: bool) -> tuple[list[str], int | None]:
+    """The keys of --generic-ignore and the number of --num-labels.
+
+    Args:
+        how: the options generic, generic_ignore, head and num_labels as they were given.
+        pipeline: whether the model is a diffusion pipeline.
+
+    Raises:
+        UsageError: one of them says nothing about such a model.
+    """
+    if how["generic_ignore"] is not None and not how["generic"]:
+        raise UsageError("--generic-ignore names keys that --generic passes over; add --generic, or leave it out.")
+    labels = None if how["num_labels"] is None else read_count("--num-labels", how["num_labels"])
+    if pipeline and (how["head"] is not None or labels is not None):
+        raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
+    if pipeline and how["generic"]:
+        raise UsageError(_FOR_TRANSFORMERS)
+    from memcalc.nn.module_paths import split_names
+
+    return sorted(split_names(how["generic_ignore"] or "")), labels
+
+
 def answer(  # noqa: PLR0913 (the options of three commands)
     job: Job,
     model: "LoadedModel",
@@ -102,17 +128,14 @@ def answer(  # noqa: PLR0913 (the options of three commands)
     assumptions: tuple[Assumption, ...] = (),
 ) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
-    if generic_ignore is not None and not generic:
-        raise UsageError("--generic-ignore names keys that --generic passes over; add --generic, or leave it out.")
-    labels = None if num_labels is None else read_count("--num-labels", num_labels)
+    how = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
+    passed_over, labels = read_head(how, pipeline=bool(model.components))
     if model.components:
-        if head is not None or labels is not None:
-            raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
         from memcalc.sources.diffusers_report import pipeline_report
         from memcalc.sources.diffusers_spec import describe_pipeline
 
-        if generic or job.teacher is not None:
-            raise UsageError("--generic and --teacher are for transformers; a diffusion pipeline has no use for them.")
+        if job.teacher is not None:
+            raise UsageError(_FOR_TRANSFORMERS)
         if (found := describe_pipeline(model, name, job.setup)) is not None:
             replace(job, setup=found.setup).answer(found.spec, found.assumptions)
             return
@@ -124,10 +147,8 @@ def answer(  # noqa: PLR0913 (the options of three commands)
         if timm_architecture(model) is not None:
             job.show(timm_report(model, name, job.setup, job.gpu))
             return
-    from memcalc.nn.module_paths import split_names
     from memcalc.sources.model_spec import describe
 
-    passed_over = sorted(split_names(generic_ignore or ""))
     found = describe(model, name, job.setup, generic=generic, generic_ignore=passed_over)
     with (model.base or model).naming_its_file():
         replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), (*assumptions, *found.assumptions))

@@ -5,15 +5,15 @@ Every option takes text and is read here, so that a slip is answered in the same
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, option_name
+from memcalc.setup.inference_options import CacheType
 from memcalc.setup.sentences import choice_sentence, value_type
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
@@ -24,8 +24,7 @@ _WHOLE = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,8}|[0-9][0-9_]{0,30})")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]{1,30}(?:\.[0-9]{0,60})?|\.[0-9]{1,60})(?:[eE][+-]?[0-9]{1,2})?")
 
 
-@dataclass(frozen=True)
-class Declared:
+class Declared(NamedTuple):
     """A field of one or more setups, as an option."""
 
     name: str
@@ -113,6 +112,11 @@ def read_value(option: str, kind: Any, text: str) -> Any:
     if get_origin(kind) is Literal:
         choices = [str(choice) for choice in get_args(kind)]
         found = {_plain_word(choice): choice for choice in choices}.get(_plain_word(text))
+        if found is None and option == "--kv-dtype" and text.strip().lower() in get_args(CacheType):
+            raise UsageError(
+                f"--kv-dtype is for all engines, and {text.strip().lower()} is one of llama.cpp's types; give "
+                "--engine llama.cpp with --cache-type-k and --cache-type-v."
+            )
         if found is None:
             raise UsageError(choice_sentence(option, text, choices))
         return found

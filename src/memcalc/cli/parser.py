@@ -9,6 +9,9 @@ from typer.core import TyperCommand
 from memcalc.errors import UsageError
 from memcalc.render.terminal_text import visible
 
+WORDS = "memcalc.words"
+"""Where the context keeps the words of the line that a command is made for; absent where it has all its options."""
+
 
 class Command(TyperCommand):
     """A command that knows the options of other tools."""
@@ -19,6 +22,8 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException:
+            if ctx.meta.pop(WORDS, None) is not None:  # the command with all its options says what is wrong
+                return ctx.parent.command.get_command(ctx.parent, ctx.info_name).parse_args(ctx, typed)
             options = [
                 name for parameter in self.get_params(ctx) for name in (*parameter.opts, *parameter.secondary_opts)
             ]

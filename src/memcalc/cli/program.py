@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 from typer.main import get_command as build
 
 from memcalc.cli.errors import plainly, unknown_command, warn
-from memcalc.cli.parser import Command
+from memcalc.cli.parser import WORDS, Command
 
 COMMANDS = {
     "estimate": "Estimate a model that exists only as a parameter count or as shape numbers.",
@@ -32,6 +32,8 @@ COMMANDS = {
 }
 """Every command and what it does. Its function is `command` in the module of its name in this package."""
 
+HELP = ("-h", "--help")
+
 
 class Program(TyperGroup):
     """A group that imports a command when it is wanted, so that start-up costs what the command at hand needs."""
@@ -45,8 +47,11 @@ class Program(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"memcalc.cli.commands.{cmd_name.replace('-', '_')}")
+        function = module.command
+        if hasattr(function, "taking"):
+            function = function.taking(ctx.meta.get(WORDS))
         single = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-        single.command(cmd_name, cls=getattr(module, "COMMAND_CLASS", Command))(module.command)
+        single.command(cmd_name, cls=getattr(module, "COMMAND_CLASS", Command))(function)
         return build(single)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -62,12 +67,16 @@ class Program(TyperGroup):
         """
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from memcalc.cli.bare_model import meant_by
+            from memcalc.cli.files import command_line
 
             words = meant_by(args[0])
             if words is None:
                 raise unknown_command(args[0], COMMANDS)
-            warn(f"memcalc {' '.join(words)}")
             args = [*words, *args[1:]]
+            warn(" ".join(command_line(args)))
+        words_of_line = frozenset(word.partition("=")[0] for word in args)
+        if not ctx.resilient_parsing and words_of_line.isdisjoint(HELP):
+            ctx.meta[WORDS] = words_of_line
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +95,7 @@ app = typer.Typer(
     invoke_without_command=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": list(HELP)},
 )
 
 

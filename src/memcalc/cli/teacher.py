@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 def read_teacher(text: str) -> "ModelSpec":
     """The spec of the model that `text` names. Raises MemcalcError where it is no model."""
-    return read_model(text, "--teacher")[0]
+    return read_model(text, what="--teacher").spec()

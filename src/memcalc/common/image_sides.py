@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, floor, sqrt
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class ImageSides:
+class ImageSides(NamedTuple):
     """Height and width of an image in pixels, and the limits of its area that a processor keeps (None: none)."""
 
     height: int

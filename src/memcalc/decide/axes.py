@@ -14,6 +14,7 @@ MOST = 100_000
 """Setups that one sweep may have."""
 
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:([*+])(\d{1,9}))?")
+_GIVE = ": give one such as 1..64, 256..4096+256 or 1..64*2."
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,14 @@ def read_axis(name: str, option: str, text: str) -> Axis:
     """The values of an option: with commas, as a range `a..b`, or one with a step, `a..b+s` or `a..b*s`.
 
     Raises:
-        UsageError: an empty value, or a range that never ends or is upside down.
+        UsageError: an empty value, or a a word with ".." that is no range.
     """
     values: list[str] = []
     for word in text.split(","):
         if (found := _RANGE.fullmatch(word.strip())) is not None:
             values += _range(option, word.strip(), *found.groups())
+        elif ".." in word:
+            raise UsageError(f"{option} {quoted(word.strip())} is no range{_GIVE}")
         elif word.strip():
             values.append(word.strip())
         else:
@@ -44,8 +47,13 @@ def read_axis(name: str, option: str, text: str) -> Axis:
 def _range(option: str, text: str, first: str, last: str, sign: str | None, step: str | None) -> Iterator[str]:
     value, end, by = int(first), int(last), int(step or 1)
     endless = by < (2 if sign == "*" else 1) or (sign == "*" and value < 1)
-    if value > end or endless or (sign != "*" and (end - value) // by >= MOST):
-        raise UsageError(f"{option} {quoted(text)} is no range: give one such as 1..64, 256..4096+256 or 1..64*2.")
+    if value > end or endless:
+        why = "begins above its end" if value > end else "never ends"
+        raise UsageError(f"{option} {quoted(text)} is no range, as it {why}{_GIVE}")
+    if sign != "*" and (end - value) // by >= MOST:
+        raise UsageError(
+            f"{option} {quoted(text)} has more than {MOST:,} values: give a larger step, such as {value}..{end}*2."
+        )
     while value <= end:
         yield str(value)
         value = value * by if sign == "*" else value + by

@@ -26,7 +26,8 @@ from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import ALIASES, FP32, DType
 from memcalc.tables.engines import ENGINES
-from memcalc.training.denoising import check_sizes, convolutions
+from memcalc.training.denoising import convolutions
+from memcalc.training.input_sizes import check_sizes
 from memcalc.training.traced_step import Step
 
 PHASES = ("encode", "denoise", "vae_decode")

@@ -48,8 +48,9 @@ from memcalc.ops.elementwise import (
     to,
     where,
 )
+from memcalc.ops.float8 import linear_float8
 from memcalc.ops.fused_attention import scaled_dot_product_attention
-from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy
+from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy, in_place_cross_entropy
 from memcalc.ops.indexing import (
     gather,
     index_add_,
@@ -176,6 +177,7 @@ __all__ = [
     "grid_sample",
     "group_norm",
     "grouped_mm",
+    "in_place_cross_entropy",
     "index",
     "index_add_",
     "index_list",
@@ -189,6 +191,7 @@ __all__ = [
     "liger_rms_norm",
     "liger_rope",
     "linear",
+    "linear_float8",
     "log",
     "log_sigmoid",
     "log_softmax",

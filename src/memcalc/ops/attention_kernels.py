@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import BF16, FP32, DType
@@ -129,8 +130,7 @@ def efficient_output_accumulator(call: Attention) -> int:
     return call.batch * call.length * call.heads * call.value_dim * 4
 
 
-@dataclass(frozen=True)
-class _Tile:
+class _Tile(NamedTuple):
     """How the backward kernel cuts queries (`rows`) and head dimensions or keys (`columns`) up.
 
     `accumulates` says that gradients of key and value are summed in a workspace too.

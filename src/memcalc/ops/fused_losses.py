@@ -1,4 +1,4 @@
-"""Cross-entropy of hidden states with the head inside, so that the logits never stand as one tensor.
+"""Cross-entropy in fused kernels: with the head inside, so that no logits stand as one tensor, or over the logits.
 
 Sources: liger-kernel 0.8.5 (ops/fused_linear_cross_entropy.py) and cut-cross-entropy 25.1 (cce.py, cce_backward.py).
 """
@@ -6,7 +6,7 @@ Sources: liger-kernel 0.8.5 (ops/fused_linear_cross_entropy.py) and cut-cross-en
 from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
-from memcalc.autograd.tensor import Tensor
+from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.ops.elementwise import empty_like, to
 from memcalc.ops.matmul import cached_cast
 from memcalc.ops.views import contiguous, view
@@ -129,3 +129,32 @@ def _cut_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     locks = [tape.empty((-(-rows // columns), columns), INT32) for rows in (tokens, weight[0])]
     del order, locks
     return [first if node.needs(0) else None, second]
+
+
+def in_place_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Liger's cross-entropy of rows of logits [n, V] with target [n]: forward writes the gradient over the logits.
+
+    Source: liger-kernel 0.8.5, ops/cross_entropy.py. flash-attn's with `inplace_backward` takes the same.
+    """
+    tape = logits.tape
+    losses = tape.empty(target.shape, logits.dtype)
+    mask = tape.empty(target.shape, BOOL)
+    in_range = tape.empty(target.shape, INT64)
+    del in_range
+    rows = contiguous(logits.detach())
+    loss = tape.empty((), logits.dtype)
+    del losses, mask
+    node = record(tape, loss, _overwritten_backward, (logits,), (rows.shape, rows.dtype))
+    if node is not None:
+        node.save(rows)
+    return loss
+
+
+def _overwritten_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    """The gradient that lies where the logits lay."""
+    if grads[0] is None:
+        return [None]
+    node.tape.empty((), FP32)  # a one, that the incoming gradient is compared with
+    shape, dtype = node.context
+    (storage,) = node.saved_storages()
+    return [Tensor(shape, contiguous_stride(shape), dtype, storage)]

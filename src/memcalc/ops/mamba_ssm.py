@@ -7,6 +7,7 @@ Sources: mamba_ssm 2.2, ops/selective_scan_interface.py (MambaInnerFn, checkpoin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor
@@ -103,8 +104,7 @@ def _weight_gradient(node: Node, index: int, weight: Tensor) -> Tensor | None:
     return node.tape.empty(weight.shape, weight.dtype)
 
 
-@dataclass(frozen=True)
-class CombinedShape:
+class CombinedShape(NamedTuple):
     """Sizes of a Mamba 2 mixer: see `Mamba2Shape`."""
 
     heads: int

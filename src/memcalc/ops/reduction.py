@@ -6,7 +6,7 @@ Source of the saved tensors: tools/autograd/derivatives.yaml of PyTorch 2.14.
 from __future__ import annotations
 
 from memcalc.autograd.graph import Backward, Grads, Node, record
-from memcalc.autograd.tensor import Tensor, contiguous_stride
+from memcalc.autograd.tensor import Tensor, contiguous_stride, is_contiguous
 from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import empty_like, fp32_under_autocast, to
 from memcalc.ops.embedding_backward import SORTED_ABOVE, sorted_embedding_gradient
@@ -177,16 +177,28 @@ def _log_softmax_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     return [None if grad is None else node.tape.empty(grad.shape, node.context)]
 
 
+def _row_by_row(x: Tensor) -> Tensor | None:
+    """The copy that kernels of norms make of an operand whose rows do not follow each other; None for others.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (expect_contiguous).
+    """
+    if x.tape.device is None or is_contiguous(x.shape, x.stride):
+        return None
+    return x.tape.empty(x.shape, x.dtype)
+
+
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, normalized: int = 1) -> Tensor:
     """The fused LayerNorm keeps its operands, and mean and reciprocal deviation in fp32."""
     x = fp32_under_autocast(x)
     weight = None if weight is None else fp32_under_autocast(weight)
     bias = None if bias is None else fp32_under_autocast(bias)
     tape = x.tape
+    copied = _row_by_row(x)
     out = tape.empty(x.shape, x.dtype)
     rows = (*x.shape[:-normalized], *(1,) * normalized)
     mean_, rstd = tape.empty(rows, FP32), tape.empty(rows, FP32)
-    node = record(tape, out, _layer_norm_backward, (x, weight, bias), x.shape)
+    del copied
+    node = record(tape, out, _layer_norm_backward, (x, weight, bias), x.stride)
     if node is not None:
         for tensor in (bias, x, weight, mean_, rstd):
             if tensor is not None:
@@ -199,9 +211,11 @@ def _layer_norm_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None, None]
     out: list[Tensor | None] = [None] * len(node.edges)
+    copied = [_row_by_row(grad), _row_by_row(Tensor(grad.shape, node.context, grad.dtype, grad.storage))]
     for index, edge in enumerate(node.edges):
         if edge is not None:
             out[index] = node.tape.empty(edge[2], edge[3])
+    del copied
     return out
 
 
@@ -210,9 +224,11 @@ def rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
     x = fp32_under_autocast(x)
     weight = None if weight is None else fp32_under_autocast(weight)
     tape = x.tape
+    copied = _row_by_row(x)
     out = tape.empty(x.shape, x.dtype)
     rstd = tape.empty((*x.shape[:-1], 1), FP32)
-    node = record(tape, out, _layer_norm_backward, (x, weight, None), x.shape)
+    del copied
+    node = record(tape, out, _layer_norm_backward, (x, weight, None), x.stride)
     if node is not None:
         node.save(x)
         if weight is not None:

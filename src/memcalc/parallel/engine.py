@@ -189,6 +189,8 @@ def replaced(value: Any, by_id: dict[int, Tensor]) -> Any:
     """Arguments with some of the tensors in them replaced."""
     if isinstance(value, Tensor):
         return by_id.get(id(value), value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
+        return type(value)(*(replaced(item, by_id) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(replaced(item, by_id) for item in value)
     if isinstance(value, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.errors import UsageError
 from memcalc.parallel.setup import SINGLE, DeviceMap, Offloaded, Parallel, ParallelSetup, ZeroOptions
@@ -11,10 +11,11 @@ from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.device_map_options import read_max_memory
 from memcalc.setup.parallel_options import ParallelOptions
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.tables.gpus import Gpu
 from memcalc.tables.optimizers import optimizer
-from memcalc.tables.overheads import CUDA_CONTEXT_INFERENCE, CUDA_CONTEXT_TRAINING
 from memcalc.units import parse_size
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 _FSDP: tuple[Parallel, ...] = ("fsdp2", "fsdp1")
 _ZERO: tuple[Parallel, ...] = ("zero1", "zero2", "zero3")
@@ -61,6 +62,8 @@ _AXES: Mapping[Parallel, tuple[str, ...]] = {
 
 def free_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     """What a process finds free on `gpu` once its CUDA context is there (`torch.cuda.mem_get_info`)."""
+    from memcalc.tables.overheads import CUDA_CONTEXT_INFERENCE, CUDA_CONTEXT_TRAINING  # only a GPU that is named asks
+
     context = CUDA_CONTEXT_TRAINING if isinstance(setup, TrainingSetup) else CUDA_CONTEXT_INFERENCE
     return gpu.usable_bytes - (context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context))
 
@@ -106,8 +109,8 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None, fre
     engine = setup.parallel or default
     for sentence in _refused(setup, engine):
         raise UsageError(sentence)
-    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, *_ZERO, "ddp", "megatron"):
-        engine = "none"  # nothing is shared: the single GPU, to the byte
+    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, "ddp", "megatron"):
+        engine = "none"  # nothing is shared: the single GPU, to the byte (DeepSpeed keeps its master copies even so)
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
     if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and setup.trainer != "accelerate":

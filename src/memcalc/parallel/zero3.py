@@ -222,8 +222,8 @@ class Zero3(Engine):
             yield "sharded gradients", rounded(sum(self.chunks) * self.dtype.itemsize)
 
     def _persistent(self) -> int:
-        """Bytes of the weights that stay gathered, which go at the beginning of the step."""
-        kept = [s for s in self.sharded.values() if s.persists]
+        """Bytes of the weights that stay gathered, which go at the beginning of the step; a lone rank's are shards."""
+        kept = [s for s in self.sharded.values() if s.persists and (s.ranks > 1 or s.on_host)]
         return sum(rounded(s.numel * self.dtype.itemsize) * s.parameter.copies for s in kept)
 
     def _sub_groups(self) -> list[int]:

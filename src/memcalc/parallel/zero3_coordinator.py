@@ -83,6 +83,11 @@ class Gather:
         itemsize = shards[0].parameter.dtype.itemsize
         whole = sum(shard.chunk * shard.ranks for shard in shards) * itemsize
         self.buffer: Storage | None = None
+        if shards[0].ranks == 1:  # NoGatherHandle: the weight is the shard itself, or its copy from the host
+            for shard in shards:
+                shard.fill(tape, rounded(shard.nbytes) if shard.on_host else 0)
+            self.waited = False
+            return
         if len(shards) > 1:
             self.buffer = tape.allocate(whole, OVERHEAD, GATHERED)
         else:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from memcalc.breakdown import standing
 from memcalc.breakdown.temporary_tensors import LOAD
 from memcalc.errors import UsageError
 from memcalc.models.spec import ModelSpec
-from memcalc.parallel.placement import Placement
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.sweep import swept
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import trace
 from memcalc.training.traced_step import Step
+
+if TYPE_CHECKING:
+    from memcalc.parallel.placement import Placement
 
 
 def phase_totals(step: Step) -> dict[str, int]:

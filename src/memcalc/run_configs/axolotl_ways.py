@@ -60,7 +60,7 @@ def loss_and_kernels(keys: Keys, found: Sharding, objective: str, lora: bool) ->
         if fused.value:
             out.take(our.LOSS, our.LOSS_LIGER, fused, "Liger's fused linear cross-entropy")
         elif plain.value:
-            out.lack("liger_cross_entropy (on full logits) is not modelled: the eager loss is taken")
+            out.take(our.LOSS, our.LOSS_LIGER_ON_LOGITS, plain, "Liger's cross-entropy on full logits")
     else:
         for given in (
             fused,

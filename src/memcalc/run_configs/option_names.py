@@ -86,4 +86,5 @@ TASK = "task"
 NUM_LABELS = "num_labels"
 
 LOSS_EAGER, LOSS_LIGER, LOSS_CHUNKED, LOSS_CUT, LOSS_TILED = "eager", "liger", "chunked", "cut-cross-entropy", "tiled"
+LOSS_LIGER_ON_LOGITS = "liger-cross-entropy"
 """Values of the loss option."""

@@ -44,6 +44,7 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
     """
     yield from _optimizer(setup)
     yield from _adapters(setup)
+    yield from _float8(setup)
     yield from _checkpointing(setup)
     yield from _loss(setup)
     yield from _objective(setup)
@@ -119,6 +120,18 @@ def _adapters(setup: TrainingOptions) -> Iterator[str]:
         )
 
 
+def _float8(setup: TrainingOptions) -> Iterator[str]:
+    if setup.float8_recipe == "none":
+        return
+    if setup.quantization != "none":
+        yield (
+            f"--float8-recipe multiplies weights that are wide, and --quantization {setup.quantization} packs them; "
+            "leave one of them out."
+        )
+    if setup.tensor_parallel_size > 1:
+        yield "--float8-recipe is computed without tensor parallelism; leave out --tensor-parallel-size."
+
+
 def _checkpointing(setup: TrainingOptions) -> Iterator[str]:
     if setup.checkpoint_every_n_blocks > 1 and setup.activation_checkpointing != "full":
         yield (
@@ -136,7 +149,7 @@ def _loss(setup: TrainingOptions) -> Iterator[str]:
             f"{setup.loss_implementation}; leave it out."
         )
     for name, asked in (("label-smoothing", setup.label_smoothing > 0), ("z-loss", setup.z_loss)):
-        if asked and setup.loss_implementation in ("chunked", "cut-cross-entropy"):
+        if asked and setup.loss_implementation in ("chunked", "cut-cross-entropy", "liger-cross-entropy"):
             yield (
                 f"--loss-implementation {setup.loss_implementation} has no --{name}; use --loss-implementation "
                 f"eager or liger, or leave --{name} out."

@@ -82,6 +82,11 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     train_only: str = option(
         "Optimizer", "all", "Weights that are trained without LoRA: all, head, bias, last-N (blocks), or module names."
     )
+    float8_recipe: Literal["none", "tensorwise"] = option(
+        "Precision",
+        "none",
+        "torchao's float8 training: the products of linear layers in 8 bits, by this recipe of Float8LinearConfig.",
+    )
     frozen_dtype: Literal["bf16", "fp16"] | None = option(
         "Precision",
         None,
@@ -149,11 +154,13 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         "prepare_model_for_kbit_training does.",
     )
 
-    loss_implementation: Literal["eager", "liger", "chunked", "cut-cross-entropy", "tiled"] = option(
-        "Loss",
-        "eager",
-        "Cross-entropy of a language model: Transformers' own, Liger's fused linear, in chunks of the logits, cut "
-        "cross-entropy, or TRL's fused head in tiles.",
+    loss_implementation: Literal["eager", "liger", "liger-cross-entropy", "chunked", "cut-cross-entropy", "tiled"] = (
+        option(
+            "Loss",
+            "eager",
+            "Cross-entropy of a language model: Transformers' own, Liger's fused linear, Liger's kernel that "
+            "overwrites logits (as flash-attn's), in chunks of logits, cut cross-entropy, or TRL's head in tiles.",
+        )
     )
     loss_num_chunks: PositiveInt = option("Loss", 8, "Chunks of tokens of --loss-implementation chunked.")
     logits_to_keep: PositiveInt | None = option(

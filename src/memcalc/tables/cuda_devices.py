@@ -1,10 +1,9 @@
 """What of a GPU decides which kernels PyTorch runs, and what those allocate: one row a kind of GPU."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class CudaDevice:
+class CudaDevice(NamedTuple):
     """A kind of GPU as kernels see it: compute capability and number of multiprocessors."""
 
     capability: tuple[int, int]

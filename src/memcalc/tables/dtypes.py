@@ -28,6 +28,7 @@ BF16 = DType("bfloat16", 2, 6, True)
 FP32 = DType("float32", 4, 7, True)
 FP64 = DType("float64", 8, 8, True)
 COMPLEX64 = DType("complex64", 8, 9, True)
+COMPLEX128 = DType("complex128", 16, 10, True)
 
 ALIASES = {
     "fp32": FP32,

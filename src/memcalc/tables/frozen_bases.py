@@ -7,13 +7,12 @@ where a trainer loads the weights otherwise (Unsloth's own 4-bit copies), that i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.config.quantization import Quantization
 
 
-@dataclass(frozen=True, kw_only=True)
-class FrozenBase:
+class FrozenBase(NamedTuple):
     """`packed`: adapters train on the weights as they are stored; `why` says who does it, or why nobody does."""
 
     packed: bool

@@ -6,11 +6,10 @@ whose experts it replaces are left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class LigerKernels:
+class LigerKernels(NamedTuple):
     """What is replaced in a family. Norms work `in_place` on the incoming gradient, or make a new one."""
 
     rotary: bool = True

@@ -1,10 +1,9 @@
 """What NCCL allocates outside PyTorch's allocator. One row a fact, each with its source."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class NcclBuffers:
+class NcclBuffers(NamedTuple):
     """Bytes of one channel's buffers by protocol, and how many channels a communicator is taken to have."""
 
     simple: int

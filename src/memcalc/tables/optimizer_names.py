@@ -7,11 +7,10 @@ torchtune's recipes (`optimizer._component_`), bitsandbytes 0.50 and torchao 0.1
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Spelling:
+class Spelling(NamedTuple):
     """A row of the table of optimizers, and what the name says besides: an implementation, or steps in backward."""
 
     row: str
@@ -43,8 +42,13 @@ SPELLINGS: Mapping[str, Spelling] = {
         "bitsandbytes.optim.AdamW8bit",
         "bnb.optim.AdamW8bit",
         "adam8bit",
+        "bitsandbytes.optim.Adam8bit",
+        "bnb.optim.Adam8bit",
     ),
     **_names("adamw-bnb-32bit", "adamw_bnb_32bit", "bitsandbytes.optim.AdamW", "bitsandbytes.optim.AdamW32bit"),
+    **_names("adamw-bnb-32bit", "AdamW32bit", "bitsandbytes.optim.Adam", "bitsandbytes.optim.Adam32bit"),
+    **_names("paged-adamw", "bitsandbytes.optim.PagedAdam", "bitsandbytes.optim.PagedAdam32bit"),
+    **_names("paged-adamw-8bit", "bitsandbytes.optim.PagedAdam8bit"),
     **_names("paged-adamw", "paged_adamw", "paged_adamw_32bit", "PagedAdamW", "bitsandbytes.optim.PagedAdamW"),
     **_names("paged-adamw", "bitsandbytes.optim.PagedAdamW32bit", "PagedAdamW32bit"),
     **_names("paged-adamw-8bit", "paged_adamw_8bit", "PagedAdamW8bit", "bitsandbytes.optim.PagedAdamW8bit"),
@@ -64,7 +68,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     **_names("adamw-torchao-4bit", "torchao.prototype.low_bit_optim.AdamW4bit"),
     **_names("adamw-torchao-fp8", "adamw_torch_fp8", "ao_adamw_fp8", "torchao.optim.AdamWFp8", "AdamWFp8"),
     **_names("adamw-bf16", "adamw_anyprecision"),
-    **_names("adamw-apex", "adamw_apex_fused"),
+    **_names("adamw-apex", "adamw_apex_fused", "apex.optimizers.FusedAdam", "FusedAdam"),
     **_names("galore-adamw", "galore_adamw"),
     **_names("galore-adamw", "galore_adamw_layerwise", in_backward=True),
     **_names("galore-adamw-8bit", "galore_adamw_8bit"),
@@ -90,6 +94,19 @@ REFUSED: Mapping[str, str] = {
     "optimi_adamw": f"{_NOT_HERE} (optimi's states in 16 bits have a third one); adamw is the nearest",
     "adopt_adamw": f"{_NOT_HERE}; adamw keeps as many states",
     "came_pytorch": f"{_NOT_HERE}; adafactor-hf is the nearest",
+    "came": f"{_NOT_HERE}; adafactor-hf is the nearest",
+    "stableadamw": f"{_NOT_HERE} (optimi's states in 16 bits have a third one); adamw is the nearest",
+    "adan": f"{_NOT_HERE}; it keeps a state more than adamw",
+    "soap": f"{_NOT_HERE}",
+    "shampoo": f"{_NOT_HERE}",
+    "distributed_shampoo": f"{_NOT_HERE}",
+    "nadam": f"{_NOT_HERE}; adamw keeps as many states",
+    "radam": f"{_NOT_HERE}; adamw keeps as many states",
+    "adadelta": f"{_NOT_HERE}; adamw keeps as many states",
+    "adamax": f"{_NOT_HERE}; adamw keeps as many states",
+    "asgd": f"{_NOT_HERE}; sgd-momentum keeps as many states",
+    "rprop": f"{_NOT_HERE}; adamw keeps as many states",
+    "sparse_adam": f"{_NOT_HERE}; it is for sparse gradients",
     "dion": f"{_NOT_HERE}; muon is the nearest",
     "muon_8bit": f"{_NOT_HERE}; muon keeps its momentum in the weights' dtype",
     "muon-8bit": f"{_NOT_HERE}; muon keeps its momentum in the weights' dtype",
@@ -99,11 +116,22 @@ REFUSED: Mapping[str, str] = {
     "adam-mini": f"{_NOT_HERE}; adamw is an upper bound",
     "sinkgd": f"{_NOT_HERE}; sgd keeps no states either",
     "flash_adamw": f"{_NOT_HERE}; adamw-torchao-8bit is the nearest",
+    "flash_adam": f"{_NOT_HERE}; adamw-torchao-8bit is the nearest",
+    "flash_sgd": f"{_NOT_HERE}; sgd-momentum is an upper bound",
+    "flash_sgdw": f"{_NOT_HERE}; sgd-momentum is an upper bound",
+    "flash_lion": f"{_NOT_HERE}; lion-8bit is the nearest",
     "lbfgs": f"{_NOT_HERE}",
     "lamb": f"{_NOT_HERE}; adamw keeps as many states",
     "lars": f"{_NOT_HERE}; sgd-momentum keeps as many states",
+    "lamb_8bit": f"{_NOT_HERE}; adamw-8bit keeps as many states",
+    "lars_8bit": f"{_NOT_HERE}; lion-8bit keeps as many states",
+    "sgd_8bit": f"{_NOT_HERE}; lion-8bit keeps as many states",
+    "adagrad_8bit": f"{_NOT_HERE}; lion-8bit keeps as many states",
     "sophia": f"{_NOT_HERE}",
     "deepspeed_cpu_adam": "its states live in host memory; choose ZeRO with offloading",
+    "cpu_adam": "its states live in host memory; choose ZeRO with offloading",
+    "cpu_offload_optimizer": "its states live in host memory; paged-adamw keeps them there too",
+    "optimizer_in_backward": "it is a way to step: choose --optimizer-in-backward, and the optimizer that it wraps",
     "onebitadam": f"{_NOT_HERE}",
 }
 """Optimizers that a trainer accepts and memcalc does not compute, and why."""

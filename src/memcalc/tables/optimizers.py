@@ -8,7 +8,7 @@ them. Sizes are bytes as the allocator takes them (rounded up to 512). The steps
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.common.escaping import quoted
 from memcalc.common.sizes import rounded
@@ -35,8 +35,7 @@ from memcalc.tables.optimizer_states import (
 )
 
 
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(NamedTuple):
     """One optimizer: `states` gives the bytes kept for a weight by name of state, `step` the most that a step adds.
 
     `step` has a function for each implementation that exists, PyTorch's default on CUDA first. `host` gives the bytes
@@ -195,8 +194,13 @@ def spelled(name: str) -> Spelling:
         return Spelling(name)
     if name in SPELLINGS:
         return SPELLINGS[name]
-    why = REFUSED.get(name) or REFUSED.get(name.lower())
+    why = {_squeezed(other): why for other, why in REFUSED.items()}.get(_squeezed(name.rsplit(".", 1)[-1]))
     if why is not None:
         raise UsageError(f"optimizer {quoted(name)} is not computed: {why}. `memcalc optimizers` lists those that are.")
     near = close_matches(name, OPTIMIZERS) or ";"
     raise UsageError(f"optimizer {quoted(name)} is not known{near} `memcalc optimizers` lists them.")
+
+
+def _squeezed(name: str) -> str:
+    """A name as it is compared with those that are refused: classes and keys are written apart in other ways."""
+    return name.lower().replace("_", "").replace("-", "")

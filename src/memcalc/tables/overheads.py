@@ -6,8 +6,7 @@ Each is a named part of OTHER OVERHEAD with an option that replaces it; none is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memcalc.common.sizes import MIB
 
@@ -31,8 +30,7 @@ UNSPLIT_PART = "unsplit blocks, kernel scratch"
 is too little to be split off, and what kernels ask for while they run."""
 
 
-@dataclass(frozen=True)
-class ContextSize:
+class ContextSize(NamedTuple):
     """The CUDA context of one PyTorch process, in bytes: driver, kernels and libraries, outside the allocator."""
 
     name: str
@@ -40,8 +38,7 @@ class ContextSize:
     source: str
 
 
-@dataclass(frozen=True)
-class Workspace:
+class Workspace(NamedTuple):
     """One workspace of the matrix-multiplication library, in bytes, as PyTorch allocates it for a handle and stream."""
 
     name: str

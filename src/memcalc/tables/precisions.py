@@ -1,12 +1,11 @@
 """Precision recipes: one row a recipe. What is kept in which dtype, named for the engine that does it so."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from memcalc.tables.dtypes import BF16, FP16, FP32, DType
 
 
-@dataclass(frozen=True)
-class PrecisionRecipe:
+class PrecisionRecipe(NamedTuple):
     """Dtype of the weights (gradients and optimizer states follow it) and of autocast, if it is on.
 
     `casts_to` is the dtype that a sharding engine gathers weights in, where that is another one.

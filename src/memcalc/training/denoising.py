@@ -11,48 +11,13 @@ from memcalc import ops
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
-from memcalc.errors import UsageError, option_name
 from memcalc.models.common.denoiser import Denoiser, Picture, given
+from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import FP32, DType
-from memcalc.training.frozen_components import FrozenComponents
+from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.traced_step import ObjectiveExtras
-
-_SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
-"""Options that say what a denoiser is given."""
-
-_OF_SCRIPTS = {"cache_latents": True, "cache_text_embeddings": True, "use_ema": False, "vae_dtype": None}
-"""Options of diffusers' scripts, with the values at which they say nothing."""
-
-_OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")
-"""Options of models that read text, of which a denoiser has none."""
-
-
-def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
-    """Raise UsageError for sizes of another kind of model than `network` is."""
-    denoises = network.input_kind == "latents"
-    for name in _OF_TEXT if denoises else _SIZES:
-        if name in setup.model_fields_set and getattr(setup, name):
-            raise UsageError(
-                f"{option_name(name)} is for models that read text, but this one is a denoiser; use --resolution, "
-                "--height and --width, --num-frames, --max-sequence-length."
-                if denoises
-                else f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it "
-                "out."
-            )
-    for name, silent in _OF_SCRIPTS.items():
-        if not denoises and getattr(setup, name, silent) != silent:
-            raise UsageError(
-                f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it out."
-            )
-    if getattr(setup, "use_ema", False) and getattr(setup, "lora_rank", None) is not None:
-        raise UsageError("--use-ema averages the weights of a whole denoiser; with --lora-rank leave it out.")
-    trainer = getattr(setup, "trainer", None)
-    if trainer == "diffusers" and not denoises:
-        raise UsageError("--trainer diffusers trains denoisers, which this model is not; use plain, hf or trl.")
-    if denoises and trainer in ("hf", "trl"):
-        raise UsageError(f"--trainer {trainer} trains no denoisers; use diffusers or plain, or leave it out.")
 
 
 def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
@@ -87,19 +52,33 @@ def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
     return setup.model_copy(update=chosen)
 
 
-def denoising_notes(
-    model: Denoiser, asked: Picture, setup: TrainingSetup, others: Sequence[str] = ()
-) -> list[Assumption]:
+def loss_of_denoiser(
+    tape: Tape, network: Network, spec: ModelSpec, setup: TrainingSetup, autocast: DType | None
+) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
+    """The loss of a denoiser, the outputs that the loop keeps through backward, and what beside the model is there."""
+    assert isinstance(network, Denoiser)
+    frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
+    return denoise(tape, network, picture(network, setup), autocast, frozen)
+
+
+def first_phases(setup: TrainingSetup) -> tuple[str, ...]:
+    """The phases of a denoiser's step before forward."""
+    return (PHASE,) if runs_in_step(setup) else ()
+
+
+def notes_of_denoiser(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
     """What is taken for granted of a training step of a denoiser, for the Assumptions."""
+    assert isinstance(network, Denoiser)
+    asked = picture(network, setup)
     size = f"{asked.width} x {asked.height} pixels"
-    if model.makes_videos:
+    if network.makes_videos:
         size += f", {asked.frames} frame{'s' if asked.frames > 1 else ''} (--num-frames)"
     lines = [
         Assumption("picture_size", f"{size} (--resolution), {asked.text} tokens of text (--max-sequence-length)"),
-        *_where_inputs_come_from(setup, others),
+        *_where_inputs_come_from(setup, [part.name for part in spec.components]),
         Assumption("largest_resolution", "the largest resolution of a run decides its peak"),
     ]
-    if model.convolutional or not setup.cache_latents:
+    if network.convolutional or not setup.cache_latents:
         lines += convolutions(setup)
     if setup.trainer == "diffusers":
         lines.append(

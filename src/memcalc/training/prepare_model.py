@@ -25,6 +25,7 @@ from memcalc.tables.frozen_bases import frozen_base
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.tables.stated_formats import module_formats, stated_format, unknown_layout
 from memcalc.tables.weight_formats import WeightFormat, asked_format
+from memcalc.training.float8 import use_float8
 from memcalc.training.liger import use_liger
 
 if TYPE_CHECKING:
@@ -80,6 +81,12 @@ def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assump
     form, notes = _base_format(spec, setup)
     if setup.state_space_kernels == "mamba-ssm":
         notes.append(use_mamba_ssm(network))
+    if setup.float8_recipe != "none":
+        if form is not None:
+            raise UsageError(
+                f"--float8-recipe multiplies weights that are wide, and this model's are {form.name}; leave it out."
+            )
+        notes.append(use_float8(network))
     if form is not None:
         _quantize(network, form, spec, setup)
         notes += _training_notes(network, form, setup)

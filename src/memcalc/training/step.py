@@ -16,7 +16,6 @@ from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.causal_lm import CausalLM
-from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
@@ -26,18 +25,14 @@ from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import every_block_by_itself
 from memcalc.optim.weight import Weight
 from memcalc.parallel import engines
-from memcalc.parallel.device_map import Mapped, mapped_modules, weight_sizes
 from memcalc.parallel.engine import Engine
 from memcalc.parallel.layout import layout_of
-from memcalc.parallel.placement import Placement, split_stacks
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
-from memcalc.tables.weight_formats import asked_format
-from memcalc.training.denoising import as_scripts_train, check_sizes, denoise, denoising_notes, picture
-from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
+from memcalc.training.input_sizes import check_sizes
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -46,6 +41,7 @@ from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs
 
 if TYPE_CHECKING:
     from memcalc.nn.recorder import Recorder
+    from memcalc.parallel.placement import Placement
 
 
 def _weight(parameter: Parameter, copies: int, setup: TrainingSetup, placement: Placement | None) -> Weight:
@@ -114,6 +110,8 @@ def trace(
     """
     asked, setup = setup, setup.with_trainer_defaults()
     if spec.model_type in denoisers():
+        from memcalc.training.denoising import as_scripts_train  # language models do not pay for importing it
+
         setup = as_scripts_train(setup, spec.model_type)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
@@ -126,7 +124,7 @@ def trace(
     return replace(step, setup=setup, optimizer=optimizer(setup.optimizer), notes=notes)
 
 
-_PHASES = ("forward", "backward", "step")
+_PHASES: tuple[str, ...] = ("forward", "backward", "step")
 
 
 @lru_cache(maxsize=64)
@@ -146,16 +144,22 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         spec = run.trained_spec(spec, setup)
     with every_block_by_itself() if tracing.every_block else nullcontext():
         network = engines.prepare(spec, layout, build)
-    mapped = None if layout.device_map is None else _spread(network, setup, layout)
+    mapped = None
+    if layout.device_map is not None:
+        from memcalc.training.spread_model import spread  # the others do not pay for it
+
+        mapped = spread(network, setup, layout)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
-    if isinstance(network, Denoiser):
-        notes += denoising_notes(network, picture(network, setup), setup, [part.name for part in spec.components])
+    if network.input_kind == "latents":
+        from memcalc.training.denoising import notes_of_denoiser
+
+        notes += notes_of_denoiser(network, spec, setup)
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 
         divide_experts(network, layout)
-    placement = None if mapped is None or layout.device_map is None else Placement(network, mapped, layout.device_map)
+    placement = None if mapped is None else mapped(network)
     run_once = partial(
         _run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, placement=placement, recorder=recorder
     )
@@ -167,22 +171,6 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         step = run_once()
         run_context(step.tape).retained_bytes = record_retained(keeping)
     return step
-
-
-def _spread(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> Mapped:
-    """Where each module of a wide network goes; its stacks are split accordingly. Raises UsageError."""
-    assert layout.device_map is not None
-    form = asked_format(setup.quantization, setup.quantize_moe_experts) if setup.quantization != "none" else None
-    sizes = weight_sizes(network, engines.precision(setup.precision, layout).weights, form)
-    quantizes = form is not None and form.kernel.startswith("bnb-")
-    mapped = mapped_modules(network, layout.device_map, sizes, quantizes=quantizes)
-    if any(not isinstance(device, int) for device in mapped.entries.values()):
-        raise UsageError(
-            "the GPUs do not hold the model, and what --device-map leaves in host memory cannot be trained; take more "
-            "--gpus, larger ones, or --quantization nf4 with --lora-rank."
-        )
-    split_stacks(network, mapped)
-    return mapped
 
 
 def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
@@ -201,8 +189,11 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
-    out_of_place = tracing.like_tracker
-    tape = Tape(sum_out_of_place=out_of_place) if recorder is None else recorder.new_tape("forward", out_of_place)
+    tape = (
+        Tape(sum_out_of_place=tracing.like_tracker)
+        if recorder is None
+        else recorder.new_tape("forward", tracing.like_tracker)
+    )
     tape.device = tracing.device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
@@ -229,9 +220,12 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
     restore_retained(network, tape)
     loss: Tensor | None
-    if isinstance(network, Denoiser):
-        frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
-        loss, outputs, more = denoise(tape, network, picture(network, setup), autocast_of(setup, recipe), frozen)
+    phases = _PHASES
+    if network.input_kind == "latents":
+        from memcalc.training.denoising import first_phases, loss_of_denoiser
+
+        phases = (*first_phases(setup), *_PHASES)
+        loss, outputs, more = loss_of_denoiser(tape, network, spec, setup, autocast_of(setup, recipe))
     elif setup.objective == "sft":
         (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
@@ -268,7 +262,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
-        phases=(PHASE, *_PHASES) if isinstance(network, Denoiser) and runs_in_step(setup) else _PHASES,
+        phases=phases,
         resolved_options=more.resolved_options,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,

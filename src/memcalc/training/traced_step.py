@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.autograd.tape import Tape
@@ -15,11 +15,13 @@ from memcalc.nn.module import Buffer, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine
-from memcalc.parallel.placement import Placement
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.optimizers import OPTIMIZERS, Optimizer, spelled
 from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_bytes
+
+if TYPE_CHECKING:
+    from memcalc.parallel.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,7 @@ class ObjectiveExtras:
     notes: tuple[Assumption, ...] = ()
 
 
-@dataclass(frozen=True)
-class Tracing:
+class Tracing(NamedTuple):
     """How a step is traced: what stands on its tape, beside what the job decides.
 
     device: the GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out, as

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,19 +65,23 @@ class Measured:
         return max(reserved for _, reserved in self.phases.values())
 
 
-def run_script(command: Sequence[str], steps: int, folder: str) -> Measured:
+def run_script(
+    command: Sequence[str], steps: int, folder: str, environment: Mapping[str, str] | None = None
+) -> Measured:
     """Run a command for `steps` optimizer steps; the process of which most is allocated. Its output goes to stderr.
 
-    `folder` takes what the processes write.
+    `folder` takes what the processes write. `environment` is the one to run in, None for this process's.
 
     Raises MemcalcError where it cannot be started, has no torch, no GPU, or takes no memory on it.
     """
-    environment = os.environ | {
+    given = os.environ if environment is None else environment
+    environment = {
+        **given,
         "MEMCALC_VERIFY_OUT": os.path.join(folder, "measured"),
         "MEMCALC_VERIFY_SNAPSHOT": os.path.join(folder, "snapshot"),
         "MEMCALC_VERIFY_STEPS": str(steps),
         "MEMCALC_VERIFY_WORKSPACES": ",".join(str(row.nbytes) for row in WORKSPACES),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(INJECTED), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(INJECTED), given.get("PYTHONPATH")])),
     }
     try:
         done = subprocess.run(list(command), env=environment, stdout=_STDERR, check=False)
@@ -97,11 +101,13 @@ def run_script(command: Sequence[str], steps: int, folder: str) -> Measured:
     )
 
 
-def measured_in_a_folder(command: Sequence[str], steps: int) -> tuple[Measured, tempfile.TemporaryDirectory[str]]:
+def measured_in_a_folder(
+    command: Sequence[str], steps: int, environment: Mapping[str, str] | None = None
+) -> tuple[Measured, tempfile.TemporaryDirectory[str]]:
     """What a script measured, and the temporary folder that holds its snapshot."""
     folder = tempfile.TemporaryDirectory(prefix="memcalc-verify-")
     try:
-        return run_script(command, steps, folder.name), folder
+        return run_script(command, steps, folder.name, environment), folder
     except BaseException:
         folder.cleanup()
         raise

@@ -1,13 +1,14 @@
 """`memcalc compare`: models, or ways to train one, side by side."""
 
 import json
-from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Request, with_job
-from memcalc.cli.read_model import read_model
+from memcalc.cli.any_model import MODEL, ModelOptions
+from memcalc.cli.job import Request
+from memcalc.cli.job_command import with_job
+from memcalc.cli.read_model import ReadModel, read_model
 from memcalc.errors import UsageError
 from memcalc.render import tables
 from memcalc.render.page_setup import Setup, page_setup
@@ -15,7 +16,7 @@ from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
 
 
-@partial(with_job, without=("check", "svg"))
+@with_job(without=("check", "svg"), groups=(MODEL,))
 def command(
     models: Annotated[
         list[str],
@@ -24,6 +25,7 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
     request: Request,
     methods: Annotated[
         str | None,
@@ -42,7 +44,9 @@ def command(
     """
     shown = request.shown()
     if shown.snapshot is not None:
-        _beside_snapshot(shown.snapshot, models, methods, request)
+        if len(models) != 1 or methods is not None or request.chosen["teacher"] is not None:
+            raise UsageError("--snapshot is laid beside one model: name one, and leave out --methods and --teacher.")
+        _beside_snapshot(shown.snapshot, models[0], request, options)
         return
     shown.only("compare", "json", "markdown", "html")
     if request.chosen["check"]:
@@ -50,7 +54,10 @@ def command(
     columns = [(model, method) for model in models for method in _methods(methods)]
     if len(columns) < 2:
         raise UsageError("compare needs two columns: give two models, or --methods full,lora,qlora.")
-    found = [_column(request, *column, pictured=shown.pictured) for column in columns]
+    if len(set(columns)) < len(columns):
+        raise UsageError("compare lays different columns side by side, and one is named twice: name each once.")
+    read = {model: read_model(model, options) for model in models}
+    found = [_column(request, read[model], model, method, pictured=shown.pictured) for model, method in columns]
     reports = {setup.heading: setup.report for setup in found}
 
     def as_json() -> str:
@@ -65,18 +72,16 @@ def command(
     shown.answer(texts, found, None)
 
 
-def _beside_snapshot(path: str, models: list[str], methods: str | None, request: Request) -> None:
+def _beside_snapshot(path: str, model: str, request: Request, options: ModelOptions) -> None:
     """Lay a real memory snapshot beside the estimate."""
     from memcalc.provenance.comparison import compare_snapshot
     from memcalc.render.snapshot_comparison import render
     from memcalc.sources.memory_snapshot import load_snapshot
 
-    if len(models) != 1 or methods is not None or request.chosen["teacher"] is not None:
-        raise UsageError("--snapshot is laid beside one model: name one, and leave out --methods and --teacher.")
     job = request.read()
     job.shown.only("compare --snapshot", "json", "snapshot")
-    spec, _ = read_model(models[0])
-    found = compare_snapshot(spec, job.setup, load_snapshot(path), job.gpu)
+    described = read_model(model, options).described(job.setup)
+    found = compare_snapshot(described.spec, described.setup, load_snapshot(path), job.gpu)
     if job.shown.json:
         job.shown.write(json.dumps(found.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n")
     else:
@@ -97,17 +102,17 @@ def _methods(text: str | None) -> list[str | None]:
     return names
 
 
-def _column(request: Request, model: str, method: str | None, *, pictured: bool) -> Setup:
+def _column(request: Request, read: ReadModel, model: str, method: str | None, *, pictured: bool) -> Setup:
     """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
     from memcalc.decide.methods import METHODS
     from memcalc.estimation import estimate
 
-    spec, assumptions = read_model(model)
     job = request.job("training", METHODS[method]) if method else request.read()
     heading = f"{model} {method or ''}".strip()
+    found = read.described(job.setup)
     if pictured:
-        return page_setup(spec, job.setup, job.gpu, assumptions=assumptions, heading=heading)
-    return Setup(estimate(spec, job.setup, job.gpu, assumptions=assumptions), None, heading)
+        return page_setup(found.spec, found.setup, job.gpu, assumptions=found.assumptions, heading=heading)
+    return Setup(estimate(found.spec, found.setup, job.gpu, assumptions=found.assumptions), None, heading)
 
 
 def _rows(reports: dict[str, Report], unit: Unit) -> list[tuple[str, ...]]:

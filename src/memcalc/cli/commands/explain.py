@@ -4,14 +4,13 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Job, Request, with_job
-from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
 from memcalc.common.escaping import quoted
@@ -101,7 +100,7 @@ class ExplainedRequest(Request):
         return ExplainedJob(**vars(super().job(mode, below)), asked=self.asked)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg"))
+@with_job(without=("check", "markdown", "html", "svg"), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
         str,
@@ -112,6 +111,8 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
+    of_run: str | None,
     request: Request,
     row: Annotated[str | None, _option("--row", "Only this row of the box, such as activations.", "ROW")] = None,
     phase: Annotated[
@@ -129,25 +130,6 @@ def command(
         ),
     ] = None,
     top: Annotated[str | None, _option("--top", "How many, the largest first. [default: 20; all in JSON]", "N")] = None,
-    of_run: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH|ID|COUNT",
-            help="The model of a run file, in place of its own.",
-            show_default=False,
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    revision: Annotated[str | None, REVISION] = None,
-    token: Annotated[str | None, TOKEN] = None,
-    timeout: Annotated[str | None, TIMEOUT] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
-    base: Annotated[str | None, BASE] = None,
-    generic: Annotated[bool, GENERIC] = False,
-    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
-    head: Annotated[str | None, HEAD] = None,
-    num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """Show the tensors that are alive at the peak, the largest first: shape, what made each, why it is still there,
     when it dies, and its size as a formula. The sizes sum to the box."""
@@ -160,16 +142,7 @@ def command(
         raise UsageError("--oom asks for one allocation; leave out --row, --phase, --at and --top.")
     message = None if oom is None else _message(oom)
     asked = Asked(_row(row), phase, at, None if top is None else read_count("--top", top), message)
-    how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
-    where = {
-        "revision": revision,
-        "token": token,
-        "timeout": timeout,
-        "weights": weights,
-        "base": base,
-        "model": of_run,
-    }
-    answer_for(model, ExplainedRequest(request.mode, request.given, request.chosen, asked), how, where)
+    answer_for(model, ExplainedRequest(request.mode, request.given, request.chosen, asked), options, of_run)
 
 
 def _message(given: str) -> str:

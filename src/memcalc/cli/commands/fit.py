@@ -1,12 +1,14 @@
 """`memcalc fit`: the largest job that fits a GPU, and the smallest GPU for the job."""
 
 import json
-from functools import partial
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.any_model import MODEL, ModelOptions
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
 from memcalc.render import tables
@@ -15,7 +17,7 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.units import format_bytes
 
 
-@partial(with_job, without=("check", "html", "svg", "snapshot"))
+@with_job(without=("check", "html", "svg", "snapshot"), groups=(MODEL,))
 def command(
     model: Annotated[
         str,
@@ -24,6 +26,7 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
     request: Request,
     budget: Annotated[
         str | None,
@@ -45,10 +48,12 @@ def command(
         raise UsageError("fit needs a GPU or a budget: give --gpu, such as --gpu RTX-4090,A100-80GB, or --budget 20GB.")
     names = [name.strip() for name in (budget or chosen["gpu"]).split(",")]
     jobs = [Request(request.mode, request.given, chosen | {"gpu": name}).read() for name in names]
-    spec, _ = read_model(model)
+    found = read_model(model, options).described(jobs[0].setup)  # which is the same, whatever GPU is asked about
+    spec = found.spec
+    jobs = [replace(job, setup=found.setup) for job in jobs]
     from memcalc.decide.largest import smallest_gpu
 
-    smallest = smallest_gpu(spec, jobs[0].setup)  # the job is the same, whatever GPU is asked about
+    smallest = smallest_gpu(spec, found.setup)
     answers = [_answer(spec, job, job.gpu, smallest) for job in jobs]
     if shown.json:
         shown.write(json.dumps({"model": spec.name, "gpus": answers}, indent=2) + "\n")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Job, Request, with_job
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_argument import is_local
 from memcalc.cli.model_options import (
     GENERIC,
@@ -47,7 +48,7 @@ def _option(name: str, text: str, metavar: str | None = None) -> Any:
     return typer.Option(name, help=text, metavar=metavar, show_default=False, rich_help_panel=_RUN)
 
 
-@with_job
+@with_job()
 def command(
     context: typer.Context,
     files: Annotated[

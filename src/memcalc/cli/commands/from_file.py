@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from memcalc.cli.estimate_options import Job, with_job
+from memcalc.cli.job import Job
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS, answer
 from memcalc.sources.display_names import short_name
 
 
-@with_job
+@with_job()
 def command(
     path: Annotated[
         str,

@@ -5,7 +5,8 @@ from typing import Annotated
 import typer
 
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Job, with_job
+from memcalc.cli.job import Job
+from memcalc.cli.job_command import with_job
 from memcalc.cli.model_options import (
     BASE,
     GENERIC,
@@ -21,7 +22,7 @@ from memcalc.cli.model_options import (
 )
 
 
-@with_job
+@with_job()
 def command(
     name: Annotated[
         str,

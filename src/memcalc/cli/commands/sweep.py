@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.estimate_options import Request, with_job
+from memcalc.cli.any_model import MODEL, ModelOptions
+from memcalc.cli.job import Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import declared
 from memcalc.cli.progress import watched
-from memcalc.cli.read_model import read_model
+from memcalc.cli.read_model import ReadModel, read_model
 from memcalc.cli.shown import Shown
 from memcalc.decide.axes import Axis, combinations, read_axis
 from memcalc.errors import MemcalcError, UsageError, option_name
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from memcalc.render.heat_map import Grid
 
 
-@partial(with_job, without=("check", "svg", "snapshot"))
+@with_job(without=("check", "svg", "snapshot"), groups=(MODEL,))
 def command(
     model: Annotated[
         str,
@@ -29,6 +31,7 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
     request: Request,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.", rich_help_panel="Output")] = (
         False
@@ -50,8 +53,7 @@ def command(
     ]
     if not axes:
         raise UsageError("sweep needs an option with several values, such as --batch 1..16 or --seq-len 1024,2048.")
-    spec, assumptions = read_model(model)
-    rows = _rows(spec, assumptions, request, axes)
+    rows = _rows(read_model(model, options), request, axes)
     shown.answer(_texts(model, axes, rows, shown), (), None, page=lambda: _page(model, axes, rows, shown))
 
 
@@ -60,26 +62,27 @@ def _may_vary(name: str) -> bool:
     return declared()[name].kind is not str or name == "optimizer"
 
 
-def _rows(spec: Any, assumptions: Any, request: Request, axes: Sequence[Axis]) -> list[dict[str, Any]]:
+def _rows(model: ReadModel, request: Request, axes: Sequence[Axis]) -> list[dict[str, Any]]:
     from memcalc.decide.side_by_side import each
     from memcalc.training.step import UNTRACED_OPTIONS
 
     setups = list(combinations(axes))
     traced = [axis.name for axis in axes if axis.name not in UNTRACED_OPTIONS]
     order = sorted(range(len(setups)), key=lambda at: [setups[at][name] for name in traced])  # one trace after another
-    answered = each(partial(_row, spec, assumptions, request), [setups[at] for at in order])
+    answered = each(partial(_row, model, request), [setups[at] for at in order])
     rows = dict(zip(order, watched(answered, len(setups), "setups"), strict=True))
     return [rows[at] for at in range(len(setups))]
 
 
-def _row(spec: Any, assumptions: Any, request: Request, values: Mapping[str, str]) -> dict[str, Any]:
+def _row(model: ReadModel, request: Request, values: Mapping[str, str]) -> dict[str, Any]:
     """One setup: the values of its options, and its answer or what is wrong with it."""
     from memcalc.estimation import estimate
 
     job = Request(request.mode, {**request.given, **values}, request.chosen).read()
     row: dict[str, Any] = {name: declared()[name].read(value) for name, value in values.items()}
     try:
-        report = estimate(spec, job.setup, job.gpu, assumptions=assumptions, simulate=False)
+        found = model.described(job.setup)
+        report = estimate(found.spec, found.setup, job.gpu, assumptions=found.assumptions, simulate=False)
     except MemcalcError as problem:
         nothing = ("process_bytes", "allocated_bytes", "peak", "fits", "free_bytes")
         return {**row, **dict.fromkeys(nothing), "error": str(problem)}

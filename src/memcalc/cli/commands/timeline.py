@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Job, Request, with_job
-from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report
@@ -59,7 +58,7 @@ class DrawnRequest(Request):
         return DrawnJob(**vars(super().job(mode, below)))
 
 
-@partial(with_job, without=("markdown",))
+@with_job(without=("markdown",), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
         str,
@@ -70,26 +69,9 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
+    of_run: str | None,
     request: Request,
-    of_run: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH|ID|COUNT",
-            help="The model of a run file, in place of its own.",
-            show_default=False,
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    revision: Annotated[str | None, REVISION] = None,
-    token: Annotated[str | None, TOKEN] = None,
-    timeout: Annotated[str | None, TIMEOUT] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
-    base: Annotated[str | None, BASE] = None,
-    generic: Annotated[bool, GENERIC] = False,
-    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
-    head: Annotated[str | None, HEAD] = None,
-    num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """Draw the memory of one step over time: the six rows of the box stacked, the peak, phases and blocks.
 
@@ -97,13 +79,4 @@ def command(
     moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
     request.shown().only("timeline", "json", "html", "svg", "snapshot")
-    how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
-    where = {
-        "revision": revision,
-        "token": token,
-        "timeout": timeout,
-        "weights": weights,
-        "base": base,
-        "model": of_run,
-    }
-    answer_for(model, DrawnRequest(request.mode, request.given, request.chosen), how, where)
+    answer_for(model, DrawnRequest(request.mode, request.given, request.chosen), options, of_run)

@@ -1,14 +1,13 @@
 """`memcalc trace`: the tape of one step, for whoever looks for a wrong number."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import answer_for
-from memcalc.cli.estimate_options import Job, Request, with_job
-from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
@@ -68,7 +67,7 @@ class TracedRequest(Request):
         return TracedJob(**vars(job), phase=self.phase, around_peak=self.around_peak)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
+@with_job(without=("check", "markdown", "html", "svg", "snapshot"), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
         str,
@@ -79,6 +78,8 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
+    of_run: str | None,
     request: Request,
     phase: Annotated[
         str | None, _option("--phase", "Only this phase: forward, backward; prefill, decode.", "PHASE")
@@ -86,39 +87,11 @@ def command(
     around_peak: Annotated[
         str | None, _option("--around-peak", "Only so many samples before and after the peak.", "N")
     ] = None,
-    of_run: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH|ID|COUNT",
-            help="The model of a run file, in place of its own.",
-            show_default=False,
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    revision: Annotated[str | None, REVISION] = None,
-    token: Annotated[str | None, TOKEN] = None,
-    timeout: Annotated[str | None, TIMEOUT] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
-    base: Annotated[str | None, BASE] = None,
-    generic: Annotated[bool, GENERIC] = False,
-    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
-    head: Annotated[str | None, HEAD] = None,
-    num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """List what a step allocates, in order: when each tensor is born and dies, its bytes and those that are alive then,
     its row and part of the box, the block that ran, and what made it. With --json a list of objects."""
     request.shown().only("trace", "json")
     if request.chosen["check"]:
         raise UsageError("trace says what is allocated, so there is nothing to check; leave out --check.")
-    how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
-    where = {
-        "revision": revision,
-        "token": token,
-        "timeout": timeout,
-        "weights": weights,
-        "base": base,
-        "model": of_run,
-    }
     span = None if around_peak is None else read_count("--around-peak", around_peak)
-    answer_for(model, TracedRequest(request.mode, request.given, request.chosen, phase, span), how, where)
+    answer_for(model, TracedRequest(request.mode, request.given, request.chosen, phase, span), options, of_run)

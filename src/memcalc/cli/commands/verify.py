@@ -2,15 +2,14 @@
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import answer_for
+from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
 from memcalc.cli.errors import warn
-from memcalc.cli.estimate_options import Job, Request, with_job
-from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, REVISION, TIMEOUT, TOKEN, WEIGHTS
+from memcalc.cli.job import Job, Request
+from memcalc.cli.job_command import with_job
 from memcalc.cli.options import read_count
 from memcalc.cli.parser import CommandWithLine, command_line
 from memcalc.common.assumption import Assumption
@@ -106,7 +105,7 @@ class VerifiedRequest(Request):
         return VerifiedJob(**vars(super().job(mode, below)), command=self.command, steps=self.steps)
 
 
-@partial(with_job, without=("check", "markdown", "html", "svg", "snapshot"))
+@with_job(without=("check", "markdown", "html", "svg", "snapshot"), groups=(MODEL, RUN_FILE))
 def command(
     context: typer.Context,
     model: Annotated[
@@ -119,6 +118,8 @@ def command(
         ),
     ],
     *,
+    options: ModelOptions,
+    of_run: str | None,
     request: Request,
     steps: Annotated[
         str | None,
@@ -130,25 +131,6 @@ def command(
             rich_help_panel="Run",
         ),
     ] = None,
-    of_run: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH|ID|COUNT",
-            help="The model of a run file, in place of its own.",
-            show_default=False,
-            rich_help_panel="Model",
-        ),
-    ] = None,
-    revision: Annotated[str | None, REVISION] = None,
-    token: Annotated[str | None, TOKEN] = None,
-    timeout: Annotated[str | None, TIMEOUT] = None,
-    weights: Annotated[str | None, WEIGHTS] = None,
-    base: Annotated[str | None, BASE] = None,
-    generic: Annotated[bool, GENERIC] = False,
-    generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
-    head: Annotated[str | None, HEAD] = None,
-    num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """Run your own script for a few optimizer steps and lay its real peaks beside the estimate, a line a phase.
 
@@ -163,14 +145,5 @@ def command(
     if request.chosen["check"]:
         raise UsageError("verify runs the job, so there is nothing to check; leave out --check.")
     number = _STEPS if steps is None else read_count("--steps", steps)
-    how: dict[str, Any] = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
-    where = {
-        "revision": revision,
-        "token": token,
-        "timeout": timeout,
-        "weights": weights,
-        "base": base,
-        "model": of_run,
-    }
     verifying = VerifiedRequest(request.mode, request.given, request.chosen, tuple(words), number)
-    answer_for(model, verifying, how, where)
+    answer_for(model, verifying, options, of_run)

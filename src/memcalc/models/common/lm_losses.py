@@ -21,12 +21,12 @@ Head = Callable[[Tensor], Tensor]
 class LanguageLoss:
     """How hidden states [b, s, h] become a loss.
 
-    eager: all logits, and their copy in fp32. liger: Liger's fused linear. chunked: all logits, and in fp32 one of
-    `chunks` after another. cut-cross-entropy: Apple's kernel. `keep` is how many of the last tokens count. `smoothing`
-    and `z_loss` cost nothing in Liger's kernel.
+    eager: all logits, and their copy in fp32. liger: Liger's fused linear. liger-cross-entropy: the copy in fp32 turns
+    into its gradient. chunked: all logits, and in fp32 one of `chunks` after another. cut-cross-entropy: Apple's
+    kernel. `keep` is how many of the last tokens count. `smoothing` and `z_loss` cost nothing in Liger's kernel.
     """
 
-    kind: Literal["eager", "liger", "chunked", "cut-cross-entropy", "tiled"] = "eager"
+    kind: Literal["eager", "liger", "liger-cross-entropy", "chunked", "cut-cross-entropy", "tiled"] = "eager"
     chunks: int = 8
     keep: int | None = None
     smoothing: bool = False
@@ -56,7 +56,8 @@ class LanguageLoss:
         logits = logits_of(hidden)
         if self.z_loss:
             return _with_z_loss(logits, labels), (logits,)
-        return causal_lm_loss(logits, labels), (logits,)
+        loss = ops.in_place_cross_entropy if self.kind == "liger-cross-entropy" else ops.cross_entropy
+        return causal_lm_loss(logits, labels, cross_entropy=loss), (logits,)
 
     def loss_from_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss where the caller of the model makes it of the logits, outside autocast."""

@@ -215,9 +215,9 @@ def _interleaved(x: Tensor) -> Tensor:
     return x.tape.empty((x.shape[0], 2 * x.shape[1]), x.dtype)
 
 
-def apply_rotary_emb(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
-    """x [b, s, heads, d] turned by pairs, in fp32, and cast back."""
-    cos, sin = (ops.unsqueeze(ops.unsqueeze(table, 1), 0) for table in tables)
+def apply_rotary_emb(x: Tensor, tables: tuple[Tensor, Tensor], sequence_dim: int = 1) -> Tensor:
+    """x [b, s, heads, d], or [b, heads, s, d], turned by pairs, in fp32, and cast back."""
+    cos, sin = (ops.unsqueeze(ops.unsqueeze(table, 2 - sequence_dim), 0) for table in tables)
     real, imaginary = ops.unbind(ops.reshape(x, *x.shape[:-1], -1, 2), -1)
     rotated = ops.reshape(ops.stack([ops.neg(imaginary), real], -1), *x.shape)
     out = ops.add(ops.mul(ops.to(x, FP32), cos), ops.mul(ops.to(rotated, FP32), sin))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
@@ -16,8 +15,7 @@ from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
 
 
-@dataclass(frozen=True)
-class QKNorm:
+class QKNorm(NamedTuple):
     """A norm of queries and keys: `make(heads, head_dim)` makes one, `names` are its attribute names.
 
     at: "projection": on the whole projection [b, s, heads * d]; "heads": on [b, s, heads, d] right after each

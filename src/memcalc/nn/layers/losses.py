@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.tables.dtypes import FP32, INT64
 
 
-def causal_lm_loss(logits: Tensor, labels: Tensor, *, counts_items: bool = False) -> Tensor:
+def causal_lm_loss(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    counts_items: bool = False,
+    cross_entropy: Callable[[Tensor, Tensor], Tensor] = ops.cross_entropy,
+) -> Tensor:
     """Next-token cross-entropy of logits [b, s, V] in fp32; labels [b, s] are padded and shifted, never the logits.
 
     With `counts_items` it is a sum, divided by the number of items in the batch (`num_items_in_batch`).
@@ -18,7 +26,7 @@ def causal_lm_loss(logits: Tensor, labels: Tensor, *, counts_items: bool = False
     else:  # labels are shifted before the sequence is cut
         shifted = ops.view(labels, -1)
     logits = ops.view(logits, -1, logits.shape[-1])
-    loss = ops.cross_entropy(logits, shifted)
+    loss = cross_entropy(logits, shifted)
     return ops.mul_scalar(loss) if counts_items else loss
 
 

@@ -12,6 +12,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
+from memcalc.nn.layers.complex_rotary import complex_rotated
 from memcalc.nn.layers.diffusion import (
     AdaLayerNormContinuous,
     EagerRMSNorm,
@@ -25,15 +26,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module
 from memcalc.nn.stack import Stack
-from memcalc.tables.dtypes import COMPLEX64, FP16, FP32
-
-
-def _rotated(x: Tensor, freqs: Tensor) -> Tensor:
-    """[b, s, heads, d] turned by complex multiplication, in fp32, and cast back."""
-    freqs = ops.unsqueeze(freqs, 1)
-    rotated = ops.view_as_complex(ops.reshape(ops.to(x, FP32), *x.shape[:-1], -1, 2))
-    out = ops.reshape(ops.view_as_real(ops.mul_complex(rotated, freqs)), *x.shape)
-    return ops.to(out, x.dtype)
+from memcalc.tables.dtypes import COMPLEX64, FP16
 
 
 class QwenAttention(Module):
@@ -75,10 +68,10 @@ class QwenAttention(Module):
         txt_query = self.norm_added_q(txt_query)
         txt_key = self.norm_added_k(txt_key)
         img_freqs, txt_freqs = freqs
-        img_query = _rotated(img_query, img_freqs)
-        img_key = _rotated(img_key, img_freqs)
-        txt_query = _rotated(txt_query, txt_freqs)
-        txt_key = _rotated(txt_key, txt_freqs)
+        img_query = complex_rotated(img_query, img_freqs)
+        img_key = complex_rotated(img_key, img_freqs)
+        txt_query = complex_rotated(txt_query, txt_freqs)
+        txt_key = complex_rotated(txt_key, txt_freqs)
         joint_query = ops.cat([txt_query, img_query], 1)
         joint_key = ops.cat([txt_key, img_key], 1)
         joint_value = ops.cat([txt_value, img_value], 1)

@@ -1,13 +1,12 @@
-"""What `estimate`, `from-file` and `from-hub` share: setup, GPU and output options, and the answer."""
+"""What the commands that estimate share: the job that the options say, and the answer to it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from memcalc.cli.options import SETUPS, build_setup, declared, read_value
+from memcalc.cli.options import build_setup, read_value
 from memcalc.cli.shown import Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from memcalc.models.spec import ModelSpec
     from memcalc.render.page_setup import Setup
     from memcalc.tables.gpus import Gpu
-
-_BOTH = "width"
-"""The option that is the picture's width for a denoiser, and the box's for all other models."""
 
 DOES_NOT_FIT = 3
 """Exit code of --check."""
@@ -169,39 +165,6 @@ class Request:
         return _job(mode, values, **self.chosen)
 
 
-def with_job(function: Callable[..., None], without: Sequence[str] = ()) -> Callable[..., None]:
-    """Give a command the setup, GPU and output options: it gets them as its keyword argument `job`.
-
-    A command with a `request` in its place gets them unread: it knows the mode and more options itself. Its help does
-    not list the options that it is `without`: it refuses them in a sentence.
-    """
-    asked = signature(function).parameters
-    own = [parameter for parameter in asked.values() if parameter.name not in ("job", "request")]
-    setup_options = [option.parameter() for option in declared().values() if option.name != _BOTH]
-    shared = [*_job_options(), *_output_options()]
-    for parameter in shared:
-        if parameter.name in without:
-            (info,) = parameter.annotation.__metadata__
-            info.hidden = True
-
-    def command(**values: Any) -> None:
-        mode = values.pop("mode")
-        given = {parameter.name: values.pop(parameter.name) for parameter in setup_options}
-        chosen = {parameter.name: values.pop(parameter.name) for parameter in shared if parameter.name in values}
-        if "request" in asked:
-            function(request=Request(mode, given, chosen), **values)
-        else:
-            function(job=Request(mode, given, chosen).read(), **values)
-
-    first = ("mode", "gpu", "check")  # what everyone wants
-    parameters = sorted(shared, key=lambda parameter: parameter.name not in first)
-    parameters = [*own, *parameters[: len(first)], *setup_options, *parameters[len(first) :]]
-    command.__signature__ = signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    command.__doc__ = function.__doc__
-    return command
-
-
 def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any) -> Job:
     if check and gpu is None:
         raise UsageError("--check needs to know the GPU: add --gpu, such as --gpu H100-80GB or --gpu 24GB.")
@@ -211,98 +174,3 @@ def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teac
 
         found = find_gpu(gpu)
     return Job(build_setup(mode, given), found, check, read_shown(**shown), teacher)
-
-
-def _complete_gpu(incomplete: str) -> list[str]:
-    from memcalc.tables.gpus import GPUS
-
-    return [gpu.name for gpu in GPUS if gpu.name.startswith(incomplete)]
-
-
-def _complete_mode(incomplete: str) -> list[str]:
-    return [mode for mode in SETUPS if mode.startswith(incomplete)]
-
-
-def _complete_unit(incomplete: str) -> list[str]:
-    return [unit for unit in ("GiB", "GB") if unit.startswith(incomplete)]
-
-
-def _job_options() -> list[Parameter]:
-    return [
-        _option("mode", str, "training", "What the model is used for.", "Mode", "training|inference", _complete_mode),
-        _option(
-            "gpu",
-            str | None,
-            None,
-            "GPU to fit: a name of `memcalc gpus`, or a size such as 24GB.",
-            "GPU",
-            "NAME|SIZE",
-            _complete_gpu,
-        ),
-        _option(
-            "teacher",
-            str | None,
-            None,
-            "Teacher of --objective distillation and gkd: a path, a model of the Hub, or a size.",
-            "Objective",
-            "PATH|ORG/NAME|SIZE",
-        ),
-        _option("check", bool, False, "Exit with code 3 when the job does not fit the --gpu.", "GPU"),
-    ]
-
-
-def _output_options() -> list[Parameter]:
-    heading = "Output"
-    return [
-        _option("json", bool, False, "Print one JSON object; `memcalc schema` describes it.", heading),
-        _option("markdown", bool, False, "Print a Markdown table.", heading),
-        _option("html", str | None, None, "Also write a page with pictures to this file.", heading, "FILE"),
-        _option("svg", str | None, None, "Also write the step over time, as a picture, to this file.", heading, "FILE"),
-        _option(
-            "snapshot",
-            str | None,
-            None,
-            "Also write the step as PyTorch's memory snapshot, for its memory viewer; `compare` reads a real one.",
-            heading,
-            "FILE",
-        ),
-        _option(
-            "output",
-            str | None,
-            None,
-            "Write the answer to this file, whole or not at all, and print nothing; without an option that chooses, "
-            ".json, .md, .html and .svg choose the format.",
-            heading,
-            "FILE",
-        ),
-        _option("unit", str, "GiB", "Unit of sizes.", heading, "GiB|GB", _complete_unit),
-        _option("ascii", bool, False, "Draw with ASCII characters only.", heading),
-        _option(
-            "width",
-            str | None,
-            None,
-            "Width of the box in columns; for a denoiser, of the picture in pixels.",
-            heading,
-            "N",
-            unset="the terminal's",
-        ),
-        _option("color", bool | None, None, "Colours.", heading, unset="on a terminal without NO_COLOR"),
-    ]
-
-
-def _option(  # noqa: PLR0913 (what typer.Option takes)
-    name: str,
-    kind: Any,
-    default: Any,
-    text: str,
-    heading: str,
-    metavar: str | None = None,
-    complete: Any = None,
-    unset: str = "",
-) -> Parameter:
-    both = f"--{name}/--no-{name}" if kind == bool | None else f"--{name}"
-    shown = unset if default is None or isinstance(default, bool) else str(default)
-    info = typer.Option(
-        both, help=text, show_default=shown or False, metavar=metavar, rich_help_panel=heading, autocompletion=complete
-    )
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])

@@ -1,0 +1,42 @@
+"""Options that say what a model is given: those of a denoiser are refused for other models, and the other way round."""
+
+from __future__ import annotations
+
+from memcalc.errors import UsageError, option_name
+from memcalc.nn.model import Network
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
+
+_SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
+"""Options that say what a denoiser is given."""
+
+_OF_SCRIPTS = {"cache_latents": True, "cache_text_embeddings": True, "use_ema": False, "vae_dtype": None}
+"""Options of diffusers' scripts, with the values at which they say nothing."""
+
+_OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")
+"""Options of models that read text, of which a denoiser has none."""
+
+
+def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
+    """Raise UsageError for sizes of another kind of model than `network` is."""
+    denoises = network.input_kind == "latents"
+    for name in _OF_TEXT if denoises else _SIZES:
+        if name in setup.model_fields_set and getattr(setup, name):
+            raise UsageError(
+                f"{option_name(name)} is for models that read text, but this one is a denoiser; use --resolution, "
+                "--height and --width, --num-frames, --max-sequence-length."
+                if denoises
+                else f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it "
+                "out."
+            )
+    for name, silent in _OF_SCRIPTS.items():
+        if not denoises and getattr(setup, name, silent) != silent:
+            raise UsageError(
+                f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it out."
+            )
+    if getattr(setup, "use_ema", False) and getattr(setup, "lora_rank", None) is not None:
+        raise UsageError("--use-ema averages the weights of a whole denoiser; with --lora-rank leave it out.")
+    trainer = getattr(setup, "trainer", None)
+    if trainer == "diffusers" and not denoises:
+        raise UsageError("--trainer diffusers trains denoisers, which this model is not; use plain, hf or trl.")
+    if denoises and trainer in ("hf", "trl"):
+        raise UsageError(f"--trainer {trainer} trains no denoisers; use diffusers or plain, or leave it out.")
