@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.autograd.tape import Tape
 from memcalc.common.assumption import Assumption
 from memcalc.config.kv_cache_scheme import kv_cache_scheme
 from memcalc.config.quantization import find_quantization
@@ -55,6 +56,12 @@ class ServedModel:
     def dtype(self) -> DType:
         """The dtype that it computes in."""
         return self.engine.compute or ALIASES[self.weights.dtype]
+
+    def bind(self, tape: Tape) -> None:
+        """Put the weights on a tape, and what moves inputs between GPUs around the modules."""
+        self.network.bind(tape, self.dtype)
+        if self.placement is not None:
+            self.placement.attach()
 
     @property
     def resolved_options(self) -> Mapping[str, Any]:

@@ -97,6 +97,12 @@ class ParallelSetup:
     # one process
     device_map: DeviceMap | None = None
     """The GPUs of one process that the modules of a model are spread over."""
+    # Megatron-Core
+    recompute_block: bool = False
+    """Whether the first layers of a stage alone are checkpointed, not all of them in groups."""
+    recompute_layers: int = 1
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    """What selective checkpointing runs again."""
     # around the loop
     accelerate: bool = False
     """Whether Accelerate prepares the model: autocast inside it, outputs converted to fp32."""

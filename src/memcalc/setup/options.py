@@ -26,6 +26,7 @@ Panel = Literal[
     "Pipeline",
     "FSDP and DDP",
     "DeepSpeed",
+    "Megatron",
     "GPU",
     "Output",
 ]
