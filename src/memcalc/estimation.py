@@ -85,7 +85,7 @@ def estimate(
         check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher, gpu)
-    rank = _most_loaded(steps)
+    rank = _least_free(spec, setup, gpu, steps)
     step = steps[rank]
     if layout.context > 1:
         steps, layout = {rank: step}, replace(layout, context_rank=rank)
@@ -257,7 +257,10 @@ def _traced(
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
+    from memcalc.inference.served_ranks import served_ranks
 
+    if setup.pipeline_parallel_size > 1 or setup.tensor_parallel_size > 1 or (setup.data_parallel_size or 1) > 1:
+        return served_ranks(spec, setup, gpu)
     step = generate(spec, setup, served_model(spec, setup, gpu))
     layout = SINGLE if step.placement is None else ParallelSetup(device_map=step.placement.ask)
     return {card: with_loading(own) for card, own in cards_of(step).items()}, layout
@@ -274,6 +277,15 @@ def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
         longest=max(lengths),
         reserved_bytes=memory.counters.by_step,
     )
+
+
+def _least_free(spec: ModelSpec, setup: Setup, gpu: Gpu | None, steps: Mapping[int, Step]) -> int:
+    """The rank that an estimate reports: the one that holds most, or whose pool of pages leaves least."""
+    if len(steps) > 1 and gpu is not None and isinstance(setup, InferenceSetup) and setup.engine == "vllm":
+        from memcalc.report.serving import free_bytes
+
+        return min(steps, key=lambda rank: free_bytes(spec, setup, gpu, steps[rank], 0))
+    return _most_loaded(steps)
 
 
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:

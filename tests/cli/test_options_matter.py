@@ -101,6 +101,12 @@ INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"quantization": "nf4"}),
     ({}, {"gpu_memory_utilization": 0.5}),
     ({}, {"gpus": 2, "device_map": "auto"}),
+    ({"engine": "vllm"}, {"pipeline_parallel_size": 2}),
+    ({"engine": "vllm"}, {"data_parallel_size": 2}),
+    ({"tensor_parallel_size": 2}, {"nccl_buffers": "1GiB"}),
+    ({"engine": "vllm"}, {"enable_expert_parallel": True}),
+    ({"engine": "vllm"}, {"expert_parallel_size": 2}),
+    ({"engine": "sglang", "tensor_parallel_size": 2}, {"data_parallel_size": 2, "enable_dp_attention": True}),
 ]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -118,6 +118,7 @@ def generate(
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
         cache_for=cache_for,
+        stage=model.stage,
         placement=model.placement,
         cache_on_card=_cache_by_card(network, run.cache, engine, form, sequences) if model.placement else {},
         weights=model.weights.parts,

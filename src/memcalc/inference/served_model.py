@@ -23,6 +23,14 @@ from memcalc.nn.state_space_kernels import use_fla, use_mamba_ssm
 from memcalc.parallel.device_map import mapped_modules, weight_sizes
 from memcalc.parallel.layout import device_map_of, free_bytes
 from memcalc.parallel.placement import Placement, split_stacks
+from memcalc.parallel.serving_layout import (
+    ONE_GPU,
+    ServingLayout,
+    has_experts,
+    keep_stage,
+    serving_layout,
+    share_experts,
+)
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, DType
@@ -51,6 +59,9 @@ class ServedModel:
     """The GPU that decides defaults of the engine."""
     placement: Placement | None = None
     """The GPUs of this process that its modules lie on, where they are several."""
+    layout: ServingLayout = ONE_GPU
+    stage: int = 0
+    """Which stage of the pipeline it is."""
 
     @property
     def dtype(self) -> DType:
@@ -69,14 +80,28 @@ class ServedModel:
         return {"dtype": self.weights.dtype, "quantization": self.weights.quantization, "kv_dtype": self.kv_dtype}
 
 
-def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None) -> ServedModel:
-    """Build the model of `spec` and load its weights, to be served by `gpu`.
+def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None, stage: int = 0) -> ServedModel:
+    """Build the model of `spec` and load its weights, to be served by `gpu` as one of stage `stage`.
 
     Raises MemcalcError where the setup cannot be served.
     """
     engine = ENGINES[setup.engine]
     whole = build(spec)
-    network, notes = _divided(spec, whole, setup.tensor_parallel_size)
+    layout = serving_layout(setup, whole)
+    network, notes = _divided(spec, whole, layout)
+    complete = whole
+    if layout.pipeline > 1:
+        complete = build(spec)
+        for part in (network, complete):
+            keep_stage(part, layout.pipeline, stage)
+    if layout.expert_ranks * layout.expert_width > 1:
+        share_experts(network, complete, layout)
+    check_divided(complete, network, layout.tensor if layout.attention == layout.tensor else 1)
+    if (setup.enable_expert_parallel or setup.expert_parallel_size > 1) and not has_experts(whole):
+        notes = [
+            *notes,
+            Assumption("expert_parallel_idle", "expert parallel changes nothing: this model has no experts to spread"),
+        ]
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
     if setup.linear_attention_kernels == "fla":
@@ -100,6 +125,8 @@ def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None)
         (*weights.notes, *notes, *scheme),
         gpu,
         placement,
+        layout,
+        stage,
     )
 
 
@@ -117,17 +144,17 @@ def _spread(setup: InferenceSetup, network: Network, weights: LoadedWeights, gpu
     return Placement(network, mapped, ask, weights_by_device(weights, network, wide.device))
 
 
-def _divided(spec: ModelSpec, whole: Network, size: int) -> tuple[Network, list[Assumption]]:
+def _divided(spec: ModelSpec, whole: Network, layout: ServingLayout) -> tuple[Network, list[Assumption]]:
     """One GPU's share of `whole`, and what to say about it. Raises UsageError where it cannot be divided."""
-    if size == 1:
-        return whole, []
+    size, experts = layout.tensor, layout.expert_ranks * layout.expert_width
+    if (size, experts) == (1, 1):
+        return (whole if layout.pipeline == 1 else build(spec)), []
     row = family(spec.model_type)
-    config, notes = tensor_parallel(Config(spec.config, row.defaults, row.aliases), size)
+    config, notes = tensor_parallel(Config(spec.config, row.defaults, row.aliases), size, attention=layout.attention)
     try:
-        network = build(replace(spec, config=config))
+        network = build(spec if size == 1 else replace(spec, config=config))
     except ConfigError:  # the family ties one size to another, so its share is no model of the family
         raise unknown_division(size, "attention") from None
-    check_divided(whole, network, size)
     return network, notes
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.common.assumption import Assumption
+from memcalc.nn.stack import Stack
 from memcalc.parallel.setup import DeviceMap, ParallelSetup
 from memcalc.peak.ranks import phase_totals
 from memcalc.report.schema import Cluster, RankPeak
@@ -30,7 +31,8 @@ def cluster(setup: TrainingSetup | InferenceSetup, layout: ParallelSetup, rank: 
     """The layout, what one step takes in, and what a rank sends and keeps on its host."""
     if layout.device_map is not None:
         return _one_process(setup, layout, rank, step)
-    assert isinstance(setup, TrainingSetup)
+    if isinstance(setup, InferenceSetup):
+        return _served(setup, layout, rank, step)
     micro_batches = layout.microbatches if layout.pipeline > 1 else setup.grad_accum
     sequences = setup.sequences * micro_batches * layout.batches
     host = sum(nbytes for _, nbytes in step.engine.host()) if step.engine is not None else 0
@@ -66,6 +68,40 @@ def _one_process(setup: TrainingSetup | InferenceSetup, layout: ParallelSetup, r
         host_bytes=host,
         node_host_bytes=host,
     )
+
+
+def _served(setup: InferenceSetup, layout: ParallelSetup, rank: int, step: Step) -> Cluster:
+    """What is said of a serving engine."""
+    copies = setup.data_parallel_size or 1
+    axes = {words: size for name, words in _AXES.items() if (size := getattr(layout, name)) > 1}
+    if setup.enable_dp_attention and copies > 1:
+        axes["data parallel attention"] = copies
+    sequences = setup.batch * copies
+    return Cluster(
+        gpus=layout.gpus,
+        axes=axes,
+        parallel=setup.engine,
+        pipeline_rank=rank if layout.pipeline > 1 else None,
+        sequences_per_step=sequences,
+        tokens_per_step=sequences * step.seq_len if step.network.reads_text else None,
+        sent_bytes=dict(_sent_by_engine(setup, layout, step)),
+        host_bytes=0,
+        node_host_bytes=0,
+    )
+
+
+def _sent_by_engine(setup: InferenceSetup, layout: ParallelSetup, step: Step) -> Iterator[tuple[str, int]]:
+    """Megatron's two all-reduces of a block, and hidden states with their residual to the next stage."""
+    norm = next((p for _, p in step.parameters if p.group == "norms"), None)
+    if norm is None:
+        return
+    width = norm.shape[-1] * norm.dtype.itemsize
+    tokens = setup.batch * (step.seq_len + 1)
+    depth = sum(module.depth for _, module in step.network.modules() if isinstance(module, Stack))
+    if layout.tensor > 1 and not setup.enable_dp_attention:
+        yield "all-reduce", 2 * depth * 2 * tokens * width * (layout.tensor - 1) // layout.tensor
+    if layout.pipeline > 1 and step.stage < layout.pipeline - 1:
+        yield "send to the next stage", 2 * tokens * width
 
 
 def sent(step: Step, micro_batches: int) -> Iterator[tuple[str, int]]:

@@ -76,7 +76,7 @@ def maxima(
 def parameters_of(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
     """Counts of the whole model's parameters."""
     total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
-    if layout.device_map is not None or (layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup)):
+    if layout.device_map is not None or layout.tensor * layout.pipeline * layout.expert > 1:
         whole = build(spec)
         if isinstance(step.setup, TrainingSetup):
             adapt(whole, spec, step.setup)

@@ -60,12 +60,40 @@ def _several_gpus(setup: InferenceOptions) -> Iterator[str]:
         )
     if setup.device_map is not None and setup.load_on == "cpu":
         yield "--device-map loads each module where it will be, so --load-on cpu has no effect; leave one of them out."
-    if setup.gpus is not None and setup.device_map is None and setup.gpus != setup.tensor_parallel_size:
+    yield from _engine_axes(setup)
+    copies = 1 if setup.enable_dp_attention else setup.data_parallel_size or 1
+    total = setup.tensor_parallel_size * setup.pipeline_parallel_size * copies
+    if setup.gpus is not None and setup.device_map is None and setup.gpus != total:
         how = "--device-map auto" if setup.engine.startswith("transformers") else "--tensor-parallel-size"
         yield (
-            f"--gpus is {setup.gpus}, but the sizes of the axes multiply to {setup.tensor_parallel_size}; say how the "
-            f"model is spread over them, such as with {how}, or leave --gpus out."
+            f"--gpus is {setup.gpus}, but the sizes of the axes multiply to {total}; say how the model is spread over "
+            f"them, such as with {how}, or leave --gpus out."
         )
+
+
+_AXES_OF = {
+    "pipeline_parallel_size": ("vllm", "sglang"),
+    "data_parallel_size": ("vllm", "sglang"),
+    "expert_parallel_size": ("vllm", "sglang"),
+    "enable_expert_parallel": ("vllm",),
+    "enable_dp_attention": ("sglang",),
+}
+"""The engines that have an axis."""
+
+
+def _engine_axes(setup: InferenceOptions) -> Iterator[str]:
+    """An axis that an engine does not have, or that has no effect."""
+    for name, engines in _AXES_OF.items():
+        value = getattr(setup, name)
+        if (value is True or (value or 0) > 1) and setup.engine not in engines:
+            yield (
+                f"--engine {setup.engine} has no {_option(name)} as memcalc knows it; leave it out, or use --engine "
+                f"{' or '.join(engines)}."
+            )
+    if setup.enable_dp_attention and (setup.data_parallel_size or 1) == 1:
+        yield "--enable-dp-attention divides GPUs into --data-parallel-size groups, but that is 1; raise it."
+    if setup.ranks == "all" and setup.pipeline_parallel_size == 1 and setup.device_map is None:
+        yield "--ranks all lists the stages of a pipeline, and there is one; add --pipeline-parallel-size."
 
 
 def engine_of(given: Iterable[str]) -> str | None:

@@ -22,6 +22,7 @@ Panel = Literal[
     "vLLM",
     "llama.cpp",
     "Device map",
+    "Serving on several GPUs",
     "Parallel",
     "Pipeline",
     "FSDP and DDP",

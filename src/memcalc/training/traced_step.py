@@ -106,6 +106,8 @@ class Step:
     """Values of options that were not given, by name."""
     notes: tuple[Assumption, ...] = ()
     """Assumptions made while the model was prepared."""
+    stage: int = 0
+    """The stage of a serving engine's pipeline."""
     placement: Placement | None = None
     """The GPUs of this process that the model is spread over; None where it lies on one."""
     cache_on_card: Mapping[int, int] = field(default_factory=dict)
