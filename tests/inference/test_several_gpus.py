@@ -49,6 +49,8 @@ LATENT = {
     "vocab_size": 4096,
 }
 
+SGLANG = {"engine": "sglang", "tensor_parallel_size": 4}
+
 
 def report(config: dict[str, Any], gpu: Any = None, **options: Any) -> Any:
     options = {"engine": "vllm", "dtype": "bf16", **options}

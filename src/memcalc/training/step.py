@@ -215,9 +215,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     engine = engines.bind(
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
-    tensors = engine.job.tensors
-    if placement is not None:
-        placement.attach()
+    tensors = _on_their_gpus(engine, placement)
     if recorder is not None:
         recorder.watch(trained)
     updater = _updater(tape, trained, setup)
@@ -279,6 +277,13 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
+
+
+def _on_their_gpus(engine: Engine, placement: Placement | None) -> tuple[tuple[str, Parameter], ...]:
+    """The bound tensors; with a placement, inputs of modules are copied to the GPU of each from here on."""
+    if placement is not None:
+        placement.attach()
+    return engine.job.tensors
 
 
 def _update_groups(network: Network, setup: TrainingSetup, updated: Sequence[tuple[Parameter, int]]) -> tuple[int, ...]:
