@@ -201,6 +201,15 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
     return needed(spec, step, gpu, teacher) + memory.context + memory.nccl
 
 
+def with_needed_bytes(
+    report: Report, spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> Report:
+    """The report of a job with the smallest memory on which it runs, for which it is simulated some ten times more."""
+    assert report.gpu is not None
+    found = report.gpu.model_copy(update={"needed_bytes": needed_bytes(spec, setup, gpu, teacher)})
+    return report.model_copy(update={"gpu": found})
+
+
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     """Bytes of the GPU that the job may take."""
     if isinstance(setup, TrainingSetup):
@@ -288,7 +297,7 @@ def _least_free(spec: ModelSpec, setup: Setup, gpu: Gpu | None, steps: Mapping[i
     return _most_loaded(steps)
 
 
-def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
+def _gpu_fit(spec: ModelSpec, setup: Setup, gpu: Gpu, step: Step, process: int) -> GpuFit:
     """How a process of `process` bytes fits what the job may take; what vLLM leaves of its pool is what is free."""
     usable = usable_bytes(setup, gpu)
     if isinstance(setup, InferenceSetup):
