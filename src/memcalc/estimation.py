@@ -14,6 +14,7 @@ from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import free_bytes, layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
@@ -36,7 +37,8 @@ from memcalc.report.rows import (
 from memcalc.report.schema import GpuFit, MixedLengths, Model, Peak, Phase, Report, Serving
 from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.traced_step import Step
+from memcalc.tables.cuda_devices import cuda_device
+from memcalc.training.traced_step import PLAIN, Step, Tracing
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -270,9 +272,16 @@ def _traced(
 
     if setup.pipeline_parallel_size > 1 or setup.tensor_parallel_size > 1 or (setup.data_parallel_size or 1) > 1:
         return served_ranks(spec, setup, gpu)
-    step = generate(spec, setup, served_model(spec, setup, gpu))
+    step = generate(spec, setup, served_model(spec, setup, gpu), tracing=tracing_of_pipeline(spec, gpu))
     layout = SINGLE if step.placement is None else ParallelSetup(device_map=step.placement.ask)
     return {card: with_loading(own) for card, own in cards_of(step).items()}, layout
+
+
+def tracing_of_pipeline(spec: ModelSpec, gpu: Gpu | None) -> Tracing:
+    """How a diffusion pipeline's call is traced: with the kernels of the GPU that was named. Other models have none."""
+    if gpu is None or spec.model_type not in (*denoisers(), *autoencoders()):
+        return PLAIN
+    return Tracing(cuda_device(gpu.name, gpu.compute_capability))
 
 
 def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
