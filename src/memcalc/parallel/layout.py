@@ -345,12 +345,18 @@ def _of_context(setup: TrainingSetup) -> Iterator[str]:
             "--context-parallel-size attends with sdpa and without masks; leave out --padding-mask, --packing and "
             "--attention."
         )
-    others = (setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.expert_parallel_size)
-    if max(others) > 1 or setup.objective != "sft":
+    if max(setup.pipeline_parallel_size, setup.expert_parallel_size) > 1:
         yield (
-            "--context-parallel-size is described for --objective sft beside data parallel ranks alone; leave out the "
-            "other sizes of axes."
+            "--context-parallel-size is described beside data and tensor parallel, not beside pipelines or experts; "
+            "leave out --pipeline-parallel-size and --expert-parallel-size."
         )
+    if setup.sequence_parallel:
+        yield (
+            "--context-parallel-size beside tensor parallel is described for Transformers' plan; leave out "
+            "--sequence-parallel."
+        )
+    if setup.objective != "sft":
+        yield f"--context-parallel-size is described for --objective sft only, not for {setup.objective}; leave it out."
 
 
 def _of_pipeline(setup: TrainingSetup) -> Iterator[str]:
