@@ -19,6 +19,7 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.sentences import VIDEO_AS_IMAGES
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables import sglang
 from memcalc.tables.dtypes import INT64
@@ -55,7 +56,7 @@ def generate(
         from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
 
         return call_pipeline(spec, setup, tracing.device, recorder)
-    _refuse_pipeline_options(setup)
+    _refuse_pipeline_options(spec, setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
     sound = network.main_input in ("input_values", "input_features")
@@ -92,13 +93,13 @@ def generate(
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(row, network):
         check_encoder(spec.model_type, setup)
-        network.bind(tape, model.dtype)
+        model.bind(tape)
         encode(tape, network, setup, engine.batched_tokens, length)
         cache_bytes, standing, cache_for = 0, dict[str, int](), None
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
-        network.bind(tape, model.dtype)
+        model.bind(tape)
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         passed = 0
         for token in (*tracing.decoded, setup.max_new_tokens):
@@ -123,6 +124,9 @@ def generate(
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
         cache_for=cache_for,
+        stage=model.stage,
+        placement=model.placement,
+        cache_on_card=_cache_by_card(network, run.cache, engine, form, sequences) if model.placement else {},
         weights=model.weights.parts,
         extra_weights=spec.extra_weights,
         resolved_options={
@@ -133,10 +137,12 @@ def generate(
     )
 
 
-def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+def _refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
     """Raise UsageError for options of diffusion pipelines."""
     for name in OF_PIPELINES:
         if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            if name == "num_frames" and "vision_config" in spec.config:
+                raise UsageError(VIDEO_AS_IMAGES)
             raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
 
 
@@ -327,6 +333,24 @@ def _cache_bytes(
     )
     states = sum(sum(sizes.values()) * sequences * copies[layer] for layer, sizes in cache.state_bytes.items())
     return grown + pool, {"KV cache": pool, "recurrent states": states}
+
+
+def _cache_by_card(
+    network: Network, cache: Cache | None, engine: Engine, form: CacheFormat | None, sequences: int
+) -> dict[int, int]:
+    """Bytes of keys and values before the last token by the GPU of their layers."""
+    if cache is None:
+        return {}
+    copies = {id(module): module.copies for _, module in network.modules()}
+    tokens = cache.past or cache.length
+    held = cache.nbytes()
+    if isinstance(cache, PooledCache):
+        held = {layer: pool_bytes(width, engine, form, sequences, tokens) for layer, width in cache.widths.items()}
+    sizes: dict[int, int] = {}
+    for layer, nbytes in held.items():
+        card = cache.cards.get(layer, 0)
+        sizes[card] = sizes.get(card, 0) + nbytes * copies[layer]
+    return sizes
 
 
 def _reorder(tape: Tape) -> None:
