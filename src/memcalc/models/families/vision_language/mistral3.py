@@ -39,7 +39,7 @@ class SquareMerger(Module):
             grid = ops.unfold(grid, self.side)
             merged.append(ops.transpose(ops.view(grid, hidden * self.side**2, -1), 0, 1))
         features = ops.cat(merged, 0)
-        return self.merging_layer(features)  # type: ignore[no-any-return]
+        return self.merging_layer(features)
 
 
 class Mistral3Projector(Projector):
