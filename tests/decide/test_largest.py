@@ -11,13 +11,13 @@ from memcalc.models.spec import ModelSpec
 from memcalc.tables.gpus import GPUS
 
 SPEC = canonical_spec(10**9)[0]
-LORA = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "seq_len": 512}
+LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "seq_len": 512}
 
 
 def fits(setup: Any, gpu: Any, spec: ModelSpec = SPEC) -> bool:
     report = estimate(spec, setup, gpu)
     assert report.gpu is not None
-    return report.gpu.fits
+    return bool(report.gpu.fits)
 
 
 def too_large(setup: Any, gpu: Any) -> bool:
