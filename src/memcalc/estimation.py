@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from memcalc.allocator.simulated_jobs import not_simulated
 from memcalc.autograd.tape import WEIGHTS
@@ -33,7 +33,8 @@ from memcalc.report.rows import (
     standing_parts,
     sum_parts,
 )
-from memcalc.report.schema import GpuFit, Model, Peak, Phase, Report, Serving
+from memcalc.report.schema import GpuFit, MixedLengths, Model, Peak, Phase, Report, Serving
+from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
 
 Setup = TrainingSetup | InferenceSetup
 Ran = TypeVar("Ran")
+
+
+class Job(NamedTuple):
+    """A model, what is run, the GPU to fit if one is named, and the model that distillation asks."""
+
+    spec: ModelSpec
+    setup: Setup
+    gpu: Gpu | None
+    teacher: ModelSpec | None = None
 
 
 def estimate(
@@ -86,7 +96,8 @@ def estimate(
         totals[phase] += found[phase][0]
     top = max(step.phases, key=lambda phase: totals[phase])
     moment = found[top][1] if top in found else None
-    process_memory = process_memory_of((spec, setup, gpu), step, totals[top], layout, simulate=simulate, advise=True)
+    job = Job(spec, setup, gpu, teacher)
+    process_memory = process_memory_of(job, step, totals[top], layout, simulate=simulate, advise=True)
     rows = rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     parameters = parameters_of(step, spec, layout)
     found_cluster = None
@@ -120,7 +131,8 @@ def estimate(
         ),
         kv_cache_bytes=None if step.training or step.components else step.cache_bytes,
         gpu=None if gpu is None else _gpu_fit(spec, setup, gpu, step, process_memory.process),
-        serving=_serving(spec, setup, gpu, step),
+        serving=_serving(spec, setup, gpu, step, process_memory.process),
+        mixed_lengths=_mixed_lengths(setup, process_memory),
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
@@ -140,23 +152,17 @@ def process_bytes(
     """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
     steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
-    process = process_memory_of((spec, setup, gpu), step, max(phase_totals(step).values()), layout).process
+    process = process_memory_of(Job(spec, setup, gpu, teacher), step, max(phase_totals(step).values()), layout).process
     if isinstance(setup, TrainingSetup):
         return process
     return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
 
 
 def process_memory_of(
-    job: tuple[ModelSpec, Setup, Gpu | None],
-    step: Step,
-    tensors: int,
-    layout: ParallelSetup,
-    *,
-    simulate: bool = True,
-    advise: bool = False,
+    job: Job, step: Step, tensors: int, layout: ParallelSetup, *, simulate: bool = True, advise: bool = False
 ) -> ProcessMemory:
     """What the process of a traced step holds, whose tensors peak at `tensors` bytes. Raises UsageError."""
-    spec, setup, gpu = job
+    spec, setup, gpu, teacher = job
     memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, tensors, communicators(layout))
     if setup.allocator_reserve is not None:
         if setup.alloc_conf is not None:
@@ -167,14 +173,17 @@ def process_memory_of(
     why = not_simulated(step, setup, gpu)
     if why is not None and setup.alloc_conf is not None:
         raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
+    lengths = setup.lengths if isinstance(setup, TrainingSetup) else None
+    if why is not None and lengths is not None:
+        raise UsageError(f"--lengths has the allocator simulated, but {why}; leave it out.")
     limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
-    if limit is not None and memory.counted > limit and setup.alloc_conf is None:
+    if limit is not None and memory.counted > limit and (setup.alloc_conf, lengths) == (None, None):
         why = why or "not simulated: no allocator makes its tensors fit"
     if why is not None or not simulate:
         return memory.with_counters(None, why or "not simulated here")
-    from memcalc.allocator.training_job import counters
+    from memcalc.allocator.job import counters
 
-    return memory.with_counters(counters(spec, step, gpu, limit, advise=advise))
+    return memory.with_counters(counters(spec, step, gpu, limit, teacher=teacher, advise=advise))
 
 
 def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int | None:
@@ -182,14 +191,14 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
 
     Raises MemcalcError.
     """
-    from memcalc.allocator.training_job import needed
+    from memcalc.allocator.job import needed
 
     steps, layout = _run(spec, setup, teacher, gpu)
     step = steps[_most_loaded(steps)]
     if setup.allocator_reserve is not None or not_simulated(step, setup, gpu) is not None:
         return None
     memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, 0, communicators(layout))
-    return needed(spec, step, gpu) + memory.context + memory.nccl
+    return needed(spec, step, gpu, teacher) + memory.context + memory.nccl
 
 
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
@@ -226,7 +235,8 @@ def within_positions(setup: Setup, run: Callable[[Setup], Ran]) -> Ran:
         return run(setup)
     except TooLongError as problem:
         later = setup.max_new_tokens - 1 if isinstance(setup, InferenceSetup) else 0
-        if setup.seq_len is not None or problem.longest <= later:
+        many = isinstance(setup, TrainingSetup) and setup.lengths is not None
+        if setup.seq_len is not None or many or problem.longest <= later:
             raise
         shorter = setup.model_copy(update={"seq_len": problem.longest - later})
     return run(shorter)
@@ -246,6 +256,19 @@ def _traced(
     return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
 
 
+def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
+    if isinstance(setup, InferenceSetup) or setup.lengths is None or memory.counters is None:
+        return None
+    lengths = [length for step in drawn_lengths(setup) for length in step]
+    return MixedLengths(
+        distribution=said(setup.lengths),
+        seed=setup.seed,
+        shortest=min(lengths),
+        longest=max(lengths),
+        reserved_bytes=memory.counters.by_step,
+    )
+
+
 def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
     """How a process of `process` bytes fits what the job may take; what vLLM leaves of its pool is what is free."""
     usable = usable_bytes(setup, gpu)
@@ -256,10 +279,10 @@ def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, s
     return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
-def _serving(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None, step: Step) -> Serving | None:
+def _serving(spec: ModelSpec, setup: Setup, gpu: Gpu | None, step: Step, process: int) -> Serving | None:
     """What the GPU serves, where there is one and the job is inference."""
     if gpu is None or isinstance(setup, TrainingSetup):
         return None
     from memcalc.report.serving import serving_of
 
-    return serving_of(spec, setup, gpu, step)
+    return serving_of(spec, setup, gpu, step, process)

@@ -6,16 +6,16 @@ import pytest
 from support.allocator_rows import ROWS, events, name
 
 from memcalc.allocator.conf import AllocatorConf, parse_alloc_conf
+from memcalc.allocator.events import JobEvents
 from memcalc.allocator.simulation import Simulated, simulate
 from memcalc.allocator.smallest_device import runs, smallest_capacity
-from memcalc.allocator.training_events import TrainingEvents
 
 SMALL_SEGMENT = 2 * 2**20
 NAMES = list(map(name, ROWS))
 
 
 @cache
-def run(index: int) -> tuple[TrainingEvents, AllocatorConf, Simulated]:
+def run(index: int) -> tuple[JobEvents, AllocatorConf, Simulated]:
     case = ROWS[index]["case"]
     job, conf = events(case), parse_alloc_conf(case.get("alloc_conf", ""))
     return job, conf, simulate(job, conf, empty_cache=case.get("empty_cache", False))

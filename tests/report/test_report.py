@@ -31,6 +31,7 @@ def test_the_keys_of_the_contract() -> None:
         "gpu",
         "serving",
         "remedies",
+        "mixed_lengths",
         "cluster",
         "ranks",
     ]

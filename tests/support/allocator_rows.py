@@ -11,7 +11,8 @@ from functools import partial
 from typing import Any
 
 from memcalc.allocator import loading
-from memcalc.allocator.training_events import TrainingEvents, training_events
+from memcalc.allocator.events import JobEvents
+from memcalc.allocator.training_events import training_events
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.cuda_devices import CudaDevice
@@ -51,7 +52,7 @@ def traced(case: dict[str, Any], accumulated: bool, every_block: bool) -> Step:
     return trace(ModelSpec.from_config(case["config"]), options, tracing=Tracing(device(case), every_block))
 
 
-def events(case: dict[str, Any]) -> TrainingEvents:
+def events(case: dict[str, Any]) -> JobEvents:
     """What a case asks of the allocator. Its model was built on the GPU."""
     options = setup(case)
     workspace = 32 * 2**20 if device(case).capability >= (9, 0) else 8_519_680

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 WORKSPACE = 0
 """The code of a place where a thread multiplies for the first time, and cuBLAS asks for a workspace that stays."""
 
@@ -19,10 +21,12 @@ class Events:
         self.count = 0
         """How many requests there were."""
 
-    def begin(self, phase: str) -> None:
-        """Let what follows belong to `phase`."""
-        if not self.phases or self.phases[-1][0] != phase:
+    def begin(self, phase: str) -> bool:
+        """Let what follows belong to `phase`; whether it begins here."""
+        begins = not self.phases or self.phases[-1][0] != phase
+        if begins:
             self.phases.append((phase, len(self.codes)))
+        return begins
 
     def malloc(self, nbytes: int) -> int:
         """Ask for `nbytes` bytes, at least one; returns the number of the request."""
@@ -30,6 +34,40 @@ class Events:
         self.count += 1
         return self.count - 1
 
+    def append(self, others: Events) -> int:
+        """Let others follow, with their phases; returns the number of their first request."""
+        offset, start = self.count, len(self.codes)
+        self.codes += [code if code >= 0 else code - offset for code in others.codes]
+        self.count += others.count
+        self.phases += [(phase, start + at) for phase, at in others.phases]
+        return offset
+
     def free(self, number: int) -> None:
         """Give back what request `number` got."""
         self.codes.append(~number)
+
+
+@dataclass(frozen=True)
+class JobEvents:
+    """A job on one GPU: its model comes, then its batch, then its first step, then others that are all alike.
+
+    workspace: bytes of what cuBLAS asks for in each thread that multiplies.
+    """
+
+    loading: Events
+    batch: Events
+    first: Events
+    later: Events
+    workspace: int
+
+
+@dataclass(frozen=True)
+class RunEvents:
+    """A job on one GPU: its model comes, then one step after another, each with inputs of its own.
+
+    workspace: bytes of what cuBLAS asks for in each thread that multiplies.
+    """
+
+    loading: Events
+    steps: tuple[tuple[Events, Events], ...]
+    workspace: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.allocator.events import Events
+from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.stack import Stack
 from memcalc.peft.lora import GROUP as ADAPTERS
@@ -53,6 +54,38 @@ def built(model: Module, dtype: DType) -> Events:
         events.malloc(tensor.numel * tensor.dtype.itemsize)
         events.free(number)
     return events
+
+
+def loaded_on_gpu(model: Module) -> Events:
+    """The checkpoint was loaded onto the GPU (`from_pretrained` with a device_map).
+
+    Transformers first asks for the bytes of all weights at once and gives them back, so that the weights come out of
+    one segment (`caching_allocator_warmup`). Experts that files hold apart lie beside the tensor that they become.
+    """
+    events = Events()
+    tensors = [tensor for tensor, again in every_tensor(model) if not again and tensor.numel]
+    weights = sum(tensor.numel * tensor.dtype.itemsize for tensor in tensors if not isinstance(tensor, Buffer))
+    if weights:
+        events.free(events.malloc(weights))
+    apart = _apart(model)
+    for tensor in tensors:
+        nbytes = tensor.numel * tensor.dtype.itemsize
+        pieces = [events.malloc(nbytes // apart[id(tensor)]) for _ in range(apart.get(id(tensor), 0))]
+        events.malloc(nbytes)
+        for number in pieces:
+            events.free(number)
+    return events
+
+
+def _apart(model: Module) -> dict[int, int]:
+    """In how many tensors files hold the weights of experts, by identity; those of [in, out] are stored as used."""
+    found: dict[int, int] = {}
+    for _, module in model.modules():
+        if isinstance(module, Experts) and not module.transposed and len(module.up_proj.shape) == 3:
+            gated = module.up_proj.shape[-2] == 2 * module.down_proj.shape[-1]
+            found[id(module.up_proj)] = module.count * (2 if gated else 1)
+            found[id(module.down_proj)] = module.count
+    return found
 
 
 def every_tensor(module: Module, seen: set[int] | None = None) -> Iterator[tuple[Parameter, bool]]:

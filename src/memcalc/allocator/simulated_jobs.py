@@ -1,9 +1,10 @@
-"""For which jobs the allocator is simulated."""
+"""For which jobs PyTorch's allocator is simulated, and why not for others."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.nn import parameter_bytes
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 
@@ -13,20 +14,49 @@ if TYPE_CHECKING:
 
 def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None) -> str | None:
     """Why the allocator of a job is not simulated, in words that follow "because"; None where it is."""
-    if not isinstance(setup, TrainingSetup):
-        return "it is simulated for training"
+    why = _training(step, setup) if isinstance(setup, TrainingSetup) else _inference(step, setup)
+    if why is not None:
+        return why
+    if gpu is not None and gpu.architecture.startswith("gfx"):
+        return "it is simulated for NVIDIA GPUs"
+    lengths = setup.lengths if isinstance(setup, TrainingSetup) else None
+    if gpu is None and setup.alloc_conf is None and lengths is None:
+        return "name a --gpu to have it simulated"
+    return None
+
+
+def _training(step: Step, setup: TrainingSetup) -> str | None:
     if step.engine is not None:
         return "it is simulated for jobs on one GPU"
     if step.network.input_kind == "latents":
         return "it is not simulated for denoisers"
-    if setup.objective != "sft":
-        return "it is simulated for --objective sft"
     if step.steps_in_backward:
         return "it is not simulated where the optimizer steps in backward"
     if setup.activation_offloading:
         return "it is not simulated where activations are offloaded"
-    if gpu is not None and gpu.architecture.startswith("gfx"):
-        return "it is simulated for NVIDIA GPUs"
-    if gpu is None and setup.alloc_conf is None:
-        return "name a --gpu to have it simulated"
+    return None
+
+
+def _inference(step: Step, setup: InferenceSetup) -> str | None:
+    from memcalc.nn.quantized_layers import QuantizedLinear  # training does not pay for it
+
+    if step.components or step.phases[-1] not in ("prefill", "decode"):
+        return "it is not simulated for diffusion pipelines"
+    if setup.engine != "transformers":
+        return "it is simulated for --engine transformers"
+    if setup.tensor_parallel_size > 1:
+        return "it is simulated for jobs on one GPU"
+    if step.extra_weights:
+        return "it is not simulated beside other models' weights"
+    if setup.num_beams > 1:
+        return "it is not simulated for beam search"
+    if setup.prefill_chunk_size is not None:
+        return "it is not simulated for a prompt in chunks"
+    if setup.kv_dtype not in ("auto", "fp32", "bf16", "fp16"):
+        return "it is not simulated for a quantized cache"
+    counted = None if step.weights is None else sum(step.weights.values())
+    if counted not in (None, parameter_bytes.total(tensor for _, tensor in step.tensors)):
+        return "weights are counted as their files hold them"
+    if any(isinstance(m, QuantizedLinear) and m.form.kernel.startswith("bnb") for m in step.network.all_modules):
+        return "it is not simulated for weights that bitsandbytes quantizes while they are loaded"
     return None

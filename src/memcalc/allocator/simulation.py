@@ -8,10 +8,9 @@ from typing import Any
 
 from memcalc.allocator.caching import CachingAllocator
 from memcalc.allocator.conf import DEFAULT_CONF, AllocatorConf
-from memcalc.allocator.events import Events
+from memcalc.allocator.events import Events, JobEvents, RunEvents
 from memcalc.allocator.expandable import allocator_of
 from memcalc.allocator.plain import PlainAllocator
-from memcalc.allocator.training_events import TrainingEvents
 
 MOST_STEPS = 8
 """Steps that are simulated at most, where each reserves more than the one before."""
@@ -49,14 +48,21 @@ class Simulated:
 
 
 def simulate(
-    job: TrainingEvents, conf: AllocatorConf = DEFAULT_CONF, capacity: int | None = None, *, empty_cache: bool = False
+    job: JobEvents | RunEvents,
+    conf: AllocatorConf = DEFAULT_CONF,
+    capacity: int | None = None,
+    *,
+    empty_cache: bool = False,
 ) -> Simulated:
     """Run a job on a device of `capacity` bytes, CUDA context excluded (None: without limit).
 
-    `empty_cache` gives cached segments back once, after the first step. Raises OutOfDeviceMemory.
+    `empty_cache` gives cached segments back once, after the first step, and in a run of many lengths after every step.
+    Raises OutOfDeviceMemory.
     """
     allocator = PlainAllocator(capacity) if conf == DEFAULT_CONF else allocator_of(conf, capacity)
     _perform(allocator, job.loading)
+    if isinstance(job, RunEvents):
+        return _run(allocator, job, empty_cache=empty_cache)
     _perform(allocator, job.batch)
     loaded = allocator.reserved
     steps: list[StepPeaks] = []
@@ -71,6 +77,23 @@ def simulate(
         state = allocator.free_sizes()
         if state == before:
             break
+    return Simulated(tuple(steps), loaded, segments)
+
+
+def _run(allocator: CachingAllocator | PlainAllocator, job: RunEvents, *, empty_cache: bool) -> Simulated:
+    """Every step of a run. The inputs of a step go when those of the next one are there."""
+    loaded = allocator.reserved
+    steps: list[StepPeaks] = []
+    inputs: list[Any] = []
+    segments = 0
+    for batch, events in job.steps:
+        before, inputs = inputs, []
+        allocator.run(batch.codes, inputs)
+        allocator.run([~number for number in range(len(before))], before)
+        steps.append(_perform(allocator, events, job.workspace))
+        segments = max(segments, allocator.peak_segments)
+        if empty_cache:
+            allocator.empty_cache()
     return Simulated(tuple(steps), loaded, segments)
 
 

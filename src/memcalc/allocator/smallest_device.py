@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from memcalc.allocator.caching import PAGE, OutOfDeviceMemory
 from memcalc.allocator.conf import DEFAULT_CONF, AllocatorConf
+from memcalc.allocator.events import JobEvents, RunEvents
 from memcalc.allocator.simulation import Simulated, simulate
-from memcalc.allocator.training_events import TrainingEvents
 
 PRECISION = 1000
 """The answer is exact to one part in so many."""
 
 
-def runs(job: TrainingEvents, capacity: int, conf: AllocatorConf = DEFAULT_CONF) -> bool:
+def runs(job: JobEvents | RunEvents, capacity: int, conf: AllocatorConf = DEFAULT_CONF) -> bool:
     """Whether a job runs on a device of `capacity` bytes, CUDA context excluded."""
     try:
         simulate(job, conf, capacity)
@@ -20,7 +20,7 @@ def runs(job: TrainingEvents, capacity: int, conf: AllocatorConf = DEFAULT_CONF)
     return True
 
 
-def smallest_capacity(job: TrainingEvents, unlimited: Simulated, conf: AllocatorConf = DEFAULT_CONF) -> int:
+def smallest_capacity(job: JobEvents | RunEvents, unlimited: Simulated, conf: AllocatorConf = DEFAULT_CONF) -> int:
     """Bytes of the smallest device on which a job runs that is known without a limit, CUDA context excluded."""
     fails, works = unlimited.allocated // PAGE - 1, -(-unlimited.reserved // PAGE)
     close = max(1, works // PRECISION)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from memcalc.allocator.events import WORKSPACE, Events
 from memcalc.autograd.tape import Allocation, Span, Tape
@@ -124,21 +125,25 @@ class Unrolled:
 
     # -- events -------------------------------------------------------------------------------------------------------
 
-    def append_to(self, events: Events, *, warm: bool = False) -> list[int]:
+    def append_to(
+        self, events: Events, *, warm: bool = False, scalars: Mapping[str, int] = MappingProxyType({})
+    ) -> list[int]:
         """Write the events of the tape; returns the numbers of gradients, which the step's end frees.
 
-        `warm` says that cuBLAS has its workspaces. Raises NotUniformError.
+        `warm` says that cuBLAS has its workspaces. `scalars` are how many tensors of one element the loop makes as a
+        phase begins; they go with the gradients. Raises NotUniformError.
         """
         first: dict[tuple[int, int], int] = {}  # the number of the first request of a piece, by region and position
         remaining = {id(piece): len(piece.positions) for piece, _ in self._order}
         allocations = self._tape.allocations
         workspaces = set[int]() if warm else set(self._workspaces)
         gradients: list[int] = []
+        codes = events.codes
         for piece, position in self._order:
+            if events.begin(piece.phase):
+                gradients += [events.malloc(1) for _ in range(scalars.get(piece.phase, 0))]
             base = first[piece.region, position] = events.count
             remaining[id(piece)] -= 1
-            events.begin(piece.phase)
-            codes = events.codes
             for tick in range(piece.start, piece.end):
                 allocation = allocations[tick]
                 if allocation.raw_nbytes > 0:

@@ -23,14 +23,16 @@ SEGMENT = 2 * MIB
 class AllocatorCounters(NamedTuple):
     """What a simulation of PyTorch's allocator says.
 
-    allocated, reserved: the most of each, in bytes. steps: how many it ran. lower: what would reserve less, each with
-    the bytes that it would reserve.
+    allocated, reserved: the most of each, in bytes. ran: what was simulated, such as "3 equal steps". lower: what would
+    reserve less, each with the bytes that it would reserve. by_step: the most reserved in each step of a run of many
+    lengths.
     """
 
     allocated: int
     reserved: int
-    steps: int
+    ran: str
     lower: tuple[tuple[str, int], ...] = ()
+    by_step: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,16 @@ class ProcessMemory:
         yield overheads.ALLOCATOR_RESERVE_PART, self.reserve
         yield "input batch", self.inputs
 
+    def _growth(self) -> str:
+        """How what is reserved grows with lengths that differ."""
+        assert self.counters is not None
+        steps = self.counters.by_step
+        if not steps:
+            return "batches of many lengths reserve more (--lengths in training)"
+        first, last = format_bytes(steps[0]), format_bytes(max(steps))
+        since = steps.index(max(steps)) + 1
+        return f"{first} are reserved in the first, {last} from step {since} on"
+
     def resolved(self) -> dict[str, object]:
         """The values used for the options of this module."""
         return {
@@ -157,10 +169,8 @@ class ProcessMemory:
                 f"published jobs have {PUBLISHED_SPREAD} (--nccl-buffers)",
             )
         if self.counters is not None:
-            yield Assumption(
-                "allocator_simulated",
-                f"allocator simulated for {self.counters.steps} equal steps: batches of many lengths reserve more",
-            )
+            code = "mixed_lengths" if self.counters.by_step else "allocator_simulated"
+            yield Assumption(code, f"allocator simulated for {self.counters.ran}: {self._growth()}")
             if self.counters.lower:
                 ways = " or ".join(f"{format_bytes(size)} with {how}" for how, size in self.counters.lower)
                 yield Assumption(

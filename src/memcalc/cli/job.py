@@ -173,4 +173,8 @@ def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teac
         from memcalc.tables.gpus import find_gpu
 
         found = find_gpu(gpu)
+    if given.get("lengths") is not None:
+        from memcalc.cli.lengths_file import read_lengths
+
+        given = {**given, "lengths": read_lengths(given["lengths"])}
     return Job(build_setup(mode, given), found, check, read_shown(**shown), teacher)

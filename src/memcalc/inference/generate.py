@@ -24,14 +24,19 @@ from memcalc.tables.dtypes import INT64
 from memcalc.tables.engines import CacheFormat, Engine
 from memcalc.tables.gpus import Gpu
 from memcalc.training.micro_batch import micro_batch
-from memcalc.training.traced_step import Step
+from memcalc.training.traced_step import PLAIN, Step, Tracing
 
 if TYPE_CHECKING:
     from memcalc.nn.recorder import Recorder
 
 
 def generate(
-    spec: ModelSpec, setup: InferenceSetup, model: ServedModel | None = None, recorder: Recorder | None = None
+    spec: ModelSpec,
+    setup: InferenceSetup,
+    model: ServedModel | None = None,
+    recorder: Recorder | None = None,
+    *,
+    tracing: Tracing = PLAIN,
 ) -> Step:
     """Run prefill of `seq_len` tokens and decode of one, on shapes.
 
@@ -43,6 +48,7 @@ def generate(
         setup: what is run.
         model: what `served_model` made of the two, where it was run before; a batch or length may have been another.
         recorder: told where allocations come from.
+        tracing: what stands on the tape beside what the job decides.
     """
     if spec.model_type in (*denoisers(), *autoencoders()):
         from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
@@ -64,6 +70,7 @@ def generate(
     if engine.name == "vllm":
         engine = _as_released(engine, setup, model.gpu, length)
     tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
+    tape.device = tracing.device
     tape.grad_enabled = tape.dropout_enabled = False
     fused = "sdpa" if engine.attention == "flash" and "flash" not in row.attention.split(", ") else engine.attention
     tape.run = run = RunContext(
@@ -88,12 +95,15 @@ def generate(
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
         network.bind(tape, model.dtype)
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
-        if setup.max_new_tokens > 1:
-            tape.begin_span("previous tokens", None)
-            run.cache.append_tokens(setup.max_new_tokens - 1)
-        cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
-        cache_for = _cache_for(network, run.cache, engine, form)
-        _decode(tape, network, setup, engine, form, sequences)
+        passed = 0
+        for token in (*tracing.decoded, setup.max_new_tokens):
+            if token - 1 > passed:
+                tape.begin_span("previous tokens", None)
+                run.cache.append_tokens(token - 1 - passed)
+            cache_bytes, standing = _cache_bytes(network, run.cache, engine, form, sequences)
+            cache_for = _cache_for(network, run.cache, engine, form)
+            _decode(tape, network, setup, engine, form, sequences)
+            passed = token
     tape.finish()
     return Step(
         tape,

@@ -71,6 +71,14 @@ def adapter_dtype(setup: TrainingSetup, layout: ParallelSetup) -> dict[str, str]
 def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec], Network]) -> Network:
     """The part of a model, unbound, that this rank runs, with as many kinds of blocks as the engine tells apart."""
     network = build(spec)
+    if layout.engine == "megatron":
+        from memcalc.parallel.megatron_model import megatron_model
+
+        model = megatron_model(network, layout)
+        if layout.stage is not None:
+            model.keep(layout.stage, layout.pipeline * layout.virtual)
+        model.recompute(layout)
+        return model
     if layout.tensor > 1:
         network = _divided(spec, layout, build, network)
     if layout.stage is not None:
@@ -125,7 +133,7 @@ def bind(  # noqa: PLR0913 (what an engine is put around)
     libraries learn from it.
     """
     recipe = precision(precision_name, layout)
-    if layout.tensor > 1:
+    if layout.tensor > 1 and layout.engine != "megatron":
         from memcalc.parallel.tensor_training import put_collectives
 
         if layout.sequence:

@@ -27,6 +27,9 @@ _BELONGS: Mapping[str, tuple[Parallel, ...]] = {
     "gradient_as_bucket_view": ("ddp",),
     "static_graph": ("ddp",),
     "find_unused_parameters": ("ddp",),
+    "recompute_method": ("megatron",),
+    "recompute_num_layers": ("megatron",),
+    "recompute_modules": ("megatron",),
     **{name: _ZERO for name in ParallelOptions.model_fields if name.startswith("zero_")},
     **{name: ("zero3",) for name in ParallelOptions.model_fields if name.startswith("zero_stage3_")},
 }
@@ -59,8 +62,8 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
     engine = setup.parallel or default
     for sentence in _refused(setup, engine):
         raise UsageError(sentence)
-    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, "ddp", "megatron"):
-        engine = "none"  # nothing is shared: the single GPU, to the byte (DeepSpeed keeps its master copies even so)
+    if copies * setup.context_parallel_size == 1 and engine in (*_FSDP, "ddp"):
+        engine = "none"  # nothing is shared: the single GPU, to the byte (DeepSpeed and Megatron keep master copies)
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
     if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and setup.trainer != "accelerate":
@@ -93,6 +96,9 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         microbatches=setup.microbatches,
         rank=setup.pipeline_rank,
         keep_outputs=setup.pipeline_keep_outputs,
+        recompute_block=setup.recompute_method == "block",
+        recompute_layers=setup.recompute_num_layers or 1,
+        recompute_modules=_recomputed(setup),
         accelerate=setup.trainer == "accelerate",
         clip=bool(setup.max_grad_norm),
     )
@@ -127,6 +133,14 @@ def _offloaded(setup: TrainingSetup) -> tuple[Offloaded, ...]:
                 f"--cpu-offload cannot be {name!r}: choose optimizer, parameters, or optimizer,parameters."
             )
     return tuple(what for what in get_args(Offloaded) if what in names)
+
+
+def _recomputed(setup: TrainingSetup) -> tuple[str, ...]:
+    names = [name.strip() for name in (setup.recompute_modules or "core_attn").split(",")]
+    for name in names:
+        if name not in ("core_attn", "mlp"):
+            raise UsageError(f"--recompute-modules cannot be {name!r}: choose core_attn, mlp, or core_attn,mlp.")
+    return tuple(names)
 
 
 def _zero(setup: TrainingSetup, config: Mapping[str, Any]) -> ZeroOptions:
@@ -167,8 +181,8 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
             )
     yield from _of_context(setup)
-    if engine == "megatron" and (setup.lora_rank is not None or setup.precision == "fp32"):
-        yield "--parallel megatron is described for full training in 16 bits; leave out what asks for else."
+    if engine == "megatron":
+        yield from _of_megatron(setup)
     if setup.sequence_parallel and setup.tensor_parallel_size == 1:
         yield "--sequence-parallel shards over tensor-parallel ranks, but there is one; add --tensor-parallel-size."
     if setup.sequence_parallel and (setup.seq_len or DEFAULT_SEQ_LEN) % setup.tensor_parallel_size:
@@ -176,7 +190,7 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
             f"--sequence-parallel cuts sequences of {setup.seq_len or DEFAULT_SEQ_LEN} tokens into "
             f"{setup.tensor_parallel_size} parts, which does not work out; change --seq-len."
         )
-    if setup.sequence_parallel and (setup.padding_mask or setup.attention == "eager"):
+    if setup.sequence_parallel and engine != "megatron" and (setup.padding_mask or setup.attention == "eager"):
         yield "--sequence-parallel is described without masks: leave out --padding-mask and --attention eager."
     if setup.loss_parallel and not setup.sequence_parallel:
         yield "--loss-parallel belongs to the plan of --sequence-parallel; add it, or leave --loss-parallel out."
@@ -199,6 +213,33 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
     if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):
         yield f"--parallel {engine} keeps whole parameters on every GPU; use zero3 to offload them."
+
+
+def _of_megatron(setup: TrainingSetup) -> Iterator[str]:
+    """What Megatron-Core does not have, or memcalc does not know of it."""
+    if setup.lora_rank is not None or setup.precision == "fp32" or setup.quantization != "none":
+        yield "--parallel megatron is described for full training in 16 bits; leave out what asks for else."
+    if setup.kernels != "eager" or setup.loss_implementation != "eager":
+        yield "--parallel megatron has kernels and a loss of its own; leave out --kernels and --loss-implementation."
+    if setup.trainer_used != "plain":
+        yield f"--parallel megatron has a loop of its own, not that of --trainer {setup.trainer_used}; leave that out."
+    if setup.padding_mask or setup.packing:
+        yield "--parallel megatron is described for rows without padding; leave out --padding-mask and --packing."
+    if setup.checkpoint_every_n_blocks > 1 or setup.activation_offloading:
+        yield (
+            "--parallel megatron checkpoints by --recompute-method and --recompute-num-layers; leave out "
+            "--checkpoint-every-n-blocks and --activation-offloading."
+        )
+    if setup.loss_parallel:
+        yield "--parallel megatron always keeps logits divided by words; leave out --loss-parallel."
+    if setup.pipeline_parallel_size > 1 and setup.pipeline_schedule == "gpipe":
+        yield "Megatron-Core has no GPipe; use --pipeline-schedule 1f1b or interleaved."
+    if setup.pipeline_parallel_size > 1 and "pipeline_keep_outputs" in setup.model_fields_set:
+        yield "Megatron-Core keeps no outputs of its last stage; leave out --pipeline-keep-outputs."
+    for name, mode in (("method", "full"), ("num_layers", "full"), ("modules", "selective")):
+        if f"recompute_{name}" in setup.model_fields_set and setup.activation_checkpointing != mode:
+            option = f"--recompute-{name.replace('_', '-')}"
+            yield f"{option} says how --activation-checkpointing {mode} is done; add that, or leave {option} out."
 
 
 def _of_context(setup: TrainingSetup) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memcalc import ops
 from memcalc.autograd.graph import AccumulateGrad
-from memcalc.autograd.tape import BEFORE, TEMPORARY, Allocation
+from memcalc.autograd.tape import BEFORE, TEMPORARY, Allocation, Tape
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.errors import UsageError
@@ -27,12 +27,33 @@ class Identity(Module):
         return x
 
 
-class PipelineStage(Network):
-    """The part of a decoder that one stage runs.
+class Stage(Network):
+    """The part of a model that one stage of a pipeline runs; a whole model is first and last.
 
-    It takes the hidden states that the stage before it sent, which lie in a buffer of their own, and gives hidden
-    states, or the loss of one micro-batch.
+    It takes the hidden states that the stage before it sent, and gives hidden states, or the loss of one micro-batch.
     """
+
+    first: bool
+    last: bool
+    sends_and_forgets = False
+    """Whether received tensors come and go with their micro-batch and outputs are freed once sent (Megatron-Core)."""
+
+    def boundary(self, batch: int, length: int) -> Shape:
+        """Shape of what stages send to each other."""
+        raise NotImplementedError
+
+
+def received(tape: Tape, shape: Shape, *, held: bool) -> Tensor:
+    """What the stage before sent: in a buffer that stands (`held`), or made for this micro-batch."""
+    dtype = run_context(tape).weights_dtype
+    storage = Storage(tape, Allocation(TEMPORARY, "", 0, BEFORE)) if held else tape.empty(shape, dtype).storage
+    out = Tensor(shape, contiguous_stride(shape), dtype, storage)
+    out.node = AccumulateGrad(tape, "gradient that is sent back", None, TEMPORARY)
+    return out
+
+
+class PipelineStage(Stage):
+    """The part of a decoder of Transformers, under torch.distributed.pipelining."""
 
     def __init__(self, whole: CausalLM, model: DecoderModel, blocks: range, *, first: bool, last: bool) -> None:
         self.model = model
@@ -49,9 +70,10 @@ class PipelineStage(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and logits of the last stage, hidden states in place of the loss of any other."""
-        received = None if self.first else self._received(batch)
-        hidden = self.model(batch.ids, batch.padding, embeds=received)
-        del received
+        shape = self.boundary(*batch.ids.shape)
+        sent = None if self.first else received(batch.ids.tape, shape, held=True)
+        hidden = self.model(batch.ids, batch.padding, embeds=sent)
+        del sent
         if not self.last:
             return Outputs(hidden)
         with batch.ids.tape.scoped("LM head and loss"):
@@ -63,14 +85,6 @@ class PipelineStage(Network):
     def boundary(self, batch: int, length: int) -> Shape:
         """Shape of what stages send to each other."""
         return (batch, length, self.hidden)
-
-    def _received(self, batch: Batch) -> Tensor:
-        tape = batch.ids.tape
-        shape = self.boundary(*batch.ids.shape)
-        dtype = run_context(tape).weights_dtype
-        received = Tensor(shape, contiguous_stride(shape), dtype, Storage(tape, Allocation(TEMPORARY, "", 0, BEFORE)))
-        received.node = AccumulateGrad(tape, "gradient that is sent back", None, TEMPORARY)
-        return received
 
 
 def stage_of(network: Network, layout: ParallelSetup) -> Network:

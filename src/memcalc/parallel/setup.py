@@ -77,6 +77,12 @@ class ParallelSetup:
     """The stage that is traced, among those of the pipeline rank."""
     keep_outputs: bool = True
     """Whether the last stage keeps the logits of every micro-batch (`return_outputs`)."""
+    # Megatron-Core
+    recompute_block: bool = False
+    """Whether the first layers of a stage alone are checkpointed, not all of them in groups."""
+    recompute_layers: int = 1
+    recompute_modules: tuple[str, ...] = ("core_attn",)
+    """What selective checkpointing runs again."""
     # around the loop
     accelerate: bool = False
     """Whether Accelerate prepares the model: autocast inside it, outputs converted to fp32."""

@@ -14,7 +14,7 @@ from memcalc.common.sizes import rounded
 from memcalc.models.spec import ModelSpec
 from memcalc.optim.weight import SCALAR
 from memcalc.parallel.engine import Engine, Job, Part
-from memcalc.parallel.pipeline_stage import PipelineStage
+from memcalc.parallel.pipeline_stage import PipelineStage, Stage
 from memcalc.parallel.schedules import actions
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.sweep import Sweep, swept
@@ -34,7 +34,7 @@ class TracedStage:
     def __init__(self, first: Step, later: Step, layout: ParallelSetup) -> None:
         self.steps = (first, later)
         network = first.network
-        assert isinstance(network, PipelineStage)
+        assert isinstance(network, Stage)
         assert isinstance(first.setup, TrainingSetup)
         found = [swept(step.tape) for step in self.steps]
         sweeps, peaks = [one[0] for one in found], [one[1] for one in found]
@@ -45,10 +45,11 @@ class TracedStage:
         boundary = network.boundary(first.setup.batch, first.seq_len)
         self.boundary = rounded(prod(boundary) * first.engine.job.compute.itemsize) if first.engine else 0
         ends = (not network.first) + (not network.last)
-        self.buffers = ends * layout.microbatches * self.boundary
+        self.forgets = network.sends_and_forgets
+        self.buffers = 0 if self.forgets else ends * layout.microbatches * self.boundary
         self.casts = cast_bytes(first.tape)
         self.logits = 0
-        if network.last and layout.keep_outputs:
+        if isinstance(network, PipelineStage) and network.last and layout.keep_outputs:
             width = network.lm_head.weight.shape[0]
             self.logits = rounded(first.setup.batch * first.seq_len * width * _logits_dtype(first).itemsize)
         self.is_first, self.is_last = network.first, network.last
@@ -120,8 +121,9 @@ class PipelineRank(Engine):
     def buffers(self, phase: str) -> Iterator[Part]:
         """Receive buffers of all micro-batches, what others in flight keep, and the last stage's logits."""
         received = sum(stage.buffers for stage in self.stages)
-        if phase == "backward" and not self.stages[self.worst[phase].stage].is_last:
-            received -= self.stages[self.worst[phase].stage].boundary  # which the tape has as its root gradient
+        worst = self.stages[self.worst[phase].stage] if phase in self.worst else self.stages[0]
+        if phase == "backward" and not worst.is_last and not worst.forgets:
+            received -= worst.boundary  # which the tape has as its root gradient
         yield RECEIVED, received
         if self.ids:
             yield "token ids and labels of other micro-batches", self.ids

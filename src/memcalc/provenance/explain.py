@@ -11,7 +11,7 @@ from memcalc.autograd.tape import ROWS, Allocation
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
-from memcalc.estimation import Setup, estimate, process_memory_of
+from memcalc.estimation import Job, Setup, estimate, process_memory_of
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of
@@ -85,7 +85,7 @@ def process_memory(step: Step, setup: Setup, gpu: Gpu | None, spec: ModelSpec | 
     layout = layout_of(setup, {}) if isinstance(setup, TrainingSetup) else SINGLE
     if spec is None:
         return ProcessMemory.for_job(step.input_bytes, setup, gpu, peak.tensors, communicators(layout))
-    return process_memory_of((spec, setup, gpu), step, peak.tensors, layout)
+    return process_memory_of(Job(spec, setup, gpu), step, peak.tensors, layout)
 
 
 def sizes_of(spec: ModelSpec, step: Step) -> Sizes:

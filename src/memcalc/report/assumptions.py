@@ -99,7 +99,9 @@ def _lengths(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
     """The lengths of text that nobody named."""
     reads = step.network.reads_text and step.network.source_is_text
     if reads and setup.seq_len is None:
-        yield Assumption("sequence_length", f"sequence length {step.seq_len} (default; --seq-len)")
+        many = isinstance(setup, TrainingSetup) and setup.lengths is not None
+        why = "the longest batch of the run; --lengths" if many else "default; --seq-len"
+        yield Assumption("sequence_length", f"sequence length {step.seq_len} ({why})")
     if step.network.length_unit:
         yield Assumption(
             "sequence_length_unit", f"--seq-len counts {step.network.length_unit}, where this report says tokens"

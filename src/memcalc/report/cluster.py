@@ -91,9 +91,10 @@ def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[Assump
         )
     if layout.engine == "megatron":
         yield Assumption(
-            "megatron_not_measured",
-            "Megatron-LM's buffers and optimizer as its documents have them, which nothing here has measured; layers "
-            "and activations are Transformers' (--parallel megatron)",
+            "megatron",
+            "Megatron-Core 0.16: its own layers (attention by one kernel unless --attention eager), bf16 weights, fp32 "
+            "gradients, states and fp32 weights over the data-parallel ranks, a fused optimizer that works in place "
+            "(--parallel megatron)",
         )
     if layout.engine.startswith("zero"):
         yield Assumption(

@@ -155,6 +155,16 @@ class Peak(Contract):
     process_bytes: Bytes = Field(description="What nvidia-smi shows for the process: reserved and the CUDA context.")
 
 
+class MixedLengths(Contract):
+    """What the allocator reserves in a run whose batches have many lengths (`--lengths`)."""
+
+    distribution: str = Field(description="How the lengths of sequences are drawn.")
+    seed: int = Field(ge=0, description="Seed of the draw.")
+    shortest: int = Field(ge=1, description="Tokens of a sequence in the shortest micro-batch.")
+    longest: int = Field(ge=1, description="Tokens of a sequence in the longest micro-batch, which the rows are of.")
+    reserved_bytes: tuple[Bytes, ...] = Field(description="The most that is reserved in each step.")
+
+
 class GpuFit(Contract):
     """Whether the job fits the GPU that was asked about."""
 
@@ -301,6 +311,9 @@ class Report(Contract):
     )
     remedies: Remedies | None = Field(
         default=None, description="What makes a training job smaller that does not fit; null where it fits."
+    )
+    mixed_lengths: MixedLengths | None = Field(
+        default=None, description="The run of many lengths that was simulated; null without --lengths."
     )
     cluster: Cluster | None = Field(default=None, description="The job on several GPUs; null on a single one.")
     ranks: tuple[RankPeak, ...] = Field(default=(), description="What each kind of rank holds; empty on a single GPU.")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memcalc.allocator.job import conf_of, generation_events
+from memcalc.allocator.simulated_jobs import not_simulated
+from memcalc.allocator.smallest_device import runs
 from memcalc.breakdown.model_weights import model_weights
 from memcalc.breakdown.process_memory import ProcessMemory
-from memcalc.inference.serving import cache_bytes, serving, usable
+from memcalc.inference.serving import Capacity, cache_bytes, serving, usable
 from memcalc.inference.vllm_pool import Pool, Served, kv_pool
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.ranks import phase_totals, with_loading
@@ -26,8 +29,8 @@ def free_bytes(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, pro
     return pool_of(step.seq_len).nbytes - cache_bytes(setup, step, setup.batch, step.seq_len)
 
 
-def serving_of(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Serving:
-    """What the GPU serves of the job of `step`."""
+def serving_of(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, process: int) -> Serving:
+    """What the GPU serves of the job of `step`, whose process takes `process` bytes."""
 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
         return ProcessMemory.for_job(
@@ -37,14 +40,37 @@ def serving_of(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> 
     pool_of = _pools(spec, setup, gpu, step)
     if pool_of is None:
         found = serving(spec, setup, gpu, step, process_of)
+        if not_simulated(step, setup, gpu) is None and setup.allocator_reserve is None:
+            found = _that_run(found, spec, setup, gpu, step.seq_len)
         fills = ENGINES[setup.engine].utilization is not None
-        reserved = usable(setup, gpu) if fills else process_of(step, setup)
+        reserved = usable(setup, gpu) if fills else process
         return _said(found.batch, found.context, reserved)
     found = serving(spec, setup, gpu, step, process_of, lambda length: pool_of(length).nbytes)
     pool = pool_of(step.seq_len)
     context = ProcessMemory.for_job(0, setup, gpu, 0).context  # there before vLLM measures what is free
     reserved = min(gpu.usable_bytes, pool.budget + context + (0 if pool.graphs_in_budget else pool.graphs))
     return _said(found.batch, found.context, reserved, _pool(pool, setup, gpu, step))
+
+
+def _that_run(found: Capacity, spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, length: int) -> Capacity:
+    """The same, or less where the allocator finds no room for so much."""
+    limit = usable(setup, gpu) - ProcessMemory.for_job(0, setup, gpu, 0).context
+    conf = conf_of(setup)
+
+    def at_most(most: int, change: Callable[[int], dict[str, int]]) -> int:
+        def works(n: int) -> bool:
+            return runs(generation_events(spec, setup.model_copy(update=change(n)), gpu), limit, conf)
+
+        if not most or works(most):
+            return most
+        fits, fails = 0, most
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            fits, fails = (middle, fails) if works(middle) else (fits, middle)
+        return fits
+
+    batch = at_most(found.batch, lambda n: {"batch": n, "seq_len": length})
+    return Capacity(batch, at_most(found.context, lambda n: {"batch": 1, "seq_len": n}))
 
 
 def _pools(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Callable[[int], Pool] | None:

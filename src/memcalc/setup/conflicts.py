@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc.common.escaping import quoted
+from memcalc.errors import option_name
 from memcalc.setup.defaults import (
     DEFAULT_SEQ_LEN,
     FUSED_HEAD,
@@ -13,6 +14,7 @@ from memcalc.setup.defaults import (
     WITH_COMPLETIONS,
     WITH_REFERENCE,
 )
+from memcalc.setup.lengths import parse_lengths
 from memcalc.setup.training_options import TrainingOptions
 from memcalc.tables.lora_targets import OTHER_ADAPTERS, SAME_AS_LORA
 from memcalc.tables.optimizers import OPTIMIZERS, spelled
@@ -259,6 +261,18 @@ def _fused_head(setup: TrainingOptions) -> Iterator[str]:
 
 
 def _lengths(setup: TrainingOptions) -> Iterator[str]:
+    if setup.lengths is None:
+        for name in ("max_steps", "seed"):
+            if name in setup.model_fields_set:
+                yield f"{option_name(name)} belongs to --lengths, how long batches are; add it, or leave it out."
+    else:
+        parse_lengths(setup.lengths)
+        if setup.seq_len is not None:
+            yield "--lengths and --seq-len both say how long sequences are; leave one out."
+        if setup.packing:
+            yield "--packing fills every row to the same length, so --lengths has nothing to say; leave one out."
+        if setup.allocator_reserve is not None:
+            yield "--lengths simulates what the allocator reserves, which --allocator-reserve says; leave one out."
     if setup.packing and setup.padding_mask:
         yield "--packing fills rows, and --padding-mask pads them; leave one of them out."
     if setup.packing and setup.objective != "sft":

@@ -25,6 +25,7 @@ Panel = Literal[
     "Pipeline",
     "FSDP and DDP",
     "DeepSpeed",
+    "Megatron",
     "GPU",
     "Output",
 ]

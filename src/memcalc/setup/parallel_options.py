@@ -111,6 +111,18 @@ class ParallelOptions(Options):
     zero_stage3_prefetch_bucket_size: int | None = option(
         "DeepSpeed", None, "DeepSpeed's stage3_prefetch_bucket_size, in elements.", unset="5e7", ge=0
     )
+    recompute_method: Literal["uniform", "block"] | None = option(
+        "Megatron",
+        None,
+        "With full checkpointing: all layers in groups that run again together, or the first layers of a stage alone.",
+        unset="uniform",
+    )
+    recompute_num_layers: PositiveInt | None = option(
+        "Megatron", None, "Layers of a group, or layers of a stage that are checkpointed.", unset="1"
+    )
+    recompute_modules: str | None = option(
+        "Megatron", None, "With selective checkpointing: what runs again, of core_attn and mlp.", unset="core_attn"
+    )
     ranks: Literal["most-loaded", "all"] = option(
         "Pipeline", "most-loaded", "Ranks of a pipeline that `ranks` lists: the first and the last, or all."
     )

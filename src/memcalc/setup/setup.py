@@ -32,6 +32,9 @@ class TrainingSetup(TrainingOptions):
 
     def with_trainer_defaults(self) -> Self:
         """This setup with the defaults of its trainer for what was not given."""
+        if self.parallel == "megatron":  # FusedAdam of Transformer Engine or Apex
+            fused = self.optimizer == "adamw" and "optimizer_impl" not in self.model_fields_set
+            return self.model_copy(update={"optimizer_impl": "fused"}) if fused else self
         if self.trainer_used == "plain":
             return self
         defaults: dict[str, object] = {"optimizer_impl": "fused"} if self.optimizer == "adamw" else {}

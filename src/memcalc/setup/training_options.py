@@ -28,6 +28,15 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     pad_to_multiple_of: PositiveInt = option(
         "Batch", 1, "The collator pads sequences up to a multiple of this (pad_to_multiple_of)."
     )
+    lengths: str | None = option(
+        "Batch",
+        None,
+        "Lengths of sequences that differ: 512..4096, or a file with one a line (a tokenized dataset's). Every "
+        "micro-batch is as long as its longest, and what the allocator reserves after --max-steps is simulated.",
+        unset="all have --seq-len tokens",
+    )
+    max_steps: PositiveInt = option("Batch", 30, "With --lengths: optimizer steps that are simulated.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = option("Batch", 0, "With --lengths: seed of the draw.")
     packing: bool = option(
         "Batch",
         False,

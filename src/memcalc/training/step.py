@@ -29,6 +29,7 @@ from memcalc.parallel.engine import Engine
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.lengths import drawn_lengths
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
@@ -51,8 +52,13 @@ def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
 def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> int:
     """Tokens of a sequence that this rank has. Raises UsageError for a model whose sequences cannot be shared."""
     usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(
-        setup.images_per_sequence, checked_sides(network, setup.image)
+    drawn = None if setup.lengths is None else max(map(max, drawn_lengths(setup)))
+    if drawn is not None and not (network.reads_text and network.source_is_text):
+        raise UsageError("--lengths are those of texts, and this model reads none; leave it out.")
+    length = (
+        setup.seq_len
+        or drawn
+        or usual + network.image_tokens(setup.images_per_sequence, checked_sides(network, setup.image))
     )
     if not network.source_is_text:
         length = setup.target_len or length
@@ -182,7 +188,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         attention=family(spec.model_type).attention_used(setup.attention),
         checkpointing=setup.activation_checkpointing == "full",
         selective=setup.activation_checkpointing == "selective",
-        reentrant=setup.checkpoint_reentrant,
+        reentrant=setup.checkpoint_reentrant or layout.engine == "megatron",
     )
     tape.offloads_inputs = setup.activation_offloading and setup.activation_checkpointing == "full"
     tape.offloading = setup.activation_offloading and not tape.offloads_inputs
@@ -244,6 +250,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         left_by_backward=left_by_backward,
         phases=phases,
         resolved_options=more.resolved_options,
+        companions=more.companions,
+        held_until_step=more.held_until_step,
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from memcalc.autograd.reduce_kernel import rows_scratch
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Allocation, Tape
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
 from memcalc.nn.model import Network
-from memcalc.nn.module import Buffer, Parameter
+from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
 from memcalc.parallel.engine import Engine
@@ -24,12 +24,14 @@ from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_b
 @dataclass(frozen=True)
 class ObjectiveExtras:
     """Additions of an objective other than sft: extra model weights, bytes held until the optimizer steps, resolved
-    options, notes."""
+    options, notes; the other models themselves, and what is held."""
 
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     held_until_step_bytes: int = 0
     resolved_options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[Assumption, ...] = ()
+    companions: tuple[Module, ...] = ()
+    held_until_step: tuple[Allocation, ...] = ()
 
 
 class Tracing(NamedTuple):
@@ -40,11 +42,13 @@ class Tracing(NamedTuple):
     every_block: let no block of the model stand for others.
     like_tracker: sum meeting activation gradients out of place, as those trackers make it do; on a GPU the engine adds
         in place.
+    decoded: tokens of a generation, in order and counted from 1, that are decoded beside the last one.
     """
 
     device: CudaDevice | None = None
     every_block: bool = False
     like_tracker: bool = False
+    decoded: tuple[int, ...] = ()
 
 
 PLAIN = Tracing()
@@ -96,6 +100,10 @@ class Step:
     """Values of options that were not given, by name."""
     notes: tuple[Assumption, ...] = ()
     """Assumptions made while the model was prepared."""
+    companions: tuple[Module, ...] = ()
+    """Other models that the job has on the GPU, in the order in which they are loaded."""
+    held_until_step: tuple[Allocation, ...] = ()
+    """What the trainer holds from forward until the optimizer has stepped."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""
 

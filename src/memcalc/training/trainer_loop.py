@@ -62,26 +62,30 @@ def scalar_bytes(setup: TrainingSetup, phase: str) -> int:
     return ALIGNMENT * count
 
 
+def clips(setup: TrainingSetup) -> bool:
+    """Whether norms of gradients are computed: Trainer does so even where it clips nothing."""
+    return runs_trainer(setup) or bool(setup.max_grad_norm)
+
+
 def clipping_bytes(setup: TrainingSetup, weights: Iterable[Weight]) -> int:
     """Scratch of `torch.nn.utils.clip_grad_norm_` over the trained weights, which goes before the optimizer steps.
 
     A norm for each tensor, and partial sums of the multi-tensor kernel, as many for each as the largest one has chunks;
     these go before the norms are stacked and their norm is taken.
-    Trainer computes the norm even where it clips nothing.
     """
-    if not (runs_trainer(setup) or setup.max_grad_norm):
+    if not clips(setup):
         return 0
     groups: dict[int, list[tuple[int, int]]] = {}
     for weight in weights:
         groups.setdefault(weight.itemsize, []).append((weight.count, weight.copies))
     count = most = 0
-    for sizes in sorted(groups.values(), key=_partial_sums, reverse=True):  # one dtype after another
+    for sizes in sorted(groups.values(), key=partial_sums, reverse=True):  # one dtype after another
         count += sum(copies for _, copies in sizes)
-        most = max(most, ALIGNMENT * count + _partial_sums(sizes))
+        most = max(most, ALIGNMENT * count + partial_sums(sizes))
     return max(most, ALIGNMENT * count + rounded(4 * count) + ALIGNMENT) if count else 0
 
 
-def _partial_sums(sizes: Sequence[tuple[int, int]]) -> int:
+def partial_sums(sizes: Sequence[tuple[int, int]]) -> int:
     """Bytes of the multi-tensor kernel's partial sums over tensors of (elements, copies)."""
     chunks = -(-max(size for size, _ in sizes) // NORM_CHUNK)
     return rounded(4 * sum(copies for _, copies in sizes) * chunks)

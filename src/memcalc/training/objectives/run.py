@@ -64,8 +64,16 @@ def run_objective(
     used: dict[str, Any] = {"reference_model": setup.reference_used, "sequences": rollout.sequences}
     if teacher is not None:
         used["teacher"] = teacher.name
-    kept = {id(x.storage): x.storage.allocation.nbytes * copies for x, copies in rollout.kept_until_step}
-    aims = ObjectiveExtras(weights, sum(kept.values()), used, tuple(notes(setup, rollout.completion, length)))
+    held = {id(x.storage): (x.storage.allocation, copies) for x, copies in rollout.kept_until_step}
+    companions = () if frozen is None or not frozen.nbytes else (frozen.network,)
+    aims = ObjectiveExtras(
+        weights,
+        sum(allocation.nbytes * copies for allocation, copies in held.values()),
+        used,
+        tuple(notes(setup, rollout.completion, length)),
+        companions if value is None else (*companions, value, value),  # the reward model is one like the value model
+        tuple(allocation for allocation, _ in held.values()),
+    )
     return loss, tuple(x for x, _ in rollout.kept_until_step), aims
 
 
