@@ -113,7 +113,7 @@ def test_encoders_are_read_in_one_ubatch() -> None:
 
 
 def test_what_lies_on_the_host_is_not_on_the_gpu() -> None:
-    whole, part = (buffers_of(LLAMA2_7B, 4096, **options) for options in ({}, {"n_gpu_layers": 17}))
+    whole, part = buffers_of(LLAMA2_7B, 4096), buffers_of(LLAMA2_7B, 4096, n_gpu_layers=17)
     assert part.cache + part.host_cache == whole.cache
     assert part.cache == whole.cache // 2
     assert part.host_weights > whole.host_weights == 32000 * 4096 * 2
@@ -162,7 +162,7 @@ def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "tgi"])
-def test_models_that_read_no_text_are_refused(engine: str) -> None:
+def test_models_that_read_no_text_are_refused(engine: Any) -> None:
     spec = ModelSpec.from_config({"model_type": "vit", "architectures": ["ViTForImageClassification"]})
     with pytest.raises(UsageError, match="vit reads none; leave out --engine"):
         estimate(spec, InferenceSetup(engine=engine))

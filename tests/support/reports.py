@@ -98,7 +98,7 @@ def training_report(**changes: object) -> Report:
             free_bytes=81089 * MIB - process,
         ),
     }
-    return Report(**(fields | changes))  # type: ignore[arg-type]
+    return Report(**(fields | changes))
 
 
 def inference_report() -> Report:
