@@ -5,10 +5,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from memcalc.common.assumption import Assumption
+from memcalc.report.gpu_schema import GpuFit
 from memcalc.report.schema import (
     Component,
     Components,
-    GpuFit,
     InferencePhases,
     Model,
     Parameters,

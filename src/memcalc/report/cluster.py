@@ -9,7 +9,7 @@ from memcalc.breakdown import BREAKDOWN
 from memcalc.common.assumption import Assumption
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.ranks import phase_totals
-from memcalc.report.schema import Cluster, RankPeak
+from memcalc.report.gpu_schema import Cluster, RankPeak
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
