@@ -154,3 +154,48 @@ def peaks_of_training(report: dict[str, Any]) -> list[int]:
 @pytest.mark.parametrize("option", [("--no-cache-latents",), ("--use-ema",), ("--vae-dtype", "fp32")])
 def test_a_language_model_has_no_such_inputs(option: tuple[str, ...]) -> None:
     assert "denoisers" in refused(2, "estimate", "--params", "10M", *option)
+
+
+UNET = {"block_out_channels": [32, 64], "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"]} | {
+    "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
+    "cross_attention_dim": 64,
+    "attention_head_dim": 4,
+}
+
+
+@pytest.fixture
+def unet(tmp_path: Path) -> str:
+    """A small UNet by itself."""
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": "UNet2DConditionModel", **UNET}))
+    return str(tmp_path)
+
+
+def test_a_text_encoder_is_trained_with_the_denoiser(folder: str) -> None:
+    alone, both = train(folder, "--lora-rank", "4"), train(folder, "--lora-rank", "4", "--train-text-encoder")
+    assert both["model"]["parameters"]["trainable"] > alone["model"]["parameters"]["trainable"]
+    assert "text_encoder_2 bf16" in weights(both)  # T5 reads the prompt in every step
+    gradients = [part["name"] for part in both["components"]["gradients"]["parts"]]
+    assert "gradients that no optimizer zeroes" in gradients
+    assert "text_encoder: trained" in str(both["assumptions"])
+
+
+def test_a_controlnet_is_trained_in_front_of_a_frozen_unet(unet: str) -> None:
+    whole, control = train(unet), train(unet, "--controlnet")
+    assert 0 < control["model"]["parameters"]["trainable"] < whole["model"]["parameters"]["total"]
+    assert control["components"]["gradients"]["max_bytes"] < whole["components"]["gradients"]["max_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--controlnet", "--lora-rank", "4"), "leave out one"),
+        (("--controlnet", "--quantization", "nf4"), "leave out --quantization"),
+        (("--train-text-encoder",), "text encoders"),
+    ],
+)
+def test_what_training_a_unet_refuses(unet: str, options: tuple[str, ...], said: str) -> None:
+    assert said in refused(2, "from-file", unet, *options)
+
+
+def test_controlnets_of_transformers_are_refused(folder: str) -> None:
+    assert "UNets" in refused(2, "from-file", folder, "--controlnet")

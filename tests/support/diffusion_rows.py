@@ -65,7 +65,8 @@ def of_diffusers(name: str, config: dict[str, Any]) -> ModelSpec:
 
 def components(case: dict[str, Any]) -> tuple[PipelineComponent, ...]:
     """What a case has beside its denoiser."""
-    parts = [text_encoder(index, part) for index, part in enumerate(case.get("encoders", []))]
+    encoders = [*case.get("trained_encoders", []), *case.get("encoders", [])]
+    parts = [text_encoder(index, part) for index, part in enumerate(encoders)]
     if vae := case.get("vae"):
         spec = of_diffusers(vae["model"], vae.get("config", {}))
         parts.append(PipelineComponent(name="vae", class_name=vae["model"], spec=spec))
@@ -100,6 +101,10 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         found |= {"cache_latents": False, "vae_dtype": vae.get("dtype")}
     if case.get("encoders"):
         found["cache_text_embeddings"] = False
+    if case.get("controlnet"):
+        found["controlnet"] = True
+    if case.get("trained_encoders"):
+        found["train_text_encoder"] = True
     if case.get("quant"):
         found["quantization"] = "nf4-double"
     return TrainingSetup(**found)

@@ -19,6 +19,8 @@ KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
     "qwen-image real qlora 512 ckpt": ((866304, 866304, 866304), SECOND_MAP),
     "ltx full bf16": ((1024, 0, 0), "one vector of the width, not explained"),
     "lumina2 full fp32 a100 b2": ((1024, 0, 0), "two blocks of 512 bytes at the loss, not explained"),
+    "sdxl controlnet mixed ckpt b2": ((3072, 0, 0), "six blocks of 512 bytes, not explained"),
+    "sd15 controlnet fp32 a100": ((-393216, -393216, -393216), WORKSPACE),
     "wan real 1.3b full mixed 480x832x33 ckpt": ((-139264, -139264, -139264), WORKSPACE),
 }
 

@@ -22,5 +22,10 @@ def gradients(step: Step, phase: str) -> Iterator[tuple[str, int]]:
         return
     if step.engine is not None:
         yield from step.engine.gradients(phase, step.optimizer_scratch[1])
-    elif phase in ("clip", "step") or setup.grad_accum > 1:
-        yield "gradients of trained weights", sum(parameter_bytes.gradients(p for _, p in step.parameters))
+        return
+    kept = [p for _, p in step.parameters if p.keeps_gradient]
+    if kept:
+        yield "gradients that no optimizer zeroes", sum(parameter_bytes.gradients(kept))
+    if phase in ("clip", "step") or setup.grad_accum > 1:
+        others = (p for _, p in step.parameters if not p.keeps_gradient)
+        yield "gradients of trained weights", sum(parameter_bytes.gradients(others))

@@ -23,15 +23,17 @@ class Parameter(Tensor):
     """A weight: a shape until it is bound to a tape, then a leaf of the graph.
 
     `dtype` is None until bound, unless the module fixes it. `copies` is how many weights of the model it stands for.
+    `keeps_gradient` says that no optimizer has it: it gets a gradient that nothing zeroes.
     """
 
-    __slots__ = ("copies", "fixed_dtype", "group", "trainable")
+    __slots__ = ("copies", "fixed_dtype", "group", "keeps_gradient", "trainable")
 
     def __init__(self, *shape: int, dtype: DType | None = None, group: str = "other") -> None:
         self.shape: Shape = shape
         self.stride = contiguous_stride(shape)
         self.fixed_dtype = dtype
         self.trainable = True
+        self.keeps_gradient = False
         self.copies = 1
         self.group = group
         self.node = None
@@ -219,9 +221,8 @@ class Module:
             if is_buffer:
                 tape.buffers.append((parameter.storage.allocation, parameter.copies))
             elif parameter.trainable and tape.grad_enabled:
-                gradient = (
-                    tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if accumulated else None
-                )
+                stands = accumulated or parameter.keeps_gradient
+                gradient = tape.external_tensor(parameter.shape, parameter.dtype, GRADIENTS, "") if stands else None
                 parameter.node = AccumulateGrad(tape, parameter.group, gradient)
         return tensors
 

@@ -83,7 +83,7 @@ def parameters_of(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Paramet
     for _, parameter in step.parameters:
         count = parameter.count * parameter.copies
         total += count
-        trainable += count if step.training and parameter.trainable else 0
+        trainable += count if step.training and parameter.trainable and not parameter.keeps_gradient else 0
         embedding += count if parameter.group in ("embedding", "LM head") and len(parameter.shape) > 1 else 0
     return Parameters(
         total=total, trainable=trainable, embedding=embedding, active=total - inactive_parameters(step.network)

@@ -52,6 +52,21 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
     yield from _objective(setup)
     yield from _trainer(setup)
     yield from _lengths(setup)
+    yield from _denoisers(setup)
+
+
+def _denoisers(setup: TrainingOptions) -> Iterator[str]:
+    """What diffusers' scripts do not do at once."""
+    if not setup.controlnet:
+        return
+    for name in ("lora_rank", "train_text_encoder", "use_ema"):
+        if getattr(setup, name):
+            yield (
+                f"--controlnet trains a ControlNet alone and in full, which --{name.replace('_', '-')} does not go "
+                "with; leave out one of them."
+            )
+    if setup.quantization != "none":
+        yield "--controlnet keeps the frozen UNet in 16 bits, as diffusers' scripts do; leave out --quantization."
 
 
 def _optimizer(setup: TrainingOptions) -> Iterator[str]:

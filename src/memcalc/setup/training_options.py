@@ -140,6 +140,16 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         False,
         "Keep an exponential moving average of a denoiser's weights on the GPU: a copy of them.",
     )
+    train_text_encoder: bool = option(
+        "Diffusion components",
+        False,
+        "Train the text encoders too, in full or with adapters of their own (Stable Diffusion, SDXL, FLUX.1).",
+    )
+    controlnet: bool = option(
+        "Diffusion components",
+        False,
+        "Train a ControlNet made from the UNet, which is frozen (Stable Diffusion, SDXL).",
+    )
     cache_latents: bool = option(
         "Diffusion components",
         True,

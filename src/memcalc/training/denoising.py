@@ -14,10 +14,13 @@ from memcalc.common.assumption import Assumption
 from memcalc.models.common.denoiser import Denoiser, Picture, given
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
+from memcalc.nn.run_context import run_context
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.dtypes import FP32, DType
+from memcalc.training.controlnet import attach_controlnet, controlled
 from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.traced_step import ObjectiveExtras
+from memcalc.training.trained_text_encoders import attach_text_encoders, prompt
 
 
 def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
@@ -31,7 +34,7 @@ def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
     )
 
 
-def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
+def as_scripts_train(setup: TrainingSetup, spec: ModelSpec) -> TrainingSetup:
     """`setup` with what diffusers' scripts do where nobody said otherwise.
 
     With adapters, --mixed_precision casts the frozen weights too, and autocast is on all the same; the adapters have
@@ -42,11 +45,15 @@ def as_scripts_train(setup: TrainingSetup, model_type: str) -> TrainingSetup:
     chosen: dict[str, object] = {"trainer": "diffusers"}
     if setup.max_grad_norm is None:
         chosen["max_grad_norm"] = 1.0
+    if setup.train_text_encoder and "cache_text_embeddings" not in setup.model_fields_set:
+        chosen["cache_text_embeddings"] = not any(
+            part.class_name.startswith(("T5", "UMT5")) for part in spec.components
+        )
     if setup.lora_rank is not None:
         if setup.precision in ("mixed-bf16", "mixed-fp16"):
             narrow = setup.precision.removeprefix("mixed-")
             chosen |= {"precision": narrow, "autocast": narrow}
-        in_bf16 = chosen.get("precision", setup.precision) == "bf16" and model_type != "PixArtTransformer2DModel"
+        in_bf16 = chosen.get("precision", setup.precision) == "bf16" and spec.model_type != "PixArtTransformer2DModel"
         if "lora_dtype" not in setup.model_fields_set and in_bf16:
             chosen["lora_dtype"] = "bf16"
     return setup.model_copy(update=chosen)
@@ -64,6 +71,20 @@ def loss_of_denoiser(
 def first_phases(setup: TrainingSetup) -> tuple[str, ...]:
     """The phases of a denoiser's step before forward."""
     return (PHASE,) if runs_in_step(setup) else ()
+
+
+def prepare_denoiser(network: Network, spec: ModelSpec, setup: TrainingSetup, *, alone: bool) -> list[Assumption]:
+    """Make what is trained beside a denoiser, unbound, a part of it; returns the assumptions of its step.
+
+    `alone`: there is one GPU. Raises UsageError for what diffusers' scripts do not train with it.
+    """
+    assert isinstance(network, Denoiser)
+    notes = notes_of_denoiser(network, spec, setup)
+    if setup.train_text_encoder:
+        notes += attach_text_encoders(network, spec, setup, alone=alone)
+    if setup.controlnet:
+        notes += attach_controlnet(network, spec, setup, alone=alone)
+    return notes
 
 
 def notes_of_denoiser(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
@@ -124,6 +145,8 @@ def denoise(
     tape: Tape, model: Denoiser, asked: Picture, autocast: DType | None, frozen: FrozenComponents | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
     """The loss of a micro-batch, what the script's loop holds through backward, and what of that outlasts it."""
+    if model.frozen_dtype is not None:
+        run_context(tape).weights_dtype = model.frozen_dtype
     shape = model.latent_shape(asked)
     of_picture = (shape[0], *(1,) * (len(shape) - 1))
     kept = [] if frozen is None else frozen.encode(asked, of_picture)
@@ -131,10 +154,8 @@ def denoise(
     noise = ops.empty_like(model_input)
     sigmas = tape.empty(of_picture, model_input.dtype)
     noisy = ops.add(ops.mul(ops.add_scalar(ops.neg(sigmas)), model_input), ops.mul(sigmas, noise))
-    with tape.autocasting(autocast):
-        pred = model.predict(noisy, asked)
-    if autocast is not None:
-        pred = ops.to(pred, FP32)
+    pred, beside = _predicted(tape, model, noisy, asked, autocast)
+    kept += beside
     pred = model.learnt_part(pred)
     target = ops.sub(noise, model_input)
     loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
@@ -147,3 +168,21 @@ def denoise(
             extra_weights={} if frozen is None else frozen.weights, held_until_step_bytes=sum(distinct.values())
         ),
     )
+
+
+def _predicted(
+    tape: Tape, model: Denoiser, noisy: Tensor, asked: Picture, autocast: DType | None
+) -> tuple[Tensor, list[Tensor]]:
+    """The prediction of the noise with all that is trained, and what the loop holds besides."""
+    if model.controlnet is not None:
+        return controlled(tape, model, noisy, asked, autocast)
+    made: dict[str, Tensor] = {}
+    kept: list[Tensor] = []
+    if model.learning:
+        made, kept = prompt(tape, model, asked.batch, autocast)
+    around = autocast if model.frozen_dtype is None else None
+    with model.telling(**made), tape.autocasting(around):
+        pred = model.predict(noisy, asked)
+    if around is not None:
+        pred = ops.to(pred, FP32)
+    return pred, [*made.values(), *kept]

@@ -43,6 +43,7 @@ class FrozenComponents:
         self.weights: dict[str, int] = {}
         self.vae: tuple[Autoencoder, DType] | None = None
         self.encoders: list[tuple[str, ModelSpec, Network]] = []
+        self.trained = {encoder.name for encoder in model.learning}
         run = run_context(tape)
         before = run.weights_dtype
         with tape.no_grad():
@@ -73,7 +74,7 @@ class FrozenComponents:
             wide = FP32 if self.model.trains_with_fp32_vae else self.narrow
             dtype = wide if setup.vae_dtype is None else ALIASES[setup.vae_dtype]
             self.vae = network, dtype
-        elif setup.cache_text_embeddings or not network.reads_text:
+        elif setup.cache_text_embeddings or not network.reads_text or part.name in self.trained:
             return
         else:
             dtype = self.narrow

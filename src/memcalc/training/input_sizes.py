@@ -9,7 +9,14 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 _SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
 """Options that say what a denoiser is given."""
 
-_OF_SCRIPTS = {"cache_latents": True, "cache_text_embeddings": True, "use_ema": False, "vae_dtype": None}
+_OF_SCRIPTS = {
+    "cache_latents": True,
+    "cache_text_embeddings": True,
+    "controlnet": False,
+    "train_text_encoder": False,
+    "use_ema": False,
+    "vae_dtype": None,
+}
 """Options of diffusers' scripts, with the values at which they say nothing."""
 
 _OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")

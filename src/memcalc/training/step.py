@@ -113,7 +113,7 @@ def trace(
     if spec.model_type in denoisers():
         from memcalc.training.denoising import as_scripts_train  # language models do not pay for importing it
 
-        setup = as_scripts_train(setup, spec.model_type)
+        setup = as_scripts_train(setup, spec)
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
@@ -148,9 +148,9 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
     if network.input_kind == "latents":
-        from memcalc.training.denoising import notes_of_denoiser
+        from memcalc.training.denoising import prepare_denoiser
 
-        notes += notes_of_denoiser(network, spec, setup)
+        notes += prepare_denoiser(network, spec, setup, alone=layout.alone)
     if layout.expert > 1:
         from memcalc.parallel.expert_parallel import divide_experts
 
@@ -233,7 +233,8 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     tape.kept_by_graph.clear()
     del loss, outputs
     tape.finish()
-    in_order = trained.parameters_in_update_order(set())
+    in_order = list(trained.parameters_in_update_order(set()))
+    updated = [(p, n) for p, n in in_order if p.reached and not p.keeps_gradient]
     return Step(
         tape,
         network,
@@ -243,8 +244,11 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         forward_end,
         length * layout.context,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
-        trained=engine.updated([(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached]),
-        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in in_order if p.reached]),
+        trained=engine.updated(
+            [(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached and not p.keeps_gradient]
+        ),
+        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in updated]),
+        update_groups=_update_groups(network, setup, updated),
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
@@ -255,6 +259,15 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
+
+
+def _update_groups(network: Network, setup: TrainingSetup, updated: Sequence[tuple[Parameter, int]]) -> tuple[int, ...]:
+    """How many of the `updated` weights the optimizer has in each of its groups, where it has several."""
+    if network.input_kind != "latents":
+        return ()
+    from memcalc.training.trained_text_encoders import update_groups
+
+    return update_groups(network, setup, updated)
 
 
 def _averaged(tensors: Sequence[tuple[str, Parameter]], setup: TrainingSetup) -> dict[str, int]:

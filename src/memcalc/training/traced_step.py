@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 from memcalc.autograd.reduce_kernel import rows_scratch
@@ -75,6 +76,8 @@ class Step:
     """The trained weights as the optimizer sees them: those that the loss reaches."""
     update_order: tuple[Weight, ...] = ()
     """The trained weights in the order of updates; identical blocks come twice (the first, the rest)."""
+    update_groups: tuple[int, ...] = ()
+    """How many of `update_order` the optimizer has in each of its parameter groups, if it has several."""
     phases: tuple[str, ...] = ("forward", "backward", "step")
     cache_bytes: int = 0
     """Bytes of keys, values and states after prefill."""
@@ -147,7 +150,7 @@ class Step:
         """What comes one after another between backward and the next step: only the largest stands in the peak."""
         assert self.optimizer is not None
         assert isinstance(self.setup, TrainingSetup)
-        groups = [self.update_order] if self.engine is None else self.engine.parameter_groups(self.update_order)
+        groups = self._parameter_groups() if self.engine is None else self.engine.parameter_groups(self.update_order)
         reduction = rows_scratch(self.tape.device)
         nbytes = max(self.optimizer.step[self.implementation](group, reduction) for group in groups)
         yield f"{self.optimizer.name} step ({self.implementation})", nbytes
@@ -156,6 +159,13 @@ class Step:
         if runs_trainer(self.setup) and self.left_by_backward:
             scalars = scalar_bytes(self.setup, "backward") - scalar_bytes(self.setup, "step")
             yield "leaves of the graph, until the loss goes", self.left_by_backward + scalars
+
+    def _parameter_groups(self) -> list[Sequence[Weight]]:
+        """The trained weights as the optimizer is given them: it steps over one group after another."""
+        left, groups = iter(self.update_order), [tuple[Weight, ...]()] * 0
+        for size in self.update_groups or (len(self.update_order),):
+            groups.append(tuple(islice(left, size)))
+        return [*groups]
 
     @property
     def steps_in_backward(self) -> bool:

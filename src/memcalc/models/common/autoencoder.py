@@ -66,13 +66,14 @@ class Autoencoder(Network):
 
     def encode(self, pixels: Tensor) -> Tensor:
         """A sample of the latents of `pixels`."""
-        return sampled(self._sliced(pixels, self.encoded))
+        return sampled(self.in_slices(pixels, self.encoded))
 
     def decode(self, latents: Tensor) -> Tensor:
         """The pixels of `latents`."""
-        return self._sliced(latents, self.decoded)
+        return self.in_slices(latents, self.decoded)
 
-    def _sliced(self, x: Tensor, half: Half) -> Tensor:
+    def in_slices(self, x: Tensor, half: Half) -> Tensor:
+        """What `half` makes of x, of one picture at a time where slicing is on."""
         if not self.slicing or x.shape[0] == 1:
             return half(x)
         slices = one_by_one(x.tape, [x.shape[1:]] * x.shape[0], lambda _: half(ops.narrow(x, 0, 1)))
@@ -123,6 +124,17 @@ def tiled(x: Tensor, tiles: Tiles, half: Half) -> Tensor:
             result_row.append(ops.narrow(kept, -1, min(tiles.kept, tile.shape[-1])))
         result_rows.append(ops.cat(result_row, -1))
     return ops.cat(result_rows, -2)
+
+
+def put_together(row: Sequence[Tensor], dim: int, tiles: Tiles, first: int = 0) -> Tensor:
+    """Tiles along `dim`, blended and put together; of the first one `first` more is kept."""
+    parts = []
+    for index, tile in enumerate(row):
+        if index:
+            _blend(tile, dim, min(row[index - 1].shape[dim], tile.shape[dim], tiles.blended))
+        kept = tiles.kept if index else tiles.kept + first
+        parts.append(ops.narrow(tile, dim, min(kept, tile.shape[dim])))
+    return ops.cat(parts, dim)
 
 
 def _blend(tile: Tensor, dim: int, extent: int) -> None:

@@ -5,7 +5,8 @@ Names are those of diffusers 0.42: a class of its models, `in_channels`, `joint_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -15,6 +16,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.errors import UsageError
 from memcalc.nn.model import Network
+from memcalc.nn.module import Module
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import DType
 
@@ -74,6 +76,17 @@ CLIP = PromptCall(tokens=77)
 CLIP_HIDDEN = PromptCall(hidden=(-2,), tokens=77)
 
 
+@dataclass(frozen=True, eq=False)
+class TrainedEncoder:
+    """A text encoder that is trained with a denoiser: its name in the pipeline, and how it is called."""
+
+    name: str
+    network: Network
+    call: PromptCall
+    attention: str
+    """The implementation that Transformers takes for it."""
+
+
 class Denoiser(Network):
     """A denoiser. `predict` is its forward."""
 
@@ -90,6 +103,16 @@ class Denoiser(Network):
     prompt_calls: Mapping[str, PromptCall] = MappingProxyType({"CLIPTextModel": CLIP})
     """How the pipeline calls its text encoders, by their classes."""
 
+    trained_encoders: tuple[str, ...] = ()
+    """Classes of the text encoders that the training scripts can train with it (`--train_text_encoder`)."""
+    told_pooled_alone = False
+    """Of those it is told the text's vector alone."""
+    learning: tuple[TrainedEncoder, ...] = ()
+    """The text encoders that are trained with it, as parts of it."""
+    controlnet: Module | None = None
+    """The ControlNet that is trained in front of it, as a part of it."""
+    frozen_dtype: DType | None = None
+    """It is frozen in this dtype and runs outside autocast."""
     reads_text = False
     input_kind = "latents"
     default_side = 1024
@@ -118,6 +141,18 @@ class Denoiser(Network):
         if frames is not None and not self.makes_videos and frames != 1:
             raise UsageError("--num-frames counts frames of a video, but this model makes pictures; leave it out.")
         return Picture(batch, sides[0][1], sides[1][1], frames or self.default_frames, text or self.default_text)
+
+    def told(self, tape: Tape, kind: Literal["states", "pooled"], *shape: int) -> Tensor:
+        """What a text encoder gives: made in the step by one that is trained, else an input of the step."""
+        made: Tensor | None = vars(self).get("_told", {}).get(kind)
+        return given(tape, *shape) if made is None else made
+
+    @contextmanager
+    def telling(self, **made: Tensor) -> Iterator[None]:
+        """Predict from what text encoders have made on the tape, by kind."""
+        vars(self)["_told"] = made
+        yield
+        vars(self).pop("_told")
 
     def _width(self, height: int | None) -> int:
         return self.default_width if height is None and self.default_width else height or self.default_side

@@ -236,8 +236,9 @@ class EagerRMSNorm(Module):
 
     scope = "norms"
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, bias: bool = False) -> None:
         self.weight = Parameter(width, group="norms")
+        self.bias = Parameter(width, group="norms") if bias else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., width] to [..., width]."""
@@ -245,7 +246,8 @@ class EagerRMSNorm(Module):
         hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
         if self.weight.dtype in (FP16, BF16):
             hidden = ops.to(hidden, self.weight.dtype)
-        return ops.mul(hidden, self.weight)
+        hidden = ops.mul(hidden, self.weight)
+        return hidden if self.bias is None else ops.add(hidden, self.bias)
 
 
 class Convolution(Module):

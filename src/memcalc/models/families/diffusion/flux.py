@@ -176,6 +176,8 @@ class FluxTransformer2DModel(Denoiser):
     default_text = 512
     guidance_in = "none"
     prompt_calls = _PROMPT_CALLS
+    trained_encoders = ("CLIPTextModel",)
+    told_pooled_alone = True
 
     def __init__(self, c: Config) -> None:
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
@@ -205,7 +207,7 @@ class FluxTransformer2DModel(Denoiser):
         tape, batch, text = latents.tape, picture.batch, picture.text
         timestep, encoder = given(tape, batch), given(tape, batch, text, self.text_width)
         img_ids, txt_ids = given(tape, latents.shape[1], 3), given(tape, text, 3)
-        pooled = given(tape, batch, self.pooled)
+        pooled = self.told(tape, "pooled", batch, self.pooled)
         guidance = given(tape, batch, dtype=FP32) if self.guidance else None
         hidden = self.x_embedder(latents)
         timestep = ops.mul_scalar(ops.to(timestep, hidden.dtype))

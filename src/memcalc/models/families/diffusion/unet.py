@@ -5,9 +5,12 @@ Source: diffusers 0.42.1, models/unets/{unet_2d_condition,unet_2d_blocks}.py, re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
+from typing import NamedTuple
 
 from memcalc import ops
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
@@ -93,6 +96,15 @@ class UpBlock(Module):
         return hidden
 
 
+class Inputs(NamedTuple):
+    """What a UNet is given beside the latents: time step [b], text [b, t, c]; SDXL's pooled text and sizes [b, 6]."""
+
+    timestep: Tensor
+    encoder: Tensor
+    text_embeds: Tensor | None
+    time_ids: Tensor | None
+
+
 class UNet2DConditionModel(Denoiser):
     """The denoiser of Stable Diffusion before 3."""
 
@@ -115,7 +127,7 @@ class UNet2DConditionModel(Denoiser):
         self.text_width = self.text_width or text[0]
         self.added, self.time_width = c.get("addition_embed_type") == "text_time", 0
         self.prompt_calls, self.upcasts_vae = (_SDXL if self.added else _SD), self.added
-        self.trains_with_fp32_vae = self.added
+        self.trains_with_fp32_vae, self.trained_encoders = self.added, tuple(self.prompt_calls)
         if self.added:
             self.time_width, inputs = c.integer("addition_time_embed_dim"), _added_width(c)
             self.pooled = inputs - 6 * self.time_width
@@ -160,27 +172,33 @@ class UNet2DConditionModel(Denoiser):
         """[b, channels, h, w]."""
         return (picture.batch, self.channels, picture.latent_height, picture.latent_width)
 
+    def inputs(self, tape: Tape, picture: Picture) -> Inputs:
+        """What it is given beside the latents."""
+        batch = picture.batch
+        timestep = given(tape, batch, dtype=INT64)
+        encoder = self.told(tape, "states", batch, picture.text, self.text_width or 1)
+        text_embeds = self.told(tape, "pooled", batch, self.pooled) if self.added else None
+        return Inputs(timestep, encoder, text_embeds, given(tape, batch, 6) if self.added else None)
+
     def predict(self, latents: Tensor, picture: Picture) -> Tensor:
         """[b, channels, h, w] to the same."""
-        tape, batch = latents.tape, picture.batch
-        timestep, encoder = given(tape, batch, dtype=INT64), given(tape, batch, picture.text, self.text_width or 1)
-        text_embeds = given(tape, batch, self.pooled) if self.added else None
-        time_ids = given(tape, batch, 6) if self.added else None
-        sample = latents
-        t_emb = timestep_embedding(timestep, self.first)
-        t_emb = ops.to(t_emb, sample.dtype)
-        emb = self.time_embedding(t_emb)
-        if text_embeds is not None and time_ids is not None:
-            aug_emb = self._added(text_embeds, time_ids, emb)  # it stays to the end
-            emb = ops.add(emb, aug_emb)
-        if self.projected:
-            encoder = self.encoder_hid_proj(encoder)
+        return self.run(latents, self.inputs(latents.tape, picture))
+
+    def run(self, sample: Tensor, inputs: Inputs, residuals: Sequence[Tensor] = ()) -> Tensor:
+        """The prediction. `residuals` of a ControlNet are added to what skips to the way up, the last to the middle."""
+        emb, *stays = self.embedded(sample, inputs)
+        encoder = self.encoder_hid_proj(inputs.encoder) if self.projected else inputs.encoder
         sample = self.conv_in(sample)
         down_block_res_samples: tuple[Tensor, ...] = (sample,)
         for down in self.down_blocks:
             sample, res_samples = down(sample, emb, encoder)
             down_block_res_samples += res_samples
+        if residuals:
+            down_block_res_samples = tuple(map(ops.add, down_block_res_samples, residuals[:-1]))
+            stays += down_block_res_samples
         sample = self.mid_block(sample, emb, encoder)
+        if residuals:
+            sample = ops.add(sample, residuals[-1])
         for up in self.up_blocks:
             res_samples = down_block_res_samples[-len(up.resnets) :]
             down_block_res_samples = down_block_res_samples[: -len(up.resnets)]
@@ -188,7 +206,18 @@ class UNet2DConditionModel(Denoiser):
         sample = self.conv_norm_out(sample)
         sample = ops.silu(sample)
         output: Tensor = self.conv_out(sample)
+        del stays
         return output
+
+    def embedded(self, sample: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        """The time step and what is added to it [b, width], and what of its making stays to the end."""
+        t_emb = timestep_embedding(inputs.timestep, self.first)
+        t_emb = ops.to(t_emb, sample.dtype)
+        emb = self.time_embedding(t_emb)
+        if inputs.text_embeds is None or inputs.time_ids is None:
+            return emb, t_emb
+        aug_emb = self._added(inputs.text_embeds, inputs.time_ids, emb)
+        return ops.add(emb, aug_emb), t_emb, aug_emb
 
     def _added(self, text_embeds: Tensor, time_ids: Tensor, emb: Tensor) -> Tensor:
         """What SDXL adds to the time embedding: sizes and a pooled text."""
