@@ -28,6 +28,7 @@ from memcalc.training.step import trace
 from memcalc.training.traced_step import Step, Tracing
 from support.module_hooks import as_tracked, dropped, kept_leaves
 from support.paths import DATA
+from support.tape_events import DEVICES
 
 FOLDER = DATA / "measured"
 
@@ -119,7 +120,8 @@ def answer(case: dict[str, Any], *, like_tracker: bool = True) -> dict[str, Any]
     teacher = ModelSpec.from_config(case["teacher"]) if "teacher" in case else None
     packs = hooked and not case.get("count_kept")
     with as_tracked(hooked=hooked, packs=packs) if like_tracker else nullcontext():
-        step = trace(spec, training_setup(case), tracing=Tracing(like_tracker=like_tracker), teacher=teacher)
+        tracing = Tracing(DEVICES["h100"] if case.get("hollow") else None, like_tracker=like_tracker)
+        step = trace(spec, training_setup(case), tracing=tracing, teacher=teacher)
     sweep = Sweep(step.tape)
     found, _ = sweep.peaks()
     peaks = {phase: found[phase][0] + standing(step, phase) for phase in ("forward", "backward")}

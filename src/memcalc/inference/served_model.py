@@ -18,7 +18,7 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
-from memcalc.nn.state_space_kernels import use_mamba_ssm
+from memcalc.nn.state_space_kernels import use_fla, use_mamba_ssm
 from memcalc.parallel.tensor_parallel import check_divided, tensor_parallel, unknown_division
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, DType
@@ -67,6 +67,8 @@ def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None)
     network, notes = _divided(spec, whole, setup.tensor_parallel_size)
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
+    if setup.linear_attention_kernels == "fla":
+        notes = [*notes, use_fla(network)]
     weights = load_weights(spec, setup, engine, network, whole)
     if weights.form is not None and engine.attention is None:
         if weights.format_of is not None:

@@ -1,4 +1,4 @@
-"""Kernels of mamba-ssm put into a built model."""
+"""Kernels of mamba-ssm and flash-linear-attention put into a built model."""
 
 from __future__ import annotations
 
@@ -38,3 +38,39 @@ def use_mamba_ssm(network: Module) -> Assumption:
         mixer.fused_kernels = True
         mixer.assumption = None
     return NOTE
+
+
+FLA_NOTE = Assumption(
+    "linear_attention_kernels",
+    "linear attention runs in flash-linear-attention's kernels, its convolutions in PyTorch "
+    "(--linear-attention-kernels)",
+)
+
+
+class LinearAttentionMixer(Module):
+    """A layer of linear attention, for which flash-linear-attention has kernels."""
+
+    fused_kernels = False
+    """Whether they run it."""
+
+
+def has_linear_attention(network: Module) -> bool:
+    """Whether a model has layers that flash-linear-attention has kernels for."""
+    return any(isinstance(module, LinearAttentionMixer) for _, module in network.modules())
+
+
+def use_fla(network: Module) -> Assumption:
+    """Let flash-linear-attention's kernels run every layer that they are for; returns what to say of it.
+
+    Raises UsageError where there is none.
+    """
+    mixers = [module for _, module in network.modules() if isinstance(module, LinearAttentionMixer)]
+    if not mixers:
+        raise UsageError(
+            "--linear-attention-kernels fla is for models with gated delta nets or Kimi's delta attention, which this "
+            "one has not; leave it out."
+        )
+    for mixer in mixers:
+        mixer.fused_kernels = True
+        mixer.assumption = None
+    return FLA_NOTE

@@ -48,6 +48,7 @@ from memcalc.ops.elementwise import (
     to,
     where,
 )
+from memcalc.ops.fla import fla_gated_delta_rule, fla_kda, fla_recurrent
 from memcalc.ops.float8 import linear_float8
 from memcalc.ops.fused_attention import scaled_dot_product_attention
 from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy, in_place_cross_entropy
@@ -166,6 +167,9 @@ __all__ = [
     "expm1",
     "finite_bound",
     "first_of",
+    "fla_gated_delta_rule",
+    "fla_kda",
+    "fla_recurrent",
     "fused_linear_cross_entropy",
     "fused_log_probs",
     "gather",

@@ -9,7 +9,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
-from memcalc.nn.state_space_kernels import has_mixers
+from memcalc.nn.state_space_kernels import has_linear_attention, has_mixers
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
@@ -60,13 +60,17 @@ def _attended(
 
 
 def _without_kernels(setup: TrainingSetup | InferenceSetup, step: Step, other: _Estimate) -> Iterator[Assumption]:
-    """What the kernels of mamba-ssm would take, where nobody said whether they are installed."""
-    if "state_space_kernels" in setup.model_fields_set or not has_mixers(step.network):
-        return
-    with suppress(UsageError):  # weights that the kernels cannot take
-        fused = other(setup.model_copy(update={"state_space_kernels": "mamba-ssm"}))
-        yield Assumption(
-            "state_space_kernels_alternative",
-            f"with mamba-ssm's kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
-            "(--state-space-kernels mamba-ssm)",
-        )
+    """What kernels of other packages would take, where nobody said whether they are installed."""
+    for field, library, kernels, there in (
+        ("state_space_kernels", "mamba-ssm", "mamba-ssm", has_mixers),
+        ("linear_attention_kernels", "flash-linear-attention", "fla", has_linear_attention),
+    ):
+        if field in setup.model_fields_set or not there(step.network):
+            continue
+        with suppress(UsageError):  # weights that the kernels cannot take
+            fused = other(setup.model_copy(update={field: kernels}))
+            yield Assumption(
+                f"{field}_alternative",
+                f"with {library}'s kernels {format_bytes(fused.peak.allocated_bytes)} would be allocated "
+                f"(--{field.replace('_', '-')} {kernels})",
+            )

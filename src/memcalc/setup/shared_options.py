@@ -80,6 +80,12 @@ class SharedOptions(Options):
         "Scans of Mamba layers: plain PyTorch, as Transformers runs them alone, or the kernels of mamba-ssm, which it "
         "takes where they are installed.",
     )
+    linear_attention_kernels: Literal["torch", "fla"] = option(
+        "Precision",
+        "torch",
+        "Gated delta nets and Kimi's delta attention: plain PyTorch, as Transformers runs them alone, or the kernels "
+        "of flash-linear-attention, which it takes where they are installed.",
+    )
     quantization: Quantization = option(
         "Precision",
         "none",

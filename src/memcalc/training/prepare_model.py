@@ -17,7 +17,7 @@ from memcalc.nn.module import Buffer
 from memcalc.nn.module_paths import input_embeddings, sites
 from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell_apart
 from memcalc.nn.stack import Stack
-from memcalc.nn.state_space_kernels import use_mamba_ssm
+from memcalc.nn.state_space_kernels import use_fla, use_mamba_ssm
 from memcalc.peft.freezing import freeze, train_only
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32, DType
@@ -81,6 +81,8 @@ def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assump
     form, notes = _base_format(spec, setup)
     if setup.state_space_kernels == "mamba-ssm":
         notes.append(use_mamba_ssm(network))
+    if setup.linear_attention_kernels == "fla":
+        notes.append(use_fla(network))
     if setup.float8_recipe != "none":
         if form is not None:
             raise UsageError(

@@ -106,6 +106,9 @@ class VisionLanguage(Network):
     holds_inputs_embeds: embeddings and features stay alive until the loss is computed (one forward does both).
     """
 
+    merges_apart = False
+    """Features are put in place by a function of its own, whose mask of image tokens goes with it (Idefics 2)."""
+
     def __init__(
         self,
         vision_encoder: VisionEncoder,
@@ -157,6 +160,8 @@ class VisionLanguage(Network):
             mask, *_others = image_token_mask(ids, 1 + self.videos)
             inputs_embeds = ops.masked_scatter(inputs_embeds, mask, features)
             extra = self.extra_decoder_inputs(ids, outputs, mask)
+            if self.merges_apart:
+                mask = None
         bidirectional_image_attention = self.bidirectional_image_attention and starts
         groups = tape.empty(ids.shape, INT64) if bidirectional_image_attention else None
         outer = run.cache

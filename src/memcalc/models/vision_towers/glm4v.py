@@ -76,14 +76,14 @@ def _scaled(place: Tensor, size: Tensor) -> Tensor:
 
 
 class Glm4vVisionEncoder(Qwen2VLVisionEncoder):
-    """The tower, whose patches a convolution merges by squares."""
+    """The tower, whose patches a convolution merges by squares. GLM-OCR's has no learned `positions`."""
 
-    def __init__(self, v: Config, parts: VisionEncoderParts) -> None:
+    def __init__(self, v: Config, parts: VisionEncoderParts, inner: int, *, positions: bool = True) -> None:
         out = v.integer("out_hidden_size")
-        super().__init__(v, parts, GatedMerger(out, v.integer("intermediate_size"), v.text("hidden_act")))
+        super().__init__(v, parts, GatedMerger(out, inner, v.text("hidden_act")))
         self.patch_embed.is_input_embedding = False
-        self.embeddings = InterpolatedPositions(v, parts.width)
-        self.post_conv_layernorm = RMSNorm(parts.width)
+        self.embeddings = InterpolatedPositions(v, parts.width) if positions else None
+        self.post_conv_layernorm = RMSNorm(parts.width) if positions else None
         self.downsample = PatchEmbedding(parts.width, out, self.side, flat=False)
         self.downsample.is_input_embedding = False
         self.post_layernorm = RMSNorm(parts.width)
@@ -95,10 +95,12 @@ class Glm4vVisionEncoder(Qwen2VLVisionEncoder):
         places = tape.empty((count, 2), INT64)
         edges = tape.empty((images + 1,), INT32)
         hidden = self.patch_embed(pixels)
-        hidden = self.post_conv_layernorm(hidden)
+        if self.post_conv_layernorm is not None:
+            hidden = self.post_conv_layernorm(hidden)
         rotation = self.rotary_pos_emb(hidden, places)
-        stretches = tape.empty((images,), INT32)
-        hidden = self.embeddings(hidden, stretches, shapes)
+        if self.embeddings is not None:
+            stretches = tape.empty((images,), INT32)
+            hidden = self.embeddings(hidden, stretches, shapes)
         lengths = [Repeat([count // images], images)]
         for block in self.blocks:
             hidden = block(hidden, lengths=lengths, rotation=rotation, cu_seqlens=edges)
@@ -121,7 +123,20 @@ def glm4v_vision(v: Config) -> Glm4vVisionEncoder:
         bias=True,
         attention=lambda hidden, heads: PackedAttention(hidden, heads, bias=bias, out_bias=False),
     )
-    return Glm4vVisionEncoder(v, parts)
+    return Glm4vVisionEncoder(v, parts, v.integer("intermediate_size"))
+
+
+def glm_ocr_vision(v: Config) -> Glm4vVisionEncoder:
+    """GLM-OCR's: norms of query and key, an MLP of the config's width, and a merger as wide as colours are many."""
+    width, bias = v.integer("hidden_size"), v.flag("attention_bias")
+    parts = VisionEncoderParts(
+        width,
+        RMSNorm,
+        lambda: GatedMLP(width, v.integer("intermediate_size"), v.text("hidden_act"), bias=bias),
+        bias=True,
+        attention=lambda hidden, heads: PackedAttention(hidden, heads, bias=bias, out_bias=bias, norm=RMSNorm),
+    )
+    return Glm4vVisionEncoder(v, parts, v.integer("out_hidden_size") * v.integer("in_channels"), positions=False)
 
 
 GLM4V_VISION: dict[str, object] = {

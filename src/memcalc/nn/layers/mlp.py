@@ -23,6 +23,7 @@ class GatedMLP(Module):
     bias: all three projections have biases.
     dropout: probability of dropout after `down`.
     inner_norm, inner_dropout: a norm and a dropout before `down`.
+    outputs: width of what comes out, where it is not that of what goes in.
     """
 
     scope = "MLP"
@@ -39,10 +40,11 @@ class GatedMLP(Module):
         dropout: float = 0.0,
         inner_norm: Module | None = None,
         inner_dropout: float = 0.0,
+        outputs: int | None = None,
     ) -> None:
         self.gate_proj = Linear(hidden, width, bias=bias, group="MLP")
         self.up_proj = Linear(hidden, width, bias=bias, group="MLP")
-        self.down_proj = Linear(width, hidden, bias=bias, group="MLP")
+        self.down_proj = Linear(width, outputs or hidden, bias=bias, group="MLP")
         self.act = activation(act)
         self.ffn_sub_norm = inner_norm
         self.dropout, self.inner_dropout = dropout, inner_dropout

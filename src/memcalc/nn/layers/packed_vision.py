@@ -95,14 +95,27 @@ def rotary_in_fp32(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tupl
 
 
 class PackedAttention(Module):
-    """Attention of [n, h] within stretches of the row; query, key and value are one projection."""
+    """Attention of [n, h] within stretches of the row; query, key and value are one projection.
+
+    norm: makes norms of query and key (GLM-OCR).
+    """
 
     scope = "attention"
 
-    def __init__(self, hidden: int, heads: int, *, bias: bool = True, out_bias: bool = True) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        *,
+        bias: bool = True,
+        out_bias: bool = True,
+        norm: Callable[[int], Module] | None = None,
+    ) -> None:
         if hidden % heads:
             raise ConfigError(f"the vision tower's {heads} heads do not divide its width {hidden}; correct one.")
         self.heads = heads
+        self.q_norm = None if norm is None else norm(hidden // heads)
+        self.k_norm = None if norm is None else norm(hidden // heads)
         self.qkv = Linear(hidden, 3 * hidden, bias=bias, group="attention")
         self.proj = Linear(hidden, hidden, bias=out_bias, group="attention")
 
@@ -112,6 +125,9 @@ class PackedAttention(Module):
         query, key, value = ops.unbind(
             ops.permute(ops.reshape(self.qkv(hidden), count, 3, self.heads, -1), 1, 0, 2, 3), 0
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            query = self.q_norm(query)
+            key = self.k_norm(key)
         cos, sin = rotation
         query, key = rotary_in_fp32(query, key, cos, sin)
         query = ops.unsqueeze(ops.transpose(query, 0, 1), 0)
@@ -151,6 +167,28 @@ class SplitPackedAttention(PackedAttention):
         query = ops.transpose(query, 2, 1)
         key = ops.transpose(key, 2, 1)
         value = ops.transpose(value, 2, 1)
+        return query, key, value
+
+
+class ApartPackedAttention(PackedAttention):
+    """The same with three projections, called q, k and v (Qwen2.5-Omni)."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__(hidden, heads)
+        del self.qkv
+        self.q = Linear(hidden, hidden, bias=True, group="attention")
+        self.k = Linear(hidden, hidden, bias=True, group="attention")
+        self.v = Linear(hidden, hidden, bias=True, group="attention")
+
+    def _heads(self, hidden: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (hidden.shape[0], self.heads, -1)
+        query = ops.reshape(self.q(hidden), *shape)
+        key = ops.reshape(self.k(hidden), *shape)
+        value = ops.reshape(self.v(hidden), *shape)
+        query, key = rotary_in_fp32(query, key, *rotation)
+        query = ops.unsqueeze(ops.transpose(query, 0, 1), 0)
+        key = ops.unsqueeze(ops.transpose(key, 0, 1), 0)
+        value = ops.unsqueeze(ops.transpose(value, 0, 1), 0)
         return query, key, value
 
 

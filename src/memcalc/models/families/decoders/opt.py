@@ -105,11 +105,12 @@ class OPTModel(Module):
         self.final_layer_norm = LayerNorm(hidden, affine=c.flag("layer_norm_elementwise_affine")) if normed else None
         self.layers = Stack(["block"] * c.integer("num_hidden_layers"), lambda _: OPTBlock(c, hidden))
 
-    def forward(self, ids: Tensor, padding: bool) -> Tensor:
-        """Ids [b, s] to hidden states [b, s, width of the embeddings]."""
+    def forward(self, ids: Tensor, padding: bool, embeds: Tensor | None = None) -> Tensor:
+        """Ids [b, s] to hidden states [b, s, width of the embeddings]; `embeds` [b, s, h] are used instead of `ids`."""
         tape = ids.tape
-        ids = ops.view(ids, -1, ids.shape[-1])
-        inputs_embeds = self.embed_tokens(ids)
+        if embeds is None:
+            ids = ops.view(ids, -1, ids.shape[-1])
+        inputs_embeds = self.embed_tokens(ids) if embeds is None else embeds
         past = run_context(tape).past_length
         seen = padding_input(ids) if padding else tape.empty((ids.shape[0], past + ids.shape[1]), FP32)
         position_ids = ops.cumsum(seen)

@@ -72,26 +72,27 @@ def _with_shared(c: Config, gate: Module, *, bias: bool = False) -> SharedAndRou
 
 def deepseek_v2(c: Config, architecture: str | None) -> Network:
     """DeepSeek V2 and V2 Lite: softmax routing, and the rotary embedding in complex numbers."""
-
-    def mixture(c: Config) -> Module:
-        limited = c.text("topk_method") == "group_limited_greedy"
-        gate = SoftmaxGroupRouter(
-            c.integer("hidden_size"),
-            c.integer("n_routed_experts"),
-            c.within("num_experts_per_tok", "n_routed_experts"),
-            groups=c.divides("n_group", "n_routed_experts") if limited else None,
-            top_groups=c.within("topk_group", "n_group") if limited else None,
-        )
-        return _with_shared(c, gate, bias=bias)
-
     bias = c.flag("mlp_bias")
     return dense_decoder(
         c,
         architecture,
         make_attention=lambda _: latent_attention(c, rotary_complex),
-        mlp=layered(c, mixture, bias=bias),
+        mlp=layered(c, partial(softmax_routed, bias=bias), bias=bias),
         rotary=ComplexRotaryEmbedding(c.integer("qk_rope_head_dim")),
     )
+
+
+def softmax_routed(c: Config, *, bias: bool = False) -> SharedAndRoutedExperts:
+    """Experts under a softmax router, limited to groups where `topk_method` says so, and shared ones."""
+    limited = c.text("topk_method") == "group_limited_greedy"
+    gate = SoftmaxGroupRouter(
+        c.integer("hidden_size"),
+        c.integer("n_routed_experts"),
+        c.within("num_experts_per_tok", "n_routed_experts"),
+        groups=c.divides("n_group", "n_routed_experts") if limited else None,
+        top_groups=c.within("topk_group", "n_group") if limited else None,
+    )
+    return _with_shared(c, gate, bias=bias)
 
 
 def deepseek_v3(c: Config, architecture: str | None) -> Network:

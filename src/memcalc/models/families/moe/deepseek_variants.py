@@ -1,4 +1,4 @@
-"""DeepSeek's experts after another attention: GLM 4.5, dots.llm1, Solar Open, K-EXAONE."""
+"""DeepSeek's experts after another attention: GLM 4.5, dots.llm1, Solar Open, K-EXAONE, and DeepSeek's first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from memcalc.config.reader import Config
 from memcalc.models.common.decoder import biases, dense_decoder, windows_by_layer_type
 from memcalc.models.families.decoders.llama_variants import pattern_length
-from memcalc.models.families.moe.deepseek import layered, shared_and_routed
+from memcalc.models.families.moe.deepseek import layered, shared_and_routed, softmax_routed
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.norms import RMSNorm
@@ -40,6 +40,11 @@ def solar_open(c: Config, architecture: str | None) -> Network:
     """Solar Open: DeepSeek's experts in every layer, after Llama's attention."""
     attention = {"bias": c.flag("attention_bias")}
     return dense_decoder(c, architecture, mlp=partial(shared_and_routed, c), attention=attention)
+
+
+def deepseek(c: Config, architecture: str | None) -> Network:
+    """DeepSeekMoE 16B: softmax routing after Llama's attention."""
+    return dense_decoder(c, architecture, mlp=layered(c, softmax_routed), attention=biases(c))
 
 
 def exaone_moe(c: Config, architecture: str | None) -> Network:
@@ -80,6 +85,20 @@ FAMILIES = table(
         _ALIASES,
         kinds="decoder, experts",
         verified="measured rows",
+    ),
+    Family(
+        "deepseek",
+        deepseek,
+        llama_sizes(
+            (102400, 4096, 11008, 30, 32, 32, 2048),
+            moe_intermediate_size=1407,
+            topk_method="greedy",
+            first_k_dense_replace=0,
+            attention_dropout=0.0,
+        ),
+        kinds="decoder, experts",
+        verified="exact counts; tensors as Transformers' deepseek_v2 and llama keep them",
+        attention_assumed=True,
     ),
     Family(
         "exaone_moe",

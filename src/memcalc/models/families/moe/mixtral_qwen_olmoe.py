@@ -1,4 +1,4 @@
-"""Llama-like decoders with a mixture of experts in place of the MLP: Mixtral, Qwen's, OLMoE."""
+"""Llama-like decoders with a mixture of experts in place of the MLP: Mixtral, Qwen's, OLMoE, Mellum."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from collections.abc import Callable
 from functools import partial
 
 from memcalc.config.reader import Config
-from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp, same_window, windows_by_layer_type
+from memcalc.models.common.decoder import (
+    biases,
+    dense_decoder,
+    gated_mlp,
+    same_window,
+    sorted_windows,
+    windows_by_layer_type,
+    windows_from,
+)
 from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.grouped_query_attention import QKNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.mixture_of_experts import Experts, MixtureOfExperts, clamped_swiglu, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
 from memcalc.nn.layers.norms import RMSNorm
-from memcalc.nn.layers.rotary import RotaryEmbedding, rotary_of_halves
+from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding, rotary_of_halves
 from memcalc.nn.layers.routers import TopKRouter, TopKThenSoftmaxRouter
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
@@ -49,11 +57,11 @@ def qwen_mlps(c: Config, mixture: Callable[[], Module]) -> list[Callable[[], Mod
     return [mlp if layer in dense or (layer + 1) % step else mixture for layer in range(depth)]
 
 
-def qwen3_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
-    """What makes Qwen 3's mixture of experts."""
+def qwen3_mixture(c: Config, *, normalise: bool, count: str = "num_experts") -> Callable[[], Module]:
+    """What makes Qwen 3's mixture of experts, of which the config key `count` says how many there are."""
 
     def mixture() -> Module:
-        experts = _experts(c, "moe_intermediate_size", "num_experts")
+        experts = _experts(c, "moe_intermediate_size", count)
         gate = TopKRouter(c.integer("hidden_size"), experts.count, experts.per_token, normalise=normalise)
         return MixtureOfExperts(gate, experts, gate_first=False)
 
@@ -67,6 +75,22 @@ def qwen3_moe(c: Config, architecture: str | None) -> Network:
     attention = {**biases(c), "qk_norm": True}
     mlps = qwen_mlps(c, qwen3_mixture(c, normalise=c.flag("norm_topk_prob")))
     return dense_decoder(c, architecture, windows=windows, mlp=mlps, attention=attention)
+
+
+def mellum(c: Config, architecture: str | None) -> Network:
+    """Mellum 2: Qwen 3 with experts, with windows and a rotary table for each kind of layer."""
+    depth = c.integer("num_hidden_layers")
+    mixture = qwen3_mixture(c, normalise=c.flag("norm_topk_prob"), count="num_local_experts")
+    windows = windows_from(c, [False] * depth, c.optional("sliding_window"))
+    types, dense = c.items("mlp_layer_types") or ["sparse"] * depth, gated_mlp(c)
+    return dense_decoder(
+        c,
+        architecture,
+        windows=windows,
+        mlp=[mixture if kind == "sparse" else dense for kind in types],
+        attention={**biases(c), "qk_norm": True},
+        rotary=RotaryByWindow(sorted_windows(windows), lambda: RotaryEmbedding(c.head_dim())),
+    )
 
 
 def qwen_shared_mixture(c: Config, *, normalise: bool) -> Callable[[], Module]:
@@ -210,6 +234,22 @@ FAMILIES = table(
             sliding_window=4096,
         ),
         {"num_local_experts": "num_experts"},
+        kinds="decoder, experts",
+    ),
+    Family(
+        "mellum",
+        mellum,
+        llama_sizes(
+            (98304, 2304, 7168, 28, 32, 4, 131072),
+            head_dim=128,
+            router_aux_loss_coef=0.001,
+            moe_intermediate_size=896,
+            num_experts_per_tok=8,
+            num_local_experts=64,
+            norm_topk_prob=True,
+            sliding_window=1024,
+        ),
+        {"num_experts": "num_local_experts"},
         kinds="decoder, experts",
     ),
 )

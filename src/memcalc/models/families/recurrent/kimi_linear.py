@@ -21,6 +21,7 @@ from memcalc.nn.layers.recurrent.ssd_scan import masked
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.nn.state_space_kernels import LinearAttentionMixer
 from memcalc.tables.dtypes import FP32
 
 
@@ -67,7 +68,7 @@ class GatedNorm(Module):
         return ops.to(hidden, dtype)
 
 
-class KimiDeltaAttention(Module):
+class KimiDeltaAttention(LinearAttentionMixer):
     """Projections, a causal convolution over all three, the delta rule, a gated norm, output."""
 
     scope = "delta net"
@@ -106,9 +107,11 @@ class KimiDeltaAttention(Module):
         state = cache.state(self, shape, FP32, hidden, STATE) if cache is not None and seen else None
         last: Tensor | None
         if state is not None and lead[1] == 1:
-            out, last = token_rule(query, key, value, beta, decay, state)
+            once = ops.fla_recurrent if self.fused_kernels else token_rule
+            out, last = once(query, key, value, beta, decay, state)
         else:
-            out, last = chunk_rule(query, key, value, beta, decay, state, keep=cache is not None)
+            rule = ops.fla_kda if self.fused_kernels else chunk_rule
+            out, last = rule(query, key, value, beta, decay, state, keep=cache is not None)
         if cache is not None and last is not None:
             stored = cache.state(self, shape, FP32, last, STATE)
             stored.node, stored.slot = last.node, last.slot

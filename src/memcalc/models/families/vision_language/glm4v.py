@@ -1,4 +1,4 @@
-"""GLM-4.1V, 4.5V and 4.6V: GLM's decoders, dense or with experts, with positions in time, height and width."""
+"""GLM-4.1V, 4.5V, 4.6V and GLM-OCR: GLM's decoders, dense or with experts, with positions in time, height and width."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memcalc.models.families.decoders.glm import AROUND
 from memcalc.models.families.moe.deepseek import layered, shared_and_routed
 from memcalc.models.families.vision_language.qwen_vl import QwenVL
 from memcalc.models.family import Family, llama_sizes, table
-from memcalc.models.vision_towers.glm4v import GLM4V_VISION, glm4v_vision
+from memcalc.models.vision_towers.glm4v import GLM4V_VISION, glm4v_vision, glm_ocr_vision
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
 from memcalc.nn.layers.mlp import FusedGatedMLP
 from memcalc.nn.layers.multimodal_rotary import MultimodalRotary
@@ -21,11 +21,11 @@ from memcalc.nn.model import Network
 from memcalc.nn.towers import as_tower
 
 
-def _glm4v_text(c: Config, architecture: str | None) -> Network:
+def _glm4v_text(c: Config, architecture: str | None, *, bias: bool = True) -> Network:
     return dense_decoder(
         c,
         architecture,
-        attention={"bias": True, "rotate": rotary_given_pairs_of_part},
+        attention={"bias": bias, "rotate": rotary_given_pairs_of_part},
         mlp=lambda: FusedGatedMLP(c.integer("hidden_size"), c.integer("intermediate_size"), c.text("hidden_act")),
         block=partial(DecoderBlock, names=AROUND),
         rotary=MultimodalRotary(c.rotary_dim(c.head_dim()), pairs=True),
@@ -54,6 +54,13 @@ def glm4v(c: Config, architecture: str | None) -> Network:
     return QwenVL(encoder, text, own_cache=True, videos=True)
 
 
+def glm_ocr(c: Config, architecture: str | None) -> Network:
+    """GLM-OCR: no biases in the decoder, and a tower without learned positions."""
+    text = language_model(c, _TEXT_OCR, tied=c.flag("tie_word_embeddings"))
+    encoder = as_tower(glm_ocr_vision(c.nested("vision_config", _OCR_VISION)))
+    return QwenVL(encoder, text, own_cache=True, videos=True)
+
+
 _TEXT = Family("glm4v_text", _glm4v_text, llama_sizes((151552, 4096, 13696, 40, 32, 2, 32768), attention_dropout=0.0))
 _TEXT_MOE = Family(
     "glm4v_moe_text",
@@ -74,7 +81,21 @@ _TEXT_MOE = Family(
     {"num_local_experts": "n_routed_experts"},
 )
 
+_TEXT_OCR = Family(
+    "glm_ocr_text",
+    partial(_glm4v_text, bias=False),
+    llama_sizes((59392, 1024, 4096, 16, 16, 8, 131072), attention_dropout=0.0),
+)
+_OCR_VISION = GLM4V_VISION | {
+    "hidden_size": 1024,
+    "attention_bias": True,
+    "num_heads": 16,
+    "out_hidden_size": 1536,
+    "intermediate_size": 4096,
+}
+
 FAMILIES = table(
+    Family("glm_ocr", glm_ocr, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
     Family("glm4v", glm4v, {"tie_word_embeddings": False}, kinds="vision tower, decoder"),
     Family("glm46v", glm4v, {"tie_word_embeddings": False}, kinds="vision tower, decoder, experts"),
     Family("glm4v_moe", glm4v, {"tie_word_embeddings": False}, kinds="vision tower, decoder, experts"),

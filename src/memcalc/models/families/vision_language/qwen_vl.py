@@ -25,7 +25,7 @@ from memcalc.models.vision_towers.qwen_vl import (
 from memcalc.nn.layers.mlp import GatedMLP, PlainMLP
 from memcalc.nn.layers.multimodal_rotary import MultimodalRotary
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
-from memcalc.nn.layers.packed_vision import PatchMerger
+from memcalc.nn.layers.packed_vision import PackedAttention, PatchMerger
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.nn.towers import as_tower
@@ -96,7 +96,7 @@ def _deepstacked(c: Config, architecture: str | None, *mlps: Callable[[], Module
         attention={**biases(c), "qk_norm": True},
         mlp=[partial(mlp) if layer <= first else mlp for layer, mlp in enumerate(every)],
         rotary=MultimodalRotary(c.head_dim(), interleaved=True),
-        position_ids="kept",
+        position_ids="passed" if c.flag("passes_position_ids") else "kept",
     )
 
 
@@ -114,19 +114,25 @@ def qwen2_vl(c: Config, architecture: str | None) -> Network:
 
 def qwen2_5_vl(c: Config, architecture: str | None) -> Network:
     """Qwen2.5-VL."""
-    v = c.nested("vision_config", _TOWER_2_5)
+    return _seeing(c, windowed_encoder(c.nested("vision_config", QWEN25_VISION)))
+
+
+def windowed_encoder(
+    v: Config, attention: Callable[[int, int], PackedAttention] = PackedAttention
+) -> Qwen25VLVisionEncoder:
+    """Qwen2.5-VL's vision encoder."""
     width, act = v.integer("hidden_size"), v.text("hidden_act")
     inner = v.integer("intermediate_size")
-    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, inner, act, bias=True))
+    parts = VisionEncoderParts(width, RMSNorm, lambda: GatedMLP(width, inner, act, bias=True), attention=attention)
     merger = PatchMerger(
         RMSNorm(width), width, v.integer("spatial_merge_size"), v.integer("out_hidden_size"), ("ln_q", "mlp.0", "mlp.2")
     )
-    return _seeing(c, Qwen25VLVisionEncoder(v, parts, merger, v.integers("fullatt_block_indexes")))
+    return as_tower(Qwen25VLVisionEncoder(v, parts, merger, v.integers("fullatt_block_indexes")))
 
 
 def _seeing(c: Config, vision_encoder: Qwen2VLVisionEncoder) -> Network:
     as_tower(vision_encoder)
-    text = language_model(c, _TEXT_2, tied=is_tied(c), flat=True)
+    text = language_model(c, QWEN2_VL_TEXT, tied=is_tied(c), flat=True)
     return QwenVL(vision_encoder, text, own_cache=True, videos=True)
 
 
@@ -142,24 +148,26 @@ def qwen3_vl_moe(c: Config, architecture: str | None) -> Network:
             f"{c.where} has 'output_router_logits' in its 'text_config', with which Transformers cannot run this "
             "family; set it to false."
         )
-    return _deep(c, _TEXT_3_MOE)
+    return _deep(c, QWEN3_VL_MOE_TEXT)
 
 
 def qwen3_5(c: Config, architecture: str | None) -> Network:
     """Qwen 3.5: Qwen3-VL's tower, of whose middle the decoder sees nothing."""
     text = language_model(c, f"{c.text('model_type')}_text", tied=c.flag("tie_word_embeddings"))
-    return QwenVL(_eye(c, ()), text, own_cache=True, videos=True)
+    return QwenVL(deep_encoder(c, ()), text, own_cache=True, videos=True)
 
 
 def _deep(c: Config, text_family: Family) -> Network:
-    depths = c.nested("vision_config", _TOWER_3).integers("deepstack_visual_indexes")
+    depths = c.nested("vision_config", QWEN3_VISION).integers("deepstack_visual_indexes")
     text = language_model(c, text_family, tied=c.flag("tie_word_embeddings"), given={"deepstack_layers": len(depths)})
-    return Qwen3VL(_eye(c, depths), text, own_cache=True, videos=True)
+    return Qwen3VL(deep_encoder(c, depths), text, own_cache=True, videos=True)
 
 
-def _eye(c: Config, depths: Sequence[int]) -> Qwen3VLVisionEncoder:
-    """The tower, and the features of its blocks at `depths`."""
-    v = c.nested("vision_config", _TOWER_3)
+def deep_encoder(
+    c: Config, depths: Sequence[int], merger_names: tuple[str, str, str] = MERGER_NAMES
+) -> Qwen3VLVisionEncoder:
+    """Qwen3-VL's vision encoder, and the features of its blocks at `depths`."""
+    v = c.nested("vision_config", QWEN3_VISION)
     width, act = v.integer("hidden_size"), v.text("hidden_act")
     inner, side, out = v.integer("intermediate_size"), v.integer("spatial_merge_size"), v.integer("out_hidden_size")
     names = ("linear_fc1", "linear_fc2")
@@ -167,7 +175,7 @@ def _eye(c: Config, depths: Sequence[int]) -> Qwen3VLVisionEncoder:
 
     def merger(norm_merged: bool) -> PatchMerger:
         norm = LayerNorm(width * side**2 if norm_merged else width)
-        return PatchMerger(norm, width, side, out, MERGER_NAMES, norm_merged=norm_merged)
+        return PatchMerger(norm, width, side, out, merger_names, norm_merged=norm_merged)
 
     vision_encoder = Qwen3VLVisionEncoder(v, parts, merger, depths)
     as_tower(vision_encoder)
@@ -186,7 +194,7 @@ _TOWER_2: dict[str, object] = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-_TOWER_2_5: dict[str, object] = {
+QWEN25_VISION: dict[str, object] = {
     "depth": 32,
     "hidden_size": 3584,
     "hidden_act": "silu",
@@ -200,7 +208,7 @@ _TOWER_2_5: dict[str, object] = {
     "out_hidden_size": 3584,
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
-_TOWER_3: dict[str, object] = {
+QWEN3_VISION: dict[str, object] = {
     "depth": 27,
     "hidden_size": 1152,
     "hidden_act": "gelu_pytorch_tanh",
@@ -215,7 +223,7 @@ _TOWER_3: dict[str, object] = {
     "deepstack_visual_indexes": [8, 16, 24],
 }
 
-_TEXT_2 = Family(
+QWEN2_VL_TEXT = Family(
     "qwen2_vl_text",
     _qwen2,
     sizes(
@@ -229,7 +237,7 @@ _TEXT_2 = Family(
 _TEXT_3 = Family(
     "qwen3_vl_text", _qwen3, sizes((151936, 4096, 22016, 32, 32, 32, 128000), head_dim=128, hidden_act="silu")
 )
-_TEXT_3_MOE = Family(
+QWEN3_VL_MOE_TEXT = Family(
     "qwen3_vl_moe_text",
     _qwen3_moe,
     sizes(

@@ -18,6 +18,7 @@ from memcalc.nn.layers.recurrent.ssd_scan import masked
 from memcalc.nn.layers.rotary import Rotation, rotary_of_part
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.run_context import run_context
+from memcalc.nn.state_space_kernels import LinearAttentionMixer
 from memcalc.tables.dtypes import FP32
 
 STATE = "recurrent states"
@@ -63,7 +64,7 @@ class DeltaShape:
         return [keys, keys, self.v_heads * self.v_dim]
 
 
-class GatedDeltaNet(Module):
+class GatedDeltaNet(LinearAttentionMixer):
     """Projections to query, key, value, gate, rate and decay; a causal convolution; the delta rule; a norm; output.
 
     With `interleaved` (Qwen 3 Next) two projections give all of them, key head by key head.
@@ -136,9 +137,11 @@ class GatedDeltaNet(Module):
         state = cache.state(self, state_shape, FP32, hidden, STATE) if cache is not None and seen else None
         last: Tensor | None
         if state is not None and lead[1] == 1:
-            out, last = token_rule(query, key, value, beta, step, state)
+            once = ops.fla_recurrent if self.fused_kernels else token_rule
+            out, last = once(query, key, value, beta, step, state)
         else:
-            out, last = chunk_rule(query, key, value, beta, step, state, keep=cache is not None)
+            rule = ops.fla_gated_delta_rule if self.fused_kernels else chunk_rule
+            out, last = rule(query, key, value, beta, step, state, keep=cache is not None)
         if cache is not None and last is not None:
             stored = cache.state(self, state_shape, last.dtype, last, STATE)
             stored.node, stored.slot = last.node, last.slot  # a copy: it holds what led to it, in training too
