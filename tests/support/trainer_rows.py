@@ -81,13 +81,13 @@ def _reference(case: dict[str, Any], arguments: dict[str, Any], loop: str) -> di
     return {"batch": case["batch"] // count, "num_generations": count, "reference_model": kind if beta else "none"}
 
 
-def answer(case: dict[str, Any]) -> dict[str, int]:
-    """Bytes alive at the peak of each phase, inputs included and workspaces not."""
+def answer(case: dict[str, Any], **more: Any) -> dict[str, int]:
+    """Bytes alive at the peak of each phase, inputs included and workspaces not; with `more` options."""
     spec = ModelSpec.from_config(case["config"])
     if "head" in case:
         spec = spec.with_head(TASKS[case["head"]])
     teacher = ModelSpec.from_config(case["teacher"]) if "teacher" in case else None
-    step = trace(spec, TrainingSetup(**options(case)), teacher=teacher)
+    step = trace(spec, TrainingSetup(**options(case), **more), teacher=teacher)
     found, _ = Sweep(step.tape).peaks()
     return {
         phase: (found[phase][0] if phase in found else 0)

@@ -77,6 +77,13 @@ class Engine:
         outputs.convert(FP32)
         return outputs
 
+    def hold_frozen(self, network: Network, *, shared: bool) -> int | None:
+        """Hold a bound model that is run under no_grad as the library does: one of its own, or the trained one again.
+
+        Gives the bytes of its weights on this rank; None where they are whole.
+        """
+        return None
+
     def backward_over(self) -> None:
         """Backward is through: what libraries do in its final callback."""
 

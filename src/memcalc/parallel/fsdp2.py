@@ -14,6 +14,7 @@ from memcalc.autograd.tape import GRADIENTS, Tape
 from memcalc.autograd.tensor import Storage
 from memcalc.common.sizes import rounded
 from memcalc.nn import parameter_bytes
+from memcalc.nn.model import Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import SCALAR, Weight
@@ -73,6 +74,18 @@ class FSDP2(Engine):
             for module in group.modules:
                 module.hooks = group
         run_context(tape).weights_dtype = self.job.compute
+
+    def hold_frozen(self, network: Network, *, shared: bool) -> int:
+        """A model of its own is gathered as a whole: `prepare_fsdp` of TRL 1.16 calls `fully_shard` on it alone."""
+        layout = self.layout if shared else replace(self.layout, wrap="root", reshard=True, accelerate=False)
+        tensors = tuple(network.tensors())
+        job = replace(self.job, network=network, tensors=tensors, layout=layout, accumulates=False)
+        beside = FSDP2(job)
+        for group in beside.groups:
+            if shared and not group.reshard_after_forward:
+                group.params.clear()  # the trained model's own pass has gathered them, and keeps them
+        beside.attach(self.tape)
+        return sum(nbytes for _, nbytes in beside.weights())
 
     def cast_inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Floating inputs in the dtype that the policy computes in (`cast_forward_inputs`)."""

@@ -193,7 +193,15 @@ class Group:
             if tensor.node is not None:
                 tensor.node.hooks = (*tensor.node.hooks, self.pre_backward)
         if self.root:
+            self._complete_others(out)
             engine.all_gather_state = None
+
+    def _complete_others(self, out: Any) -> None:
+        """Complete groups of which a module did not run: TRL's fused head reads the head's weight alone."""
+        for group in reversed(self.engine.groups):
+            if group is not self and group.state == "forward" and group.pending:
+                group.pending.clear()
+                group.post_forward(out)
 
     def _register_post_backward(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Pass what needs a gradient through a node whose backward is the group's post-backward."""

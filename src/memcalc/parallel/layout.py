@@ -68,6 +68,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
     if copies * ranks == 1 and engine == "none" and setup.expert_parallel_size == 1 and setup.trainer != "accelerate":
         return SINGLE
+    in_trainer = engine == "fsdp2" and setup.trainer_used in ("hf", "trl")  # which lets Accelerate wrap the model
     return ParallelSetup(
         engine=engine,
         data=data,
@@ -80,7 +81,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         pipeline=setup.pipeline_parallel_size,
         expert=setup.expert_parallel_size,
         expert_imbalance=setup.expert_imbalance,
-        wrap=setup.fsdp_wrap,
+        wrap="plan" if in_trainer and "fsdp_wrap" not in setup.model_fields_set else setup.fsdp_wrap,
         reshard=setup.reshard_after_forward,
         autocast=setup.fsdp_mixed_precision == "autocast",
         reduce_dtype=setup.reduce_dtype,
@@ -99,7 +100,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> 
         recompute_block=setup.recompute_method == "block",
         recompute_layers=setup.recompute_num_layers or 1,
         recompute_modules=_recomputed(setup),
-        accelerate=setup.trainer == "accelerate",
+        accelerate=setup.trainer == "accelerate" or in_trainer,
         clip=bool(setup.max_grad_norm),
     )
 
@@ -181,6 +182,7 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
             )
     yield from _of_context(setup)
+    yield from _of_objective(setup, engine)
     if engine == "megatron":
         yield from _of_megatron(setup)
     if setup.sequence_parallel and setup.tensor_parallel_size == 1:
@@ -207,8 +209,6 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
     in_backward = setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
     if engine != "none" and in_backward:
         yield f"--parallel {engine} needs all gradients before the optimizer steps; leave out the step in backward."
-    if engine not in ("none", "ddp") and setup.objective != "sft":
-        yield f"--parallel {engine} is described for --objective sft only; use --parallel ddp, or leave it out."
     if "optimizer" in _offloaded(setup) and engine == "fsdp2" and "parameters" not in _offloaded(setup):
         yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
     if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):
@@ -240,6 +240,23 @@ def _of_megatron(setup: TrainingSetup) -> Iterator[str]:
         if f"recompute_{name}" in setup.model_fields_set and setup.activation_checkpointing != mode:
             option = f"--recompute-{name.replace('_', '-')}"
             yield f"{option} says how --activation-checkpointing {mode} is done; add that, or leave {option} out."
+
+
+def _of_objective(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
+    """Objectives whose models an engine divides in a way that memcalc does not know."""
+    objective = setup.objective
+    if objective == "sft" or engine in ("none", "ddp"):
+        return
+    if engine == "megatron":
+        yield f"--parallel megatron has a loop for --objective sft alone, not for {objective}; use fsdp2 or ddp."
+    if objective == "ppo":
+        yield f"--parallel {engine} is not described for ppo, which trains two models; use --parallel ddp."
+    frozen = objective in ("distillation", "gkd") or setup.reference_used in ("shared", "copy")
+    if frozen and engine in ("fsdp1", "zero3"):
+        yield (
+            f"--parallel {engine} is not described for the frozen model of --objective {objective}; use --parallel "
+            "fsdp2, zero2 or ddp."
+        )
 
 
 def _of_context(setup: TrainingSetup) -> Iterator[str]:

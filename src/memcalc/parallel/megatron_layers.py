@@ -96,6 +96,8 @@ class SelfAttention(Module):
 
     scope = "attention"
     window = None
+    recomputes_core = True
+    """Whether selective checkpointing runs the core of attention again."""
 
     def __init__(self, sizes: LayerSizes, ranks: TensorRanks) -> None:
         self.heads, self.kv_heads = sizes.heads // ranks.size, sizes.kv_heads // ranks.size
@@ -126,7 +128,7 @@ class SelfAttention(Module):
             key = _rotated(key, angles)
         run = run_context(query)
         core = partial(_core, dropout=self.dropout)
-        if run.selective and query.tape.grad_enabled:
+        if run.selective and self.recomputes_core and query.tape.grad_enabled:
             run.recomputed_attentions += 1
             out = reentrant(query.tape, core, query, key, value, mask)
         else:
@@ -230,6 +232,8 @@ class TransformerLayer(Module):
         normed = self.pre_mlp_layernorm(hidden)
         tape = hidden.tape
         again = self.recomputes_mlp and run_context(tape).selective and tape.grad_enabled
+        if again:
+            run_context(tape).recomputed_attentions += 1
         out = reentrant(tape, self.mlp, normed) if again else self.mlp(normed)
         return megatron_ops.bias_dropout_add(out, self.mlp.linear_fc2.bias, hidden, self.dropout)
 

@@ -124,7 +124,9 @@ class GPTModel(Stage):
         """Let checkpointing be that of `layout`, where there is any: `recompute_method` and `recompute_num_layers`."""
         count, layers = layout.recompute_layers, self.layers
         for block in layers.blocks:
-            vars(block)["recomputes_mlp"] = "mlp" in layout.recompute_modules
+            assert isinstance(block, TransformerLayer)
+            block.recomputes_mlp = "mlp" in layout.recompute_modules
+            block.self_attention.recomputes_core = "core_attn" in layout.recompute_modules
         if layout.recompute_block:
             layers.split([position < count for position in range(layers.depth)])
             for position, block in layers.positions:

@@ -217,7 +217,14 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         (loss, outputs), more = _loss(tape, network, setup, autocast_of(setup, recipe), length), ObjectiveExtras()
     else:
         loss, outputs, more = run.run_objective(
-            tape, trained, spec, setup, length, None if teacher is None else teacher.spec
+            tape,
+            trained,
+            spec,
+            setup,
+            length,
+            None if teacher is None else teacher.spec,
+            engine=engine,
+            autocast=autocast_of(setup, recipe),
         )
     forward_end = tape.clock
     if loss is None:

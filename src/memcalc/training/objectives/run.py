@@ -13,12 +13,13 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.parallel.engine import Engine
 from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.dtypes import DType
 from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.objectives import OBJECTIVES, Rollout, frozen_models
 from memcalc.training.objectives.assumptions import notes
 from memcalc.training.traced_step import ObjectiveExtras
-from memcalc.training.trainer_loop import autocast_of
 from memcalc.training.trl import FUSED
 
 
@@ -42,8 +43,16 @@ def trained(network: Network, spec: ModelSpec, setup: TrainingSetup) -> Module:
     return frozen_models.PolicyAndValue(network, frozen_models.value_model(build(value), value, setup))
 
 
-def run_objective(
-    tape: Tape, trained: Module, spec: ModelSpec, setup: TrainingSetup, length: int, teacher: ModelSpec | None
+def run_objective(  # noqa: PLR0913 (what a step is made of)
+    tape: Tape,
+    trained: Module,
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    length: int,
+    teacher: ModelSpec | None,
+    *,
+    engine: Engine,
+    autocast: DType | None,
 ) -> tuple[Tensor, tuple[Tensor, ...], ObjectiveExtras]:
     """The loss of the objective, what the trainer holds through backward, and what the objective adds to the step.
 
@@ -54,8 +63,11 @@ def run_objective(
     assert isinstance(policy, Network)
     frozen_models.check_head(policy, setup)
     frozen = _frozen_model(tape, spec, setup, teacher)
+    share = None if frozen is None else engine.hold_frozen(frozen.network, shared=not frozen.nbytes)
+    if frozen is not None and frozen.nbytes and share is not None:
+        frozen = replace(frozen, nbytes=share)
     tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
-    rollout = Rollout(tape, policy, frozen, setup, autocast_of(setup), length, value)
+    rollout = Rollout(tape, policy, frozen, setup, autocast, length, value)
     objectives = FUSED if setup.trainer_used == "trl" else OBJECTIVES
     loss = objectives[setup.objective](rollout)
     weights = {} if frozen is None or not frozen.nbytes else {frozen.name: frozen.nbytes}
