@@ -14,6 +14,7 @@ from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
+from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
@@ -37,7 +38,8 @@ from memcalc.report.rows import (
 from memcalc.report.schema import MixedLengths, Model, Peak, Phase, Report
 from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.training.traced_step import Step
+from memcalc.tables.cuda_devices import cuda_device
+from memcalc.training.traced_step import PLAIN, Step, Tracing
 
 if TYPE_CHECKING:
     from memcalc.tables.gpus import Gpu
@@ -202,6 +204,15 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
     return needed(spec, step, gpu, teacher) + memory.context + memory.nccl
 
 
+def with_needed_bytes(
+    report: Report, spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None
+) -> Report:
+    """The report of a job with the smallest memory on which it runs, for which it is simulated some ten times more."""
+    assert report.gpu is not None
+    found = report.gpu.model_copy(update={"needed_bytes": needed_bytes(spec, setup, gpu, teacher)})
+    return report.model_copy(update={"gpu": found})
+
+
 def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     """Bytes of the GPU that the job may take."""
     if isinstance(setup, TrainingSetup):
@@ -254,7 +265,15 @@ def _traced(
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
 
-    return {0: with_loading(generate(spec, setup, served_model(spec, setup, gpu)))}, SINGLE
+    model = served_model(spec, setup, gpu)
+    return {0: with_loading(generate(spec, setup, model, tracing=tracing_of_pipeline(spec, gpu)))}, SINGLE
+
+
+def tracing_of_pipeline(spec: ModelSpec, gpu: Gpu | None) -> Tracing:
+    """How a diffusion pipeline's call is traced: with the kernels of the GPU that was named. Other models have none."""
+    if gpu is None or spec.model_type not in (*denoisers(), *autoencoders()):
+        return PLAIN
+    return Tracing(cuda_device(gpu.name, gpu.compute_capability))
 
 
 def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
@@ -270,7 +289,7 @@ def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
     )
 
 
-def _gpu_fit(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, step: Step, process: int) -> GpuFit:
+def _gpu_fit(spec: ModelSpec, setup: Setup, gpu: Gpu, step: Step, process: int) -> GpuFit:
     """How a process of `process` bytes fits what the job may take; what vLLM leaves of its pool is what is free."""
     usable = usable_bytes(setup, gpu)
     if isinstance(setup, InferenceSetup):

@@ -83,6 +83,19 @@ def test_pictures_of_a_prompt_are_encoded_once(folder: str) -> None:
     assert peaks(four)[0] < peaks(batch)[0]
 
 
+def test_kernels_are_those_of_the_gpu(folder: str) -> None:
+    of = {gpu: peaks(ask(folder, "--gpu", gpu))[1] for gpu in ("H100-80GB", "A100-80GB", "T4")}
+    assert of["H100-80GB"] == peaks(ask(folder))[1]
+    assert of["T4"] > of["A100-80GB"]  # bf16 has no fused attention there
+    assert peaks(ask(folder, "--gpu", "T4", "--dtype", "fp16"))[1] < of["T4"]
+
+
+def test_an_explanation_is_of_the_same_gpu(folder: str) -> None:
+    options = ("--mode", "inference", "--resolution", "512", "--gpu", "T4")
+    found, report = answer("explain", folder, *options), ask(folder, "--gpu", "T4")
+    assert sum(entry["bytes"] for entry in found["tensors"]) == report["peak"]["process_bytes"]
+
+
 def test_tiles_and_slices(folder: str) -> None:
     whole, tiled = ask(folder), ask(folder, "--vae-tiling")
     assert peaks(tiled)[2] < peaks(whole)[2]

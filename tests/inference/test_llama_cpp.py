@@ -162,7 +162,16 @@ def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -
 
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "tgi"])
-def test_models_that_read_no_text_are_refused(engine: Any) -> None:
-    spec = ModelSpec.from_config({"model_type": "vit", "architectures": ["ViTForImageClassification"]})
-    with pytest.raises(UsageError, match="vit reads none; leave out --engine"):
-        estimate(spec, InferenceSetup(engine=engine))
+@pytest.mark.parametrize(("kind", "network"), [("vit", "ViTForImageClassification"), ("hubert", "HubertForCTC")])
+def test_models_that_read_no_text_are_refused(kind: str, network: str, engine: Any) -> None:
+    spec = ModelSpec.from_config({"model_type": kind, "architectures": [network]})
+    with pytest.raises(UsageError, match=f"{kind} reads none; leave out --engine"):
+        estimate(spec, InferenceSetup(engine=engine, seq_len=512))
+
+
+@pytest.mark.parametrize("engine", ["transformers", "llama.cpp"])
+def test_the_encoder_of_t5_decodes_nothing(engine: Any) -> None:
+    config = {"model_type": "t5", "architectures": ["T5EncoderModel"], "num_layers": 2, "d_ff": 128}
+    report = estimate(ModelSpec.from_config(config), InferenceSetup(engine=engine))
+    assert "encoder_one_pass" in {assumption.code for assumption in report.assumptions}
+    assert report.kv_cache_bytes == 0

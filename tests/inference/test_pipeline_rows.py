@@ -8,7 +8,6 @@ ROWS = dict(rows())
 WORKSPACE = "the row's cuBLAS workspace, counted as the larger block that it was given"
 KNOWN: dict[str, tuple[int, str]] = {
     "sdxl pipeline a100": (-655360, WORKSPACE),
-    "vae-sana height 2048 width 2048 tiling True": (1024, "two blocks of 512 bytes, of four, while tiles are blended"),
     "wan14 denoise a100": (-393216, WORKSPACE),
 }
 

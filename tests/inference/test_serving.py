@@ -10,6 +10,7 @@ from support.reports import lines
 
 from memcalc import InferenceSetup, ModelSpec, estimate, find_gpu
 from memcalc.errors import UsageError
+from memcalc.tables import sglang
 
 LLAMA = {
     "model_type": "llama",
@@ -128,7 +129,7 @@ def test_an_engine_takes_its_share_of_the_gpu_whatever_is_needed() -> None:
     """What is needed and what will be occupied are two things: a pool fills what it may."""
     assert GPU is not None
     found = report(LLAMA, GPU, engine="sglang")
-    assert found.serving.engine_reserved_bytes == int(GPU.usable_bytes * 0.9)
+    assert found.serving.engine_reserved_bytes == int(GPU.usable_bytes * sglang.defaults(GPU).mem_fraction_static)
     assert found.peak.process_bytes < found.serving.engine_reserved_bytes / 10
     half = report(LLAMA, GPU, engine="sglang", gpu_memory_utilization=0.5)
     assert half.serving.engine_reserved_bytes == GPU.usable_bytes // 2
@@ -205,3 +206,11 @@ def test_griffin_whose_recurrence_is_narrower_than_the_model() -> None:
         assert report(config, GPU, engine=engine, batch=70, seq_len=300).kv_cache_bytes
     with pytest.raises(UsageError, match="lru_width"):
         report(config, seq_len=1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gpus", "share"), [("H100-80GB", 1, 0.835), ("RTX-4090", 1, 0.847), ("L40S", 4, 0.837)]
+)
+def test_sglang_s_share_by_gpu(gpu: str, gpus: int, share: float) -> None:
+    """What stays free: metadata, activations of a pass, CUDA graphs, an eighth of a GiB for each GPU."""
+    assert sglang.defaults(find_gpu(gpu), gpus).mem_fraction_static == pytest.approx(share, abs=0.002)

@@ -4,6 +4,7 @@ import pytest
 
 from memcalc.common.sizes import MIB
 from memcalc.errors import UsageError
+from memcalc.tables.cuda_contexts import READINGS, context_of
 from memcalc.tables.gpus import GPUS, Gpu, find_gpu
 from memcalc.tables.overheads import CUDA_CONTEXT_INFERENCE, CUDA_CONTEXT_TRAINING, WORKSPACES, workspace_of
 
@@ -148,3 +149,31 @@ def test_every_overhead_names_its_source() -> None:
     assert all(row.source for row in WORKSPACES)
     assert all(row.source for row in (CUDA_CONTEXT_TRAINING, CUDA_CONTEXT_INFERENCE))
     assert CUDA_CONTEXT_TRAINING.nbytes - CUDA_CONTEXT_INFERENCE.nbytes == 8 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "says"),
+    [
+        ("H100-80GB", 601, "one reading"),
+        ("T4", 205, "the most of 3 readings, 140 to 205 MiB"),
+        ("A10G", 710, "of its compute capability: RTX-3060, RTX-3090, RTX-A4000, RTX-A6000"),
+        ("GH200-96GB", 612, "of its compute capability: H100-80GB, H200"),
+    ],
+)
+def test_the_context_is_the_most_that_was_read_on_a_gpu_or_on_its_like(name: str, mib: int, says: str) -> None:
+    found = context_of(find_gpu(name))
+    assert found is not None
+    assert found[0] == mib * MIB
+    assert says in found[1]
+
+
+def test_the_context_of_what_nobody_read_is_the_measured_one() -> None:
+    assert [context_of(gpu) for gpu in (None, find_gpu("V100-16GB"), find_gpu("24GB"), find_gpu("RTX-A6000"))] == [
+        None
+    ] * 4
+
+
+def test_every_reading_names_a_gpu_of_the_table() -> None:
+    for row in READINGS:
+        assert find_gpu(row.gpu).compute_capability == row.capability
+        assert row.source

@@ -10,6 +10,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import MIB
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables import overheads
+from memcalc.tables.cuda_contexts import context_of
 from memcalc.tables.nccl import NCCL, PUBLISHED_SPREAD
 from memcalc.units import counted, format_bytes, format_mib, parse_size
 
@@ -51,6 +52,8 @@ class ProcessMemory:
     """Fields of the setup that the user set."""
     cudnn: int = 0
     """Bytes of workspaces of convolutions."""
+    context_source: str = ""
+    """Where the size of the CUDA context comes from."""
     counters: AllocatorCounters | None = None
     """What the allocator was simulated to say; None where it was not."""
     not_simulated: str = ""
@@ -68,7 +71,8 @@ class ProcessMemory:
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
         buffers = isinstance(setup, InferenceSetup) and setup.engine == "llama.cpp"  # it has no caching allocator
-        context = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
+        measured = overheads.CUDA_CONTEXT_TRAINING if training else overheads.CUDA_CONTEXT_INFERENCE
+        context, source = context_of(gpu) or (measured.nbytes, "measured on one RTX A6000")
         return cls(
             tensors,
             inputs,
@@ -80,10 +84,11 @@ class ProcessMemory:
             (0.0 if buffers else overheads.ALLOCATOR_RESERVE)
             if setup.allocator_reserve is None
             else setup.allocator_reserve,
-            context.nbytes if setup.cuda_context is None else parse_size(setup.cuda_context),
+            context if setup.cuda_context is None else parse_size(setup.cuda_context),
             communicators * NCCL.communicator if given is None else parse_size(given),
             frozenset(setup.model_fields_set),
             0 if setup.cudnn_workspace is None else parse_size(setup.cudnn_workspace),
+            source,
         )
 
     def with_counters(self, counters: AllocatorCounters | None, not_simulated: str = "") -> ProcessMemory:
@@ -156,9 +161,8 @@ class ProcessMemory:
         """A line for everything that the user did not say."""
         name, nbytes, count = self.workspaces
         if "cuda_context" not in self.explicit_options:
-            yield Assumption(
-                "cuda_context", f"CUDA context {format_mib(self.context)}, measured on one RTX A6000 (--cuda-context)"
-            )
+            text = f"CUDA context {format_mib(self.context)}, {self.context_source} (--cuda-context)"
+            yield Assumption("cuda_context", text)
         if "cublas_workspace" not in self.explicit_options:
             text = f"{counted(count, name)} of {format_mib(nbytes)} (--cublas-workspace)"
             yield Assumption("cublas_workspace", text)

@@ -79,12 +79,14 @@ class Job:
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
-        from memcalc.estimation import estimate
+        from memcalc.estimation import estimate, with_needed_bytes
 
         self.shown.only("an estimate", "json", "markdown", "html", "svg")
         drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None
         if drawn is None:
             report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
+            if self.gpu is not None and self.shown.format == "json":  # which pays for what takes more time
+                report = with_needed_bytes(report, spec, self.setup, self.gpu, teacher)
         else:
             report = drawn.report
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)

@@ -26,7 +26,7 @@ _DECODING = {"max_new_tokens": 1, "num_beams": 1, "kv_dtype": "auto", "prefill_c
 
 def encodes(row: Family, network: Network) -> bool:
     """Whether the model is an encoder without a causal head: Transformers gives such a model no cache."""
-    return row.blocks == "encoder" and not getattr(network, "causal", False)
+    return network.encodes_only or (row.blocks == "encoder" and not getattr(network, "causal", False))
 
 
 def check_encoder(model_type: str, setup: InferenceSetup) -> None:

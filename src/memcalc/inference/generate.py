@@ -20,6 +20,7 @@ from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.setup import InferenceSetup
+from memcalc.tables import sglang
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.engines import CacheFormat, Engine
 from memcalc.tables.gpus import Gpu
@@ -53,22 +54,26 @@ def generate(
     if spec.model_type in (*denoisers(), *autoencoders()):
         from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
 
-        return call_pipeline(spec, setup, recorder=recorder)
+        return call_pipeline(spec, setup, tracing.device, recorder)
     _refuse_pipeline_options(setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
+    sound = network.main_input in ("input_values", "input_features")
+    if engine.name != "transformers" and (sound or not (network.reads_text and network.source_is_text)):
+        raise UsageError(
+            f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
+        )
     usual = network.default_length or DEFAULT_SEQ_LEN
     length = setup.seq_len or usual + network.image_tokens(
         setup.images_per_sequence, checked_sides(network, setup.image)
     )
-    if engine.name != "transformers" and not (network.reads_text and network.source_is_text):
-        raise UsageError(
-            f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
-        )
-    if engine.name == "llama.cpp" and network.image_side(setup.image) is None and row.blocks != "encoder-decoder":
+    if (
+        engine.name == "llama.cpp"
+        and network.image_side(setup.image) is None
+        and (row.blocks != "encoder-decoder" or network.encodes_only)
+    ):
         return _llama_cpp(spec, setup, model, length, recorder)
-    if engine.name == "vllm":
-        engine = _as_released(engine, setup, model.gpu, length)
+    engine = _as_released(engine, setup, model.gpu, length)
     tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.device = tracing.device
     tape.grad_enabled = tape.dropout_enabled = False
@@ -269,7 +274,12 @@ def _prefill(  # noqa: PLR0913 (what a prompt is run with)
 
 
 def _as_released(engine: Engine, setup: InferenceSetup, gpu: Gpu | None, length: int) -> Engine:
-    """vLLM with the defaults that its version has for `gpu` and for sequences of `length` tokens."""
+    """vLLM with the defaults of its version for `gpu` and sequences of `length` tokens; SGLang with its own."""
+    if engine.name == "sglang" and gpu is not None:
+        found = sglang.defaults(gpu, setup.tensor_parallel_size)
+        return replace(engine, batched_tokens=found.chunked_prefill_size, utilization=found.mem_fraction_static)
+    if engine.name != "vllm":
+        return engine
     from memcalc.tables import vllm
 
     rules = vllm.release(setup.engine_version, gpu)

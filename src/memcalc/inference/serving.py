@@ -11,6 +11,7 @@ from memcalc.inference.generate import generate
 from memcalc.inference.served_model import served_model
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import InferenceSetup
+from memcalc.tables import sglang
 from memcalc.tables.engines import ENGINES
 from memcalc.tables.gpus import Gpu
 from memcalc.training.traced_step import Step
@@ -19,6 +20,8 @@ from memcalc.training.traced_step import Step
 def usable(setup: InferenceSetup, gpu: Gpu) -> int:
     """Bytes of the GPU that the job may take: all, or the share that a serving engine is told to fill."""
     share = setup.gpu_memory_utilization or ENGINES[setup.engine].utilization
+    if setup.engine == "sglang" and setup.gpu_memory_utilization is None:
+        share = sglang.defaults(gpu, setup.tensor_parallel_size).mem_fraction_static
     return gpu.usable_bytes if share is None else int(gpu.usable_bytes * share)
 
 

@@ -141,6 +141,8 @@ class Network(Module):
     """The model takes token ids; one that takes images only has no sequence length."""
     source_is_text: bool = True
     """The encoder takes token ids; if not, the only length of text is the target's."""
+    encodes_only: bool = False
+    """Whether it is the encoder of an encoder-decoder by itself."""
     main_input: str = "input_ids"
     """Transformers' `main_input_name`. Where it is token ids, checkpointing makes embeddings need a gradient."""
     input_kind: str = "images"

@@ -55,7 +55,7 @@ class SnapshotComparison(Contract):
 def compare_snapshot(spec: ModelSpec, setup: Setup, found: Any, gpu: Gpu | None = None) -> SnapshotComparison:
     """Lay a snapshot (plain containers) beside a job. Raises MemcalcError where it is none, or no job on one GPU."""
     real = real_phases(found)
-    step = record_step(spec, setup, Recording())
+    step = record_step(spec, setup, Recording(), gpu=gpu)
     if step.engine is not None:
         raise UsageError("a memory snapshot is of one GPU; leave out the options of several.")
     phases = []

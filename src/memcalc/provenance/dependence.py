@@ -14,15 +14,18 @@ from memcalc.models.spec import ModelSpec
 from memcalc.provenance.formulas import Depends
 from memcalc.provenance.origins import Birth, Recording, RecordingTape
 from memcalc.provenance.record import record_step
+from memcalc.tables.gpus import Gpu
 
 
 class Dependence:
     """What each allocation's dimensions depend on, by where it was made; nothing where that cannot be told."""
 
-    def __init__(self, spec: ModelSpec, setup: Setup, seq_len: int, teacher: ModelSpec | None = None) -> None:
+    def __init__(
+        self, spec: ModelSpec, setup: Setup, seq_len: int, teacher: ModelSpec | None = None, gpu: Gpu | None = None
+    ) -> None:
         self._known: dict[object, Depends] = {}
         try:
-            base = list(_births(spec, setup, teacher))
+            base = list(_births(spec, setup, teacher, gpu))
         except MemcalcError:
             return
         changed = {"batch": {"batch": setup.batch * 2}}
@@ -32,7 +35,7 @@ class Dependence:
         runs: dict[str, list[Birth]] = {}
         for name, values in changed.items():
             try:
-                run = list(_births(spec, setup.model_copy(update=values), teacher))
+                run = list(_births(spec, setup.model_copy(update=values), teacher, gpu))
             except MemcalcError:  # such as positions or images that decide the length
                 return
             if len(run) == len(base):
@@ -55,10 +58,10 @@ class Dependence:
         }
 
 
-def _births(spec: ModelSpec, setup: Setup, teacher: ModelSpec | None) -> Iterator[Birth]:
+def _births(spec: ModelSpec, setup: Setup, teacher: ModelSpec | None, gpu: Gpu | None) -> Iterator[Birth]:
     """The births of a run in which blocks stand for others, in order."""
     recording = Recording()
-    record_step(spec, setup, recording, teacher, every_block=False)
+    record_step(spec, setup, recording, teacher, gpu, every_block=False)
     tape = recording.tape
     for allocation in tape.allocations:
         birth = tape.birth(allocation)

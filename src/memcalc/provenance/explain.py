@@ -49,7 +49,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     """
     report = estimate(spec, setup, gpu, assumptions=assumptions, teacher=teacher)
     recording = Recording()
-    step = record_step(spec, setup, recording, teacher)
+    step = record_step(spec, setup, recording, teacher, gpu)
     sample = find_moment(step, phase, at)
     memory = process_memory(step, setup, gpu, spec)
     sizes = sizes_of(spec, step)
@@ -59,9 +59,9 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
         *_tape_entries(
             step,
             sample.tick,
-            _references(spec, setup, teacher, recording, sample),
+            _references(spec, setup, teacher, gpu, recording, sample),
             sizes,
-            Dependence(spec, setup, step.seq_len, teacher).of_all(recording.tape),
+            Dependence(spec, setup, step.seq_len, teacher, gpu).of_all(recording.tape),
         ),
     ]
     entries.sort(key=lambda entry: -entry.bytes)
@@ -99,7 +99,7 @@ def sizes_of(spec: ModelSpec, step: Step) -> Sizes:
 
 
 def _references(
-    spec: ModelSpec, setup: Setup, teacher: ModelSpec | None, recording: Recording, sample: Sample
+    spec: ModelSpec, setup: Setup, teacher: ModelSpec | None, gpu: Gpu | None, recording: Recording, sample: Sample
 ) -> References:
     """Run once more, up to the moment, and look at what refers to what."""
     found = References()
@@ -108,7 +108,7 @@ def _references(
         return found
     again = Recording(lambda tape: found.look(tape, again.networks), birth.number, len(recording.tapes))
     with suppress(Looked):
-        record_step(spec, setup, again, teacher)
+        record_step(spec, setup, again, teacher, gpu)
     return found
 
 

@@ -78,8 +78,8 @@ def explain_oom(
 ) -> OomAnswer:
     """The allocations of a setup that a message can mean. Raises MemcalcError where the job cannot be answered for."""
     recording = Recording()
-    step = record_step(spec, setup, recording, teacher)
-    depends = Dependence(spec, setup, step.seq_len, teacher).of_all(recording.tape)
+    step = record_step(spec, setup, recording, teacher, gpu)
+    depends = Dependence(spec, setup, step.seq_len, teacher, gpu).of_all(recording.tape)
     memory = process_memory(step, setup, gpu)
     extra = memory.allocated - memory.tensors  # inputs and workspaces
     known = [one for one in requests(step, sizes_of(spec, step), depends) if one.nbytes > 0]

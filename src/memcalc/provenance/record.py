@@ -5,18 +5,25 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from memcalc.errors import UsageError
-from memcalc.estimation import Setup, within_positions
+from memcalc.estimation import Setup, tracing_of_pipeline, within_positions
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel.layout import layout_of
 from memcalc.provenance.origins import Recording
 from memcalc.setup.setup import TrainingSetup
+from memcalc.tables.gpus import Gpu
 from memcalc.training.step import trace
 from memcalc.training.traced_step import Step
 
 
 def record_step(
-    spec: ModelSpec, setup: Setup, recording: Recording, teacher: ModelSpec | None = None, *, every_block: bool = True
+    spec: ModelSpec,
+    setup: Setup,
+    recording: Recording,
+    teacher: ModelSpec | None = None,
+    gpu: Gpu | None = None,
+    *,
+    every_block: bool = True,
 ) -> Step:
     """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline."""
 
@@ -31,7 +38,7 @@ def record_step(
             return trace(spec, setup, layout=layout, teacher=teacher, recorder=recording)
         from memcalc.inference.generate import generate
 
-        return generate(spec, setup, recorder=recording)
+        return generate(spec, setup, recorder=recording, tracing=tracing_of_pipeline(spec, gpu))
 
     with every_block_by_itself() if every_block else nullcontext():
         return within_positions(setup, run)

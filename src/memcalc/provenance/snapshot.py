@@ -38,7 +38,7 @@ _POOL = (0, 0)
 
 def snapshot(spec: ModelSpec, setup: Setup, gpu: Gpu | None = None, teacher: ModelSpec | None = None) -> dict[str, Any]:
     """The snapshot of a job's step, of plain containers alone. Raises UsageError for a job on several GPUs."""
-    step = record_step(spec, setup, Recording(), teacher)
+    step = record_step(spec, setup, Recording(), teacher, gpu)
     if step.engine is not None:
         raise UsageError("a memory snapshot is written for a job on one GPU; leave out the options of several.")
     sizes = sizes_of(spec, step)

@@ -18,6 +18,12 @@ class GpuFit(Contract):
     )
     fits: bool = Field(description="Whether peak.process_bytes is at most usable_bytes.")
     free_bytes: int = Field(description="usable_bytes less peak.process_bytes; negative where it does not fit.")
+    needed_bytes: Bytes | None = Field(
+        default=None,
+        description="The smallest memory of such a GPU on which the job runs, CUDA context included: where it is full, "
+        "cached segments go back and the allocator tries again. Exact to 0.1 %; null where the allocator is not "
+        "simulated, and where only --json finds it: in reports of the library.",
+    )
 
     @classmethod
     def of(cls, name: str, total_bytes: int, usable_bytes: int, process_bytes: int) -> "GpuFit":

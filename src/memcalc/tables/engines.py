@@ -142,13 +142,13 @@ ENGINES: dict[str, Engine] = {
             name="sglang",
             cache="paged",
             formats=_FP8,
-            utilization=0.9,
+            utilization=0.88,
             batched_tokens=8192,
             attention="flash",
             follows_scheme=True,
             notes=(_KERNELS, _GRAPHS),
-            source="SGLang documentation, server arguments: mem_fraction_static 0.9, page_size 1, kv_cache_dtype "
-            "fp8_e5m2 or fp8_e4m3, chunked_prefill_size 8192",
+            source="SGLang documentation, server arguments: page_size 1, kv_cache_dtype fp8_e5m2 or fp8_e4m3; share "
+            "and tokens of a pass by GPU are in `sglang.py`, these are for none that is named",
         ),
         Engine(
             name="tgi",

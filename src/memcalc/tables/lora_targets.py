@@ -52,7 +52,17 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "Flux2Transformer2DModel": (*_DIFFUSION, "to_qkv_mlp_proj", "attn.to_out"),
     "SD3Transformer2DModel": (*_ATTENTION, *_ADDED),
-    "UNet2DConditionModel": _DIFFUSION,
+    **dict.fromkeys(
+        (
+            "CogVideoXTransformer3DModel",
+            "Lumina2Transformer2DModel",
+            "QwenImageTransformer2DModel",
+            "UNet2DConditionModel",
+            "ZImageTransformer2DModel",
+        ),
+        _DIFFUSION,
+    ),
+    "SanaTransformer2DModel": ("to_k", "to_q", "to_v"),
     "rwkv": ("key", "value", "receptance", "output"),
 }
 

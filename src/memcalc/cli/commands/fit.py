@@ -83,7 +83,7 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
         "gpu": gpu.name,
         "usable_bytes": gpu.usable_bytes,
         "process_bytes": report.peak.process_bytes,
-        "needed_bytes": needed_bytes(spec, setup, gpu) if report.setup["allocator_reserve"] is None else None,
+        "needed_bytes": needed_bytes(spec, setup, gpu),
         "fits": report.gpu.fits,
     }
     fields = ["batch", "seq_len"] + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])

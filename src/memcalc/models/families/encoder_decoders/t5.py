@@ -57,6 +57,8 @@ class T5Stack(Module):
 class T5EncoderModel(Network):
     """The encoder alone, as diffusion models use it for their prompts. There is no loss to train it on."""
 
+    encodes_only = True
+
     def __init__(self, c: Config, *, umt5: bool) -> None:
         self.shared = Embedding(c.integer("vocab_size"), c.integer("d_model"))
         self.encoder = T5Stack(c, self.shared, c.integer("num_layers"), decoder=False, umt5=umt5)
