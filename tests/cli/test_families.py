@@ -4,11 +4,13 @@ import json
 from typing import Any
 
 import pytest
+from support.allocator_rows import ROWS
 from support.cli_runs import run
 from support.measured_rows import FOLDER
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
-from memcalc.models.registry import families, family
+from memcalc.models.registry import KINDS, families, family
+from memcalc.tables.instruments import ON_BOTH
 from memcalc.tables.lora_targets import REFUSED
 
 CONFIGS: dict[str, dict[str, Any]] = {}
@@ -32,8 +34,9 @@ def test_every_measured_family_trains_generates_and_is_adapted(model_type: str) 
 def test_the_table_has_a_line_for_every_family() -> None:
     heads, *lines = run("families", env={"COLUMNS": "200"}).stdout.splitlines()
     assert heads.split("  ")[0] == "model_type"
-    table = lines[: lines.index("")]
-    assert [line.split()[0] for line in table if not line.startswith(" ")] == list(families())
+    table = [line for line in lines[: lines.index("")] if not line.startswith(" ")]
+    assert [line for line in table if line.endswith(":")] == [f"{title}:" for title in KINDS.values()]
+    assert sorted(line.split()[0] for line in table if not line.endswith(":")) == list(families())
     assert any(line.startswith("llama ") and "q_proj, v_proj" in line for line in table)
 
 
@@ -43,6 +46,11 @@ def test_tables_keep_within_the_terminal(command: str, width: int) -> None:
     lines = run(command, env={"COLUMNS": str(width)}).stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert not any(line.endswith(" ") or "\x1b" in line for line in lines)
+
+
+def test_what_both_instruments_measured_has_rows_of_both() -> None:
+    assert {row["case"]["config"]["model_type"] for row in ROWS} >= ON_BOTH
+    assert CONFIGS.keys() >= ON_BOTH
 
 
 @pytest.mark.parametrize("model_type", families())

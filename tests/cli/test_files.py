@@ -171,3 +171,15 @@ def test_secrets_are_not_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None
         "--unit",
         "'a b'",
     ]
+
+
+def test_pipes_are_written_where_somebody_reads_them(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert "nobody reads this pipe" in refused(2, *JOB, "--output", str(pipe))
+    assert "named pipe" in refused(1, "from-config", str(pipe))
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    run(*JOB, "--output", str(pipe))
+    assert "TENSORS" in os.read(reader, 10_000).decode()
+    os.close(reader)
+    assert "is empty" in refused(2, *JOB, "--output", "")

@@ -49,6 +49,10 @@ def test_tables_as_json() -> None:
     assert list(rows) == list(families())
     assert "MemTracker" in rows["gemma4_text"]["instrument"]
     assert rows["baichuan"]["instrument"] is None
+    assert "MemTracker" in rows["llama"]["instrument"]
+    assert "allocator" in rows["llama"]["instrument"]
+    assert "MemTracker" not in rows["WanTransformer3DModel"]["instrument"]
+    assert rows["llama"]["kind"] == "decoders"
 
 
 def test_optimizers_are_completed() -> None:

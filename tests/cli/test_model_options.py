@@ -59,7 +59,7 @@ def test_a_bad_range_has_one_sentence(text: str) -> None:
 
 def test_a_model_in_the_place_of_a_command_is_echoed_with_its_options_but_no_secret() -> None:
     said = run("100M", "--token", "hf_SECRET", code=2).stderr.splitlines()[0]
-    assert said == "memcalc estimate --params 100M --token ***"
+    assert said == "memcalc estimate --params 100M --token '***'"
     assert "hf_SECRET" not in run("100M", "--tokn=hf_SECRET", code=2).stderr
 
 

@@ -158,7 +158,7 @@ def test_values_that_cannot_be_read(kind: Any, text: str) -> None:
         ("memcalc estimate --unit G", {"GiB", "GB"}),
         ("memcalc estimate --optimizer paged-l", {"paged-lion", "paged-lion-8bit"}),
         ("memcalc estimate --like llama", {"llama-2", "llama-3"}),
-        ("memcalc estimate --see", set()),
+        ("memcalc estimate --sez", set()),
         ("memcalc estimate --seq-", {"--seq-len"}),
     ],
 )
@@ -174,3 +174,19 @@ def test_precision_is_the_dtype_of_inference() -> None:
     assert json.loads(run(*shown, "--precision", "fp16", "--dtype", "fp16").stdout)["setup"]["dtype"] == "fp16"
     assert "--dtype cannot be 'mixed-bf16'" in refused(2, *shown, "--precision", "mixed-bf16")
     assert "say the same" in refused(2, *shown, "--precision", "fp16", "--dtype", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("option", "word", "meant"),
+    [
+        ("--quantization", "4bit", "nf4"),
+        ("--quantization", "bnb-4bit", "nf4"),
+        ("--quantization", "q4_k_m", "give the .gguf"),
+        ("--activation-checkpointing", "on", "full"),
+        ("--batch", "1" + 40 * "0", "smaller number"),
+    ],
+)
+def test_words_of_other_tools_for_values(option: str, word: str, meant: str) -> None:
+    said = run("estimate", "--params", "1B", option, word, code=2).stderr
+    assert meant in said
+    assert "did you mean" not in said

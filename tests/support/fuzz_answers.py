@@ -26,7 +26,7 @@ def asked(random: Random, path: Path) -> str:
             return ""
         chosen = describe(model, "fuzz", _setup(random), generic=random.random() < 0.1)
         gpu = find_gpu("A100-80GB") if random.random() < 0.5 else None
-        _check(estimate(chosen.spec, chosen.setup, gpu, assumptions=chosen.assumptions).model_dump())
+        held_together(estimate(chosen.spec, chosen.setup, gpu, assumptions=chosen.assumptions).model_dump())
     except MemcalcError as problem:
         return str(problem)
     finally:
@@ -44,7 +44,7 @@ def _setup(random: Random) -> TrainingSetup | InferenceSetup:
     return TrainingSetup(seq_len=random.choice([None, 64]))
 
 
-def _check(report: Mapping[str, Any]) -> None:
+def held_together(report: Mapping[str, Any]) -> None:
     """Rows sum to the peak, and everything is a whole number that somebody could mean."""
     json.dumps(report)
     rows = report["components"].values()

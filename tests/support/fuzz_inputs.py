@@ -16,6 +16,7 @@ from memcalc.cli.options import declared
 from memcalc.errors import MemcalcError
 from memcalc.sources.hub.load import load_hub
 from support.fuzz_answers import asked
+from support.fuzz_setups import setups, wrong_types
 from support.gguf_files import gguf, llama_gguf
 from support.hostile_hub import HostileHub, Way, whole
 from support.hub_server import serving
@@ -284,4 +285,6 @@ KINDS: dict[str, Kind] = {
     "command lines": _command_lines,
     "run files": _run_files,
     "Hub answers": _hub_answers,
+    "setups": setups,
+    "wrong types": wrong_types,
 }

@@ -1,5 +1,6 @@
 """Files that take an answer: written whole or not at all."""
 
+import errno
 import os
 import stat
 import sys
@@ -25,19 +26,32 @@ def write_whole(path: str, text: str | bytes) -> None:
         UsageError: there is no such folder, `path` is a folder, or the disk, or who may write there, does not allow it.
     """
     data = text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+    if not path:
+        raise UsageError("the name of a file to write is empty: give one, or leave the option out.")
     try:
-        target = os.path.realpath(path)
-        if os.path.isdir(target):
+        if os.path.isdir(path):
             raise IsADirectoryError(f"{quoted(path)} is a folder")
-        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
-            with open(target, "wb", buffering=0) as file:
-                file.write(data)
-            return
-        _replace(target, data)
+        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):  # not its real path: a pipe has none
+            _write_through(path, data)
+        else:
+            _replace(os.path.realpath(path), data)
     except OSError as problem:
         raise UsageError(f"{quoted(path)} could not be written ({_reason(path, problem)}).") from None
     except ValueError:  # a name with a null byte
         raise UsageError(f"{quoted(path)} is no name of a file.") from None
+
+
+def _write_through(path: str, data: bytes) -> None:
+    """Write to a device or a pipe; a named pipe that nobody reads would keep us waiting for ever."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as problem:
+        if problem.errno == errno.ENXIO and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise OSError(errno.ENXIO, "nobody reads this pipe") from None
+        raise
+    os.set_blocking(handle, True)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
 
 
 def _replace(target: str, data: bytes) -> None:
@@ -83,6 +97,6 @@ def command_line(words: Sequence[str] | None = None) -> list[str]:
     for word in sys.argv[1:] if words is None else words:
         name, equals, _ = word.partition("=")
         secret = name.startswith(_SECRET)
-        out.append("***" if hide else f"{name}=***" if secret and equals else shlex.quote(word))
+        out.append("***" if hide else f"{name}=***" if secret and equals else word)
         hide = secret and not equals
-    return ["memcalc", *out]
+    return ["memcalc", *map(shlex.quote, out)]

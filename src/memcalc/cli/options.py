@@ -122,6 +122,8 @@ def read_value(option: str, kind: Any, text: str) -> Any:
         return found
     if kind is int:
         if not _WHOLE.fullmatch(text.strip()):
+            if text.strip().isdecimal():
+                raise UsageError(f"{option} must be a smaller number than {quoted(text)}.")
             raise UsageError(f"{option} needs a whole number, not {quoted(text)}.")
         return int(re.sub("[_,]", "", text))
     if kind is float:

@@ -91,11 +91,16 @@ def advise(
         MemcalcError: the job itself cannot be estimated.
     """
 
+    asked: dict[tuple[TrainingSetup, frozenset[str]], int | None] = {}
+
     def run(candidate: TrainingSetup) -> int | None:
-        try:
-            return process_bytes(spec, candidate, gpu, teacher)
-        except MemcalcError:  # a remedy that this model cannot have is none
-            return None
+        key = (candidate, frozenset(candidate.model_fields_set))
+        if key not in asked:  # a remedy alone is also the first of a stack
+            try:
+                asked[key] = process_bytes(spec, candidate, gpu, teacher)
+            except MemcalcError:  # a remedy that this model cannot have is none
+                asked[key] = None
+        return asked[key]
 
     before = process_bytes(spec, setup, gpu, teacher)
     room = usable_bytes(setup, gpu)

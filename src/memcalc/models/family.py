@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from memcalc.nn.model import Network
 
 MEASURED: Final = "measured rows, exact counts"
-TRACKER: Final = "PyTorch's memory tracker (MemTracker) over the real model on shape-only tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +41,9 @@ class Family:
     attention_assumed: bool = False
 
     @property
-    def instrument(self) -> str | None:
-        """What the measured rows were measured with; None where there are none."""
-        return TRACKER if "measured rows" in self.verified else None
+    def is_measured(self) -> bool:
+        """Whether measured rows stand behind the numbers."""
+        return "measured rows" in self.verified
 
     def attention_used(self, asked: str) -> str:
         """The attention implementation that runs when `asked` is requested: eager where the family does not have it."""

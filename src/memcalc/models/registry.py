@@ -70,7 +70,16 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "minimax": ("minimax",),
         "phimoe": ("phimoe",),
         "ernie_hunyuan_minimax_m2": ("ernie4_5_moe", "hunyuan_v1_moe", "minimax_m2", "flex_olmo"),
-        "deepseek": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4", "sarvam_mla", "youtu"),
+        "deepseek": (
+            "axk1",
+            "deepseek_v2",
+            "deepseek_v3",
+            "glm4_moe_lite",
+            "kimi_k2",
+            "mistral4",
+            "sarvam_mla",
+            "youtu",
+        ),
         "deepseek_variants": ("deepseek", "dots1", "exaone_moe", "glm4_moe", "sarvam_moe", "solar_open"),
         "hy_v3_afmoe": ("afmoe", "hy_v3"),
         "granite_moe": ("granitemoe", "granitemoehybrid", "granitemoeshared"),
@@ -179,6 +188,20 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """Kind of family -> file in its folder of `models/families` -> the model types that it describes."""
 
+KINDS = {
+    "decoders": "decoders",
+    "moe": "decoders with experts",
+    "recurrent": "state-space, recurrent and hybrid decoders",
+    "encoder_decoders": "encoder-decoders",
+    "encoders": "text encoders",
+    "vision_language": "text and images",
+    "audio": "sound",
+    "vision": "images and video",
+    "diffusion": "denoisers",
+    "autoencoders": "autoencoders",
+}
+"""What the kinds are called, in the order in which they are listed."""
+
 _FILE_OF = {
     model_type: f"{kind}.{file}"
     for kind, files in _FILES.items()
@@ -194,6 +217,11 @@ _UNLISTED = {"memcalc-generic-decoder": "decoders.generic"}
 def families() -> tuple[str, ...]:
     """Every model_type that memcalc can answer for, sorted."""
     return tuple(sorted(_FILE_OF))
+
+
+def kind_of(model_type: str) -> str:
+    """The kind of a known family: a key of `KINDS`."""
+    return _FILE_OF[model_type].partition(".")[0]
 
 
 def denoisers() -> tuple[str, ...]:

@@ -94,8 +94,10 @@ def _text(path: str, where: str) -> str:
             kind = os.stat(path)
             if stat.S_ISDIR(kind.st_mode):
                 raise ConfigError(f"{quoted(path)} is a folder: give the run file in it.")
-            if not (stat.S_ISREG(kind.st_mode) or stat.S_ISFIFO(kind.st_mode)):
-                raise ConfigError(f"{quoted(path)} is no ordinary file: give a run file.")
+            named_pipe = stat.S_ISFIFO(kind.st_mode) and os.path.exists(os.path.realpath(path))  # a shell's <( ) is not
+            if not (stat.S_ISREG(kind.st_mode) or stat.S_ISFIFO(kind.st_mode)) or named_pipe:
+                what = "a named pipe, which may stay silent" if named_pipe else "no ordinary file"
+                raise ConfigError(f"{quoted(path)} is {what}: give a run file, or - for standard input.")
             if kind.st_size > LARGEST:
                 raise ConfigError(f"{where} is larger than 1 MiB, so it is no run file: give the training file itself.")
             with open(path, "rb") as file:

@@ -42,8 +42,28 @@ def value_type(annotation: Any) -> Any:
     return value_type(others[0]) if NoneType in get_args(annotation) else annotation
 
 
+_BITSANDBYTES = (
+    "of bitsandbytes, nf4 and fp4 have 4 bits (nf4-double as QLoRA has it) and int8 has 8; gptq-4 and awq-4 are others"
+)
+_OF_BITSANDBYTES = "4bit 4-bit int4 bnb-4bit load-in-4bit 8bit 8-bit bnb-8bit load-in-8bit bnb bitsandbytes qlora"
+_MEANT: Mapping[str, Mapping[str, str]] = {
+    "--quantization": {
+        **dict.fromkeys(_OF_BITSANDBYTES.split(), _BITSANDBYTES),
+        "gguf": "types of GGUF are those of a file: give the .gguf as the model",
+    },
+    "--activation-checkpointing": dict.fromkeys(("on", "true", "yes", "1"), "full recomputes whole blocks"),
+}
+"""What words of other tools mean where none of the choices has their name, by option."""
+
+
 def choice_sentence(option: str, value: object, choices: Iterable[str]) -> str:
     """Why `value` is none of `choices`."""
+    word = str(value).strip().lower().replace("_", "-")
+    known = _MEANT.get(option, {})
+    if word.removeprefix("i")[:1] == "q" and word.removeprefix("i")[1:2].isdigit():  # q4_k_m, iq2_xs
+        word = "gguf"
+    if word in known:
+        return f"{option} cannot be {quoted(str(value))}: choose from {', '.join(choices)}; {known[word]}."
     near = close_matches(str(value), choices) or f": choose from {', '.join(choices)}."
     return f"{option} cannot be {quoted(str(value))}{near}"
 

@@ -43,10 +43,9 @@ def parse_object(
     except RecursionError:
         raise error(f"{shown(name)} is nested too deeply to be read: it is damaged.") from None
     except json.JSONDecodeError as problem:
+        what = problem.msg.removesuffix(" at")
         where = f"line {problem.lineno}, column {problem.colno}"
-        raise error(
-            f"{shown(name)} is not valid JSON ({problem.msg} at {where}): correct or download it again."
-        ) from None
+        raise error(f"{shown(name)} is not valid JSON ({what} at {where}): correct or download it again.") from None
     except ValueError:  # an integer of more digits than Python converts
         raise error(f"{shown(name)} holds a number of thousands of digits: it is damaged.") from None
     if not isinstance(value, dict):

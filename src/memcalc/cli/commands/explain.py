@@ -151,13 +151,13 @@ def _message(given: str) -> str:
 
 
 def _row(text: str | None) -> str | None:
-    """A row of the box by its name or the beginning of it. Raises UsageError."""
+    """A row of the box by its name or one of its words. Raises UsageError."""
     from memcalc.autograd.tape import ROWS
 
     if text is None:
         return None
     wanted = text.strip().lower().replace("-", "_").replace(" ", "_")
-    found = [name for name in ROWS if wanted and name.startswith(wanted)]
+    found = [name for name in ROWS if wanted and (name.startswith(wanted) or name.endswith(f"_{wanted}"))]
     if len(found) != 1:
         near = close_matches(wanted, ROWS) or f": choose from {', '.join(ROWS)}."
         raise UsageError(f"--row cannot be {quoted(text)}{near}")

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from memcalc.cli.output import JSON, print_json, print_table, print_text, write
 from memcalc.models.family import Family
-from memcalc.models.registry import families, family
+from memcalc.models.registry import KINDS, families, family, kind_of
 from memcalc.render.tables import Column
+from memcalc.tables.instruments import ALLOCATOR, ON_BOTH, TRACKER
 from memcalc.tables.lora_targets import LORA_TARGETS
 
 _USUAL = {"attention": "eager, sdpa, flash", "supports": "training, inference, LoRA"}
@@ -31,7 +32,11 @@ def command(json: Annotated[bool, JSON] = False) -> None:
     if json:
         print_json([_object(row) for row in rows])
         return
-    print_table(_COLUMNS, [_row(row) for row in rows])
+    lines: list[tuple[str, ...]] = []
+    for kind, title in KINDS.items():
+        lines += [(f"{title}:", *[""] * (len(_COLUMNS) - 1))]
+        lines += [_row(row) for row in rows if kind_of(row.model_type) == kind]
+    print_table(_COLUMNS, lines)
     write("\n")
     print_text(_BELOW)
 
@@ -39,13 +44,23 @@ def command(json: Annotated[bool, JSON] = False) -> None:
 def _object(row: Family) -> dict[str, object]:
     return {
         "model_type": row.model_type,
+        "kind": KINDS[kind_of(row.model_type)],
         "blocks": row.kinds or row.blocks,
         "attention": row.attention,
         "supports": row.supports,
         "lora_targets": list(LORA_TARGETS.get(row.model_type, ())),
         "verified_by": row.verified,
-        "instrument": row.instrument,
+        "instrument": _instrument(row),
     }
+
+
+def _instrument(row: Family) -> str | None:
+    """What a family's rows were measured with; None where there are none."""
+    if kind_of(row.model_type) in ("diffusion", "autoencoders"):
+        return ALLOCATOR
+    if not row.is_measured:
+        return None
+    return f"{TRACKER}; {ALLOCATOR}" if row.model_type in ON_BOTH else TRACKER
 
 
 def _row(row: Family) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.models.family import vit_sizes
+from memcalc.nn.layers.equal_pieces import Repeat, each_piece
 from memcalc.nn.layers.grouped_query_attention import GroupedQueryAttention
 from memcalc.nn.layers.mlp import GatedMLP
 from memcalc.nn.layers.norms import RMSNorm
@@ -75,8 +76,8 @@ class PixtralTower(Module):
         """Pixels [images, c, height, width] to hidden states."""
         tape = pixels.tape
         grid = self.patch_conv(pixels)
-        images = ops.unbind(grid, 0)
-        hidden = ops.unsqueeze(ops.cat([ops.transpose(_flat(image), 0, 1) for image in images], 0), 0)
+        images = each_piece(_flat, [Repeat([1], grid.shape[0])], [grid], 0)
+        hidden = ops.cat(images, 1)
         hidden = self.ln_pre(hidden)
         places = tape.empty((hidden.shape[1], 2), INT64)
         last_places = [tape.empty((side,), INT64) for side in grid.shape[2:]]
@@ -98,5 +99,5 @@ class PixtralTower(Module):
 
 
 def _flat(image: Tensor) -> Tensor:
-    """[h, rows, columns] to [h, n]."""
-    return ops.view(image, image.shape[0], -1)
+    """[1, h, rows, columns] to [1, n, h]."""
+    return ops.transpose(ops.view(image, 1, image.shape[1], -1), 1, 2)

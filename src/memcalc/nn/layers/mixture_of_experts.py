@@ -202,19 +202,26 @@ class ExpertsAndMLP(Module):
 class SharedAndRoutedExperts(Module):
     """A router, experts, and after them an MLP of shared experts that every token meets (DeepSeek).
 
-    `around` are projections to and from a narrower width in which the experts work (Nemotron 3).
+    `around` are projections to and from a narrower width in which the experts work (Nemotron 3); `norm` is one of what
+    comes out (A.X K1).
     """
 
     scope = "experts"
 
     def __init__(
-        self, experts: Module, gate: Module, shared: Module, around: tuple[Module, Module] | None = None
+        self,
+        experts: Module,
+        gate: Module,
+        shared: Module,
+        around: tuple[Module, Module] | None = None,
+        norm: Module | None = None,
     ) -> None:
         self.experts = experts
         self.gate = gate
         self.shared_experts = shared
         self.fc1_latent_proj = None if around is None else around[0]
         self.fc2_latent_proj = None if around is None else around[1]
+        self.post_mlp_layernorm = norm
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
@@ -226,4 +233,5 @@ class SharedAndRoutedExperts(Module):
         if self.fc2_latent_proj is not None:
             out = self.fc2_latent_proj(out)
         out = ops.view(out, *hidden.shape)
-        return ops.add(out, self.shared_experts(hidden))
+        out = ops.add(out, self.shared_experts(hidden))
+        return out if self.post_mlp_layernorm is None else self.post_mlp_layernorm(out)

@@ -13,6 +13,7 @@ from memcalc.models.family import Family, llama_sizes, sizes, table
 from memcalc.nn.layers.latent_attention import LatentAttention, Rotate, rotate_interleaved
 from memcalc.nn.layers.mixture_of_experts import Experts, SharedAndRoutedExperts, swiglu
 from memcalc.nn.layers.mlp import GatedMLP, activation
+from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.layers.rotary import (
     ComplexRotaryEmbedding,
     RotaryEmbedding,
@@ -44,8 +45,8 @@ def latent_attention(
     )
 
 
-def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
-    """Experts under a group-limited router, and shared ones."""
+def shared_and_routed(c: Config, *, norm: Module | None = None) -> SharedAndRoutedExperts:
+    """Experts under a group-limited router, and shared ones; `norm` is one of what comes out."""
     gate = GroupLimitedRouter(
         c.integer("hidden_size"),
         c.integer("n_routed_experts"),
@@ -54,10 +55,10 @@ def shared_and_routed(c: Config) -> SharedAndRoutedExperts:
         top_groups=c.within("topk_group", "n_group"),
         normalise=c.flag("norm_topk_prob"),
     )
-    return _with_shared(c, gate)
+    return _with_shared(c, gate, norm=norm)
 
 
-def _with_shared(c: Config, gate: Module, *, bias: bool = False) -> SharedAndRoutedExperts:
+def _with_shared(c: Config, gate: Module, *, bias: bool = False, norm: Module | None = None) -> SharedAndRoutedExperts:
     hidden, width, act = c.integer("hidden_size"), c.integer("moe_intermediate_size"), c.text("hidden_act")
     experts = Experts(
         hidden,
@@ -67,7 +68,7 @@ def _with_shared(c: Config, gate: Module, *, bias: bool = False) -> SharedAndRou
         swiglu(activation(act)),
     )
     shared = GatedMLP(hidden, width * c.integer("n_shared_experts"), act, bias=bias)
-    return SharedAndRoutedExperts(experts, gate, shared)
+    return SharedAndRoutedExperts(experts, gate, shared, norm=norm)
 
 
 def deepseek_v2(c: Config, architecture: str | None) -> Network:
@@ -98,6 +99,11 @@ def softmax_routed(c: Config, *, bias: bool = False) -> SharedAndRoutedExperts:
 def deepseek_v3(c: Config, architecture: str | None) -> Network:
     """DeepSeek V3 and R1, Kimi K2, Moonlight: latent attention, dense first layers, then experts."""
     return _latent(c, architecture, layered(c, shared_and_routed))
+
+
+def axk1(c: Config, architecture: str | None) -> Network:
+    """A.X K1: DeepSeek V3 with a norm after the experts."""
+    return _latent(c, architecture, layered(c, lambda c: shared_and_routed(c, norm=RMSNorm(c.integer("hidden_size")))))
 
 
 def youtu(c: Config, architecture: str | None) -> Network:
@@ -181,6 +187,20 @@ FAMILIES = table(
         _ALIASES,
         kinds="decoder with latent attention, experts",
         verified="deepseek_v3 by another name; exact counts",
+    ),
+    Family(
+        "axk1",
+        axk1,
+        V3
+        | sizes(
+            (163840, 7168, 18432, 61, 64, 64, 32768),
+            moe_intermediate_size=2048,
+            n_routed_experts=192,
+            first_k_dense_replace=1,
+        ),
+        _ALIASES,
+        kinds="decoder with latent attention, experts",
+        verified="measured rows",
     ),
     Family(
         "sarvam_mla",

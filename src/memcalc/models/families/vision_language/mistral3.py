@@ -15,6 +15,7 @@ from memcalc.models.common.vision_language import (
 )
 from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
+from memcalc.nn.layers.equal_pieces import Repeat, each_piece
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import RMSNorm
 from memcalc.nn.model import Network
@@ -33,12 +34,15 @@ class SquareMerger(Module):
         """[n, h] to [n / side², h]; `shape` is how many images there are, and of how many patches' height and width."""
         images, height, width = shape
         hidden = features.shape[-1]
-        merged = []
-        for image in ops.split(features, [height * width] * images, 0):
+
+        def merged(image: Tensor) -> Tensor:
             grid = ops.unsqueeze(ops.permute(ops.view(image, height, width, hidden), 2, 0, 1), 0)
             grid = ops.unfold(grid, self.side)
-            merged.append(ops.transpose(ops.view(grid, hidden * self.side**2, -1), 0, 1))
-        features = ops.cat(merged, 0)
+            return ops.unsqueeze(ops.transpose(ops.view(grid, hidden * self.side**2, -1), 0, 1), 0)
+
+        pieces = each_piece(merged, [Repeat([height * width], images)], [features], 0)
+        features = ops.squeeze(ops.cat(pieces, 1), 0)
+        del pieces
         return self.merging_layer(features)
 
 
