@@ -16,9 +16,9 @@ from memcalc.common.assumption import Assumption
 from memcalc.errors import TooLongError, UsageError
 from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec
-from memcalc.parallel.layout import layout_of
+from memcalc.parallel.layout import free_bytes, layout_of
 from memcalc.parallel.setup import SINGLE, ParallelSetup
-from memcalc.peak.ranks import phase_totals, traced_ranks, with_loading
+from memcalc.peak.ranks import cards_of, phase_totals, traced_ranks, with_loading
 from memcalc.peak.sweep import swept
 from memcalc.report.alternatives import alternatives
 from memcalc.report.assumptions import assumed
@@ -88,7 +88,7 @@ def estimate(
         check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
     steps, layout = _run(spec, setup, teacher, gpu)
-    rank = _most_loaded(steps)
+    rank = _least_free(spec, setup, gpu, steps)
     step = steps[rank]
     if layout.context > 1:
         steps, layout = {rank: step}, replace(layout, context_rank=rank)
@@ -104,7 +104,7 @@ def estimate(
     rows = rows_at_peak(phases[top], {} if moment is None else sweep.live_at(moment), process_memory)
     parameters = parameters_of(step, spec, layout)
     found_cluster = None
-    if isinstance(setup, TrainingSetup) and layout.gpus > 1:
+    if layout.gpus > 1 or layout.device_map is not None:
         found_cluster = cluster(setup, layout, rank, step)
     peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
     return Report(
@@ -222,9 +222,14 @@ def usable_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
     return usable(setup, gpu)
 
 
-def most_loaded_step(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, teacher: ModelSpec | None = None) -> Step:
+def most_loaded_step(
+    spec: ModelSpec,
+    setup: TrainingSetup | InferenceSetup,
+    teacher: ModelSpec | None = None,
+    gpu: Gpu | str | None = None,
+) -> Step:
     """The traced step that `estimate` reports: that of the rank that holds most."""
-    steps, _ = _run(spec, setup, teacher, None)
+    steps, _ = _run(spec, setup, teacher, None if gpu is None else _found(gpu))
     return steps[_most_loaded(steps)]
 
 
@@ -260,13 +265,17 @@ def _traced(
     if teacher is not None and not (isinstance(setup, TrainingSetup) and setup.objective in ("distillation", "gkd")):
         raise UsageError("--teacher belongs to --objective distillation or gkd of --mode training; leave it out.")
     if isinstance(setup, TrainingSetup):
-        layout = layout_of(setup, spec.config)
+        layout = layout_of(setup, spec.config, None if gpu is None else free_bytes(setup, gpu))
         return traced_ranks(spec, setup, layout, teacher), layout
     from memcalc.inference.generate import generate  # training, the default, does not pay for importing it
     from memcalc.inference.served_model import served_model
+    from memcalc.inference.served_ranks import served_ranks
 
-    model = served_model(spec, setup, gpu)
-    return {0: with_loading(generate(spec, setup, model, tracing=tracing_of_pipeline(spec, gpu)))}, SINGLE
+    if setup.pipeline_parallel_size > 1 or setup.tensor_parallel_size > 1 or (setup.data_parallel_size or 1) > 1:
+        return served_ranks(spec, setup, gpu)
+    step = generate(spec, setup, served_model(spec, setup, gpu), tracing=tracing_of_pipeline(spec, gpu))
+    layout = SINGLE if step.placement is None else ParallelSetup(device_map=step.placement.ask)
+    return {card: with_loading(own) for card, own in cards_of(step).items()}, layout
 
 
 def tracing_of_pipeline(spec: ModelSpec, gpu: Gpu | None) -> Tracing:
@@ -287,6 +296,15 @@ def _mixed_lengths(setup: Setup, memory: ProcessMemory) -> MixedLengths | None:
         longest=max(lengths),
         reserved_bytes=memory.counters.by_step,
     )
+
+
+def _least_free(spec: ModelSpec, setup: Setup, gpu: Gpu | None, steps: Mapping[int, Step]) -> int:
+    """The rank that an estimate reports: the one that holds most, or whose pool of pages leaves least."""
+    if len(steps) > 1 and gpu is not None and isinstance(setup, InferenceSetup) and setup.engine == "vllm":
+        from memcalc.report.serving import free_bytes
+
+        return min(steps, key=lambda rank: free_bytes(spec, setup, gpu, steps[rank], 0))
+    return _most_loaded(steps)
 
 
 def _gpu_fit(spec: ModelSpec, setup: Setup, gpu: Gpu, step: Step, process: int) -> GpuFit:

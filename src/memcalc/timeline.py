@@ -56,7 +56,7 @@ def timeline(
             "timeline needs a job without --pipeline-parallel-size."
         )
     report = estimate(spec, setup, gpu, assumptions=assumptions, teacher=teacher)
-    runs = _runs(most_loaded_step(spec, setup, teacher), report)
+    runs = _runs(most_loaded_step(spec, setup, teacher, gpu), report)
     return Timeline(
         report, tuple(resampled(runs, samples)), tuple(phases_of(runs, samples)), tuple(stacks_of(runs, samples))
     )

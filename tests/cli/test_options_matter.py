@@ -79,6 +79,9 @@ TRAINING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"cublas_workspace": "0"}),
     ({}, {"allocator_reserve": 0.1}),
     ({}, {"alloc_conf": "expandable_segments:True"}),
+    ({}, {"gpus": 2, "device_map": "auto"}),
+    ({"gpus": 3, "device_map": "auto"}, {"device_map": "balanced_low_0"}),
+    ({"gpus": 2, "device_map": "auto"}, {"max_memory": "0=3MiB,1=1GiB"}),
 ]
 
 INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -97,6 +100,13 @@ INFERENCE: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"tensor_parallel_size": 2}),
     ({}, {"quantization": "nf4"}),
     ({}, {"gpu_memory_utilization": 0.5}),
+    ({}, {"gpus": 2, "device_map": "auto"}),
+    ({"engine": "vllm"}, {"pipeline_parallel_size": 2}),
+    ({"engine": "vllm"}, {"data_parallel_size": 2}),
+    ({"tensor_parallel_size": 2}, {"nccl_buffers": "1GiB"}),
+    ({"engine": "vllm"}, {"enable_expert_parallel": True}),
+    ({"engine": "vllm"}, {"expert_parallel_size": 2}),
+    ({"engine": "sglang", "tensor_parallel_size": 2}, {"data_parallel_size": 2, "enable_dp_attention": True}),
 ]
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -63,6 +63,29 @@ def test_every_phase_to_the_byte(row: dict[str, Any]) -> None:
             assert found - seen == row["phase_rounded"][phase] - standing, phase
 
 
+def test_beside_tensor_parallel_to_the_byte() -> None:
+    """FSDP2 over two ranks that share sequences, each of two that share layers by Transformers' plan."""
+    row = json.loads((DATA / "context_and_tensor_parallel.jsonl").read_text())
+    case = row["case"]
+    setup = TrainingSetup(
+        batch=2,
+        seq_len=512,
+        precision="bf16",
+        optimizer_impl="foreach",
+        parallel="fsdp2",
+        context_parallel_size=case["cp"],
+        tensor_parallel_size=case["tp"],
+    )
+    spec = ModelSpec.from_config(case["config"])
+    step = trace(spec, setup, layout=layout_of(setup, spec.config), tracing=Tracing(device=FLASH))
+    whole = 8 * 2 * 512
+    parts = 3 * whole // 2
+    batch = 4 * whole + parts - whole // 2  # the tape counts the part of the ids that the embedding looks up
+    inputs = {"forward": batch, "backward": batch, "step": whole + parts + 512}  # by then the batch is cut in place
+    for phase, found in phase_totals(step).items():
+        assert found == row["phase_rounded"][phase] - row["workspaces"] - inputs[phase], phase
+
+
 def test_one_rank_is_a_single_gpu() -> None:
     spec = canonical_spec(10**8)[0]
     alone, one = TrainingSetup(seq_len=512), TrainingSetup(seq_len=512, context_parallel_size=1)
@@ -88,7 +111,8 @@ def test_the_report_is_for_the_whole_sequence() -> None:
         ({"context_parallel_size": 2, "padding_mask": True}, "without masks"),
         ({"context_parallel_size": 2, "attention": "eager"}, "attends with sdpa"),
         ({"context_parallel_size": 2, "parallel": "ddp", "gpus": 2}, "ddp has no --context-parallel-size"),
-        ({"context_parallel_size": 2, "tensor_parallel_size": 2, "gpus": 4}, "beside data parallel ranks alone"),
+        ({"context_parallel_size": 2, "pipeline_parallel_size": 2, "gpus": 4}, "not beside pipelines or experts"),
+        ({"context_parallel_size": 2, "tensor_parallel_size": 2, "sequence_parallel": True}, "Transformers' plan"),
         ({"context_parallel_size": 2, "objective": "dpo"}, "--objective sft"),
     ],
 )

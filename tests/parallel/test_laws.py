@@ -74,6 +74,48 @@ def test_ddp_is_one_gpu_with_buckets(ranks: int) -> None:
     assert trained <= sum(buckets.values()) < trained + 512 * 4
 
 
+AXES: dict[str, list[dict[str, int]]] = {
+    "ddp": [{"data": ranks} for ranks in (2, 8)],
+    "fsdp2": [{"data": 8, "tensor": ranks} for ranks in (1, 2)] + [{"data": 8, "context": 4}],
+    "none": [{"tensor": 2}],
+    "megatron": [{"data": 8, "tensor": ranks} for ranks in (1, 2)],
+}
+
+
+@pytest.mark.parametrize("engine", AXES)
+def test_no_axis_adds_weights_states_and_gradients(engine: str) -> None:
+    """A rank of more of them never holds more, but for the rounding of shards; Megatron's single GPU is its own."""
+    alone = ParallelSetup("megatron" if engine == "megatron" else "none")
+    held = kept(run("llama", alone))
+    for axes in AXES[engine]:
+        step = run("llama", ParallelSetup(engine, **axes))  # type: ignore[arg-type]
+        assert kept(step) <= held + 512 * 4 * len(step.parameters), axes
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_tensor_ranks_of_megatron_together_are_the_model(ranks: int) -> None:
+    """What is not divided is whole on every rank: the norms."""
+    whole, part = (run("llama", ParallelSetup("megatron", tensor=size)) for size in (1, ranks))
+
+    def elements(step: Step, *, norms: bool) -> int:
+        return sum(p.numel * p.copies for _, p in step.parameters if (p.group == "norms") is norms)
+
+    assert elements(part, norms=True) == elements(whole, norms=True)
+    padded = -(-1000 // (128 * ranks)) * 128 * ranks - 1024  # the vocabulary is padded for all ranks
+    assert ranks * elements(part, norms=False) == elements(whole, norms=False) + 2 * 64 * padded
+
+
+def test_stages_of_megatron_together_are_the_model() -> None:
+    from memcalc.peak.pipeline import trace_rank
+
+    config = {**CONFIGS["llama"], "num_hidden_layers": 8}
+    setup, spec = TrainingSetup(seq_len=64, precision="bf16"), ModelSpec.from_config(config)
+    whole = trace(spec, setup, layout=ParallelSetup("megatron"))
+    stages = [trace_rank(spec, setup, ParallelSetup("megatron", pipeline=4), rank) for rank in range(4)]
+    count = [sum(p.numel * p.copies for _, p in step.parameters) for step in (whole, *stages)]
+    assert sum(count[1:]) == count[0]
+
+
 @pytest.mark.parametrize("depth", [2, 5, 40])
 def test_depth_costs_no_more_traced_blocks(depth: int) -> None:
     config = {**CONFIGS["llama"], "num_hidden_layers": depth}

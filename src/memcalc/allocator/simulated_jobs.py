@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None) -> str | None:
     """Why the allocator of a job is not simulated, in words that follow "because"; None where it is."""
+    if step.placement is not None:
+        return "it is simulated for jobs on one GPU"
     why = _training(step, setup) if isinstance(setup, TrainingSetup) else _inference(step, setup)
     if why is not None:
         return why

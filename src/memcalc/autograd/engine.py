@@ -53,7 +53,7 @@ def _run_all(tape: Tape, roots: list[Node]) -> None:
         node = heappop(ready)[1]
         if node.block is not tape.block and node.edges:
             tape.begin_span("backward", node.block)
-        tape.scope = node.scope
+        tape.scope, tape.card = node.scope, node.card
         results = _run(tape, node)
         while results:  # each gradient is moved out of the list, so that a sum can release it
             target, slot, gradient = results.pop()
@@ -128,6 +128,7 @@ def _add_gradient(tape: Tape, target: Node, slot: int, gradient: Tensor | None) 
     if waiting is None or gradient is None:
         target.received[slot] = waiting if gradient is None else gradient
     elif tape.sum_out_of_place or waiting.is_view or _is_shared(waiting):
+        tape.card = target.card
         target.received[slot] = tape.empty(gradient.shape, gradient.dtype, dense_stride(gradient.shape, waiting.stride))
 
 

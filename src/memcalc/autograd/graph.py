@@ -36,6 +36,7 @@ class Node:
     __slots__ = (
         "backward",
         "block",
+        "card",
         "context",
         "edges",
         "hooks",
@@ -61,6 +62,7 @@ class Node:
         tape.sequence += 1
         self.block: TracedBlock | None = tape.block
         self.scope = tape.scope
+        self.card = tape.card
         self.pending = 0
         self.received: list[Tensor | None] | None = None
         self.hooks: tuple[Callable[[], None], ...] = ()

@@ -41,10 +41,10 @@ class Allocation:
 
     `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
     autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
-    view of an input was made.
+    view of an input was made; `card` is the GPU that it lies on, where one process uses several.
     """
 
-    __slots__ = ("aliased", "born", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
+    __slots__ = ("aliased", "born", "card", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
 
     def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
         self.row = row
@@ -56,6 +56,7 @@ class Allocation:
         self.saved = False
         self.handed_over = False
         self.aliased = False
+        self.card = 0
 
 
 class Span:
@@ -116,6 +117,8 @@ class Tape:
         self.phase = phase
         self.block: TracedBlock | None = None
         self.scope = OUTSIDE_MODULES
+        self.card = 0
+        """The GPU that runs now, where one process uses several (`device_map`)."""
         self.sequence = 0
         """Sequence number of the next autograd node; the engine runs the largest first."""
         self.grad_enabled = True
@@ -174,6 +177,7 @@ class Tape:
     def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None) -> Storage:
         """New device memory of `nbytes` bytes."""
         allocation = Allocation(row, name or self.scope, nbytes, self.clock)
+        allocation.card = self.card
         self.allocations.append(allocation)
         self.clock += 1
         return Storage(self, allocation)

@@ -67,7 +67,7 @@ class ProcessMemory:
 
         The allocator is not simulated (`with_counters`).
         """
-        given = setup.nccl_buffers if isinstance(setup, TrainingSetup) else None
+        given = setup.nccl_buffers
         workspace = overheads.workspace_of(gpu)
         training = isinstance(setup, TrainingSetup)
         buffers = isinstance(setup, InferenceSetup) and setup.engine == "llama.cpp"  # it has no caching allocator

@@ -50,6 +50,7 @@ class PooledCache(Cache):
     def update(self, layer: object, key: Tensor, value: Tensor, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Attention sees the new tokens in prefill, and all of the pool's in decode; all of a static cache always."""
         new = key.shape[-2]
+        self.cards[id(layer)] = key.tape.card
         keys, values = (self._heads(layer, tensor) * tensor.shape[-1] for tensor in (key, value))
         fixed = new if id(layer) in self._fixed else None
         self.widths[id(layer)] = LayerWidth(keys + values, key.dtype.itemsize, window, fixed, keys)

@@ -92,13 +92,13 @@ def generate(
         setup = setup.model_copy(update={"padding_mask": False})
     if encodes(row, network):
         check_encoder(spec.model_type, setup)
-        network.bind(tape, model.dtype)
+        model.bind(tape)
         encode(tape, network, setup, engine.batched_tokens, length)
         cache_bytes, standing, cache_for = 0, dict[str, int](), None
         notes.append(ONE_PASS)
     else:
         run.cache = _cache(engine, form, setup, length if row.blocks != "encoder-decoder" else 1)
-        network.bind(tape, model.dtype)
+        model.bind(tape)
         _prefill(tape, network, setup, engine, sequences, length, whole=row.blocks == "encoder-decoder")
         passed = 0
         for token in (*tracing.decoded, setup.max_new_tokens):
@@ -123,6 +123,9 @@ def generate(
         cache_bytes=cache_bytes,
         preallocated_cache=standing,
         cache_for=cache_for,
+        stage=model.stage,
+        placement=model.placement,
+        cache_on_card=_cache_by_card(network, run.cache, engine, form, sequences) if model.placement else {},
         weights=model.weights.parts,
         extra_weights=spec.extra_weights,
         resolved_options={
@@ -327,6 +330,24 @@ def _cache_bytes(
     )
     states = sum(sum(sizes.values()) * sequences * copies[layer] for layer, sizes in cache.state_bytes.items())
     return grown + pool, {"KV cache": pool, "recurrent states": states}
+
+
+def _cache_by_card(
+    network: Network, cache: Cache | None, engine: Engine, form: CacheFormat | None, sequences: int
+) -> dict[int, int]:
+    """Bytes of keys and values before the last token by the GPU of their layers."""
+    if cache is None:
+        return {}
+    copies = {id(module): module.copies for _, module in network.modules()}
+    tokens = cache.past or cache.length
+    held = cache.nbytes()
+    if isinstance(cache, PooledCache):
+        held = {layer: pool_bytes(width, engine, form, sequences, tokens) for layer, width in cache.widths.items()}
+    sizes: dict[int, int] = {}
+    for layer, nbytes in held.items():
+        card = cache.cards.get(layer, 0)
+        sizes[card] = sizes.get(card, 0) + nbytes * copies[layer]
+    return sizes
 
 
 def _reorder(tape: Tape) -> None:

@@ -43,6 +43,9 @@ _OF_TEXT_MODELS = {
     "prefill_chunk_size": None,
     "gpu_memory_utilization": None,
     "tensor_parallel_size": 1,
+    "gpus": None,
+    "device_map": None,
+    "max_memory": None,
     "quantize_moe_experts": "none",
 }
 """Options that say how a language model generates, with the values at which they say nothing."""

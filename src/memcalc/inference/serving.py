@@ -52,7 +52,7 @@ def serving(
     """
     if step.components:  # a diffusion pipeline has no context
         return _pictures(spec, setup, gpu, step, process_of)
-    model = served_model(spec, setup, gpu)
+    model = served_model(spec, setup, gpu, step.stage)
     room = usable(setup, gpu)
 
     def run(batch: int, length: int) -> int:

@@ -13,6 +13,8 @@ from memcalc.nn.layers.recurrent.gated_delta_net import GatedDeltaNet
 from memcalc.nn.layers.recurrent.mamba1 import MambaMixer
 from memcalc.nn.layers.recurrent.mamba2 import Mamba2Mixer
 from memcalc.nn.module import Module
+from memcalc.parallel.pipeline_stage import Identity
+from memcalc.parallel.serving_layout import Received
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables import vllm
 from memcalc.tables.dtypes import ALIASES
@@ -61,12 +63,13 @@ def kv_pool(served: Served, setup: InferenceSetup, gpu: Gpu, length: int) -> Poo
     rules = vllm.release(setup.engine_version, gpu)
     tokens = setup.max_num_batched_tokens or setup.prefill_chunk_size or vllm.batched_tokens(rules, gpu, length)
     sequences = min(setup.max_num_seqs or vllm.sequences(rules, gpu), tokens)
+    gpus = setup.tensor_parallel_size * setup.pipeline_parallel_size * (setup.data_parallel_size or 1)
     run = _ProfileRun(rules, tokens, sequences, setup.tensor_parallel_size)
     return Pool(
         budget=int(gpu.usable_bytes * (setup.gpu_memory_utilization or rules.utilization)),
         weights=served.weights + _rotary_table(served.spec, _itemsize(served.step)),
         activations=run.peak(served) + workspace_of(gpu).nbytes,
-        non_torch=vllm.non_torch(rules, gpu, setup.tensor_parallel_size),
+        non_torch=vllm.non_torch(rules, gpu, gpus),
         graphs=0 if setup.enforce_eager else vllm.CUDA_GRAPHS,
         graphs_in_budget=rules.graphs_in_budget,
         profiled_tokens=tokens,
@@ -86,18 +89,20 @@ class _ProfileRun:
     def peak(self, served: Served) -> int:
         """Bytes of the activations at their peak; where kernels are not described here, those of Transformers too."""
         step = served.step
-        embedding = max(
-            (p for _, p in step.parameters if p.group == "embedding" and len(p.shape) == 2),
-            key=lambda p: p.numel,
-            default=None,
-        )
+        tables = [p for _, p in step.parameters if p.group in ("embedding", "LM head") and len(p.shape) == 2]
+        received = [module.hidden for module in step.network.all_modules if isinstance(module, Received)]
         widths = [_live(module) for module in step.network.all_modules]
-        if embedding is None:
+        if not tables and not received:
             return served.prefill
-        vocabulary, hidden = embedding.shape[0] * self.gpus, embedding.shape[1]
+        table = max(tables, key=lambda p: p.numel, default=None)
+        hidden = received[0] if table is None else table.shape[1]
+        samples = table is not None and not isinstance(vars(step.network).get("lm_head"), Identity)
+        vocabulary = table.shape[0] * self.gpus if table is not None and samples else 0
         beside = self.rules.hidden_tensors + (self.rules.all_reduce_tensors if self.gpus > 1 else 0)
         forward = self.tokens * (max(widths) + beside * hidden) * _itemsize(step)
-        sampler = self.tokens * hidden * _itemsize(step) + self.sequences * vocabulary * self.rules.sampler_bytes
+        sampler = (
+            self.tokens * hidden * _itemsize(step) * samples + self.sequences * vocabulary * self.rules.sampler_bytes
+        )
         return max(forward, sampler, 0 if any(widths) and not _has_other_kernels(step) else served.prefill)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from memcalc.common.assumption import Assumption
@@ -16,8 +16,9 @@ from memcalc.models.stored_weights import GGUF
 from memcalc.nn.layers.linear import Conv1D, Linear
 from memcalc.nn.layers.mixture_of_experts import ExpertWeights
 from memcalc.nn.model import Network
-from memcalc.nn.module import Buffer
+from memcalc.nn.module import Buffer, Parameter
 from memcalc.nn.state_dict import NamedWeight, every_weight
+from memcalc.parallel.device_map import Device
 from memcalc.parallel.tensor_parallel import proportional_bytes
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, short
@@ -178,15 +179,47 @@ def _by_format(network: Network, format_of: ModuleFormat | None, dtype: str) -> 
     """Bytes of every weight by format and group; what `format_of` has no format for is wide."""
     parts: dict[str, int] = {}
     for weight in every_weight(network):
-        parameter = weight.parameter
-        form = None if format_of is None else format_of(weight.name.removesuffix(".weight"))
-        if form is not None and _is_quantized(weight, form):
-            name, nbytes = f"{form.name} {parameter.group}", form.nbytes(_as_matrix(weight))
-        else:
-            kind = parameter.fixed_dtype or ALIASES[dtype]
-            name, nbytes = f"{short(kind)} {parameter.group}", parameter.numel * kind.itemsize
-        parts[name] = parts.get(name, 0) + rounded(nbytes)
+        name, nbytes = _formatted(weight, format_of, dtype)
+        parts[name] = parts.get(name, 0) + nbytes
     return parts
+
+
+def _formatted(weight: NamedWeight, format_of: ModuleFormat | None, dtype: str) -> tuple[str, int]:
+    """What a weight is, and its bytes."""
+    parameter = weight.parameter
+    form = None if format_of is None else format_of(weight.name.removesuffix(".weight"))
+    if form is not None and _is_quantized(weight, form):
+        return f"{form.name} {parameter.group}", rounded(form.nbytes(_as_matrix(weight)))
+    kind = parameter.fixed_dtype or ALIASES[dtype]
+    return f"{short(kind)} {parameter.group}", rounded(parameter.numel * kind.itemsize)
+
+
+def weights_by_device(
+    weights: LoadedWeights, network: Network, device: Callable[[Parameter], Device]
+) -> dict[Device, dict[str, int]]:
+    """What each device has of the weights of a wide `network`, by what they are; empty where dtypes say it all."""
+    if weights.parts is None:
+        return {}
+    found: dict[Device, dict[str, int]] = {}
+    counts: dict[Device, int] = {}
+    for weight in every_weight(network):
+        where = device(weight.parameter)
+        name, nbytes = _formatted(weight, weights.format_of, weights.dtype)
+        parts = found.setdefault(where, {})
+        parts[name] = parts.get(name, 0) + nbytes
+        counts[where] = counts.get(where, 0) + weight.parameter.numel
+    for _, tensor in network.tensors():
+        if isinstance(tensor, Buffer):
+            parts = found.setdefault(device(tensor), {})
+            size = rounded(tensor.numel * (tensor.fixed_dtype or ALIASES[weights.dtype]).itemsize)
+            parts["buffers"] = parts.get("buffers", 0) + size * tensor.copies
+    if sum(map(sum, (parts.values() for parts in found.values()))) == sum(weights.parts.values()):
+        return found
+    whole = sum(counts.values())  # as they are stored, whose parts are known of the whole model alone
+    return {
+        where: {name: proportional_bytes(nbytes, count, whole) for name, nbytes in weights.parts.items()}
+        for where, count in counts.items()
+    }
 
 
 def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:

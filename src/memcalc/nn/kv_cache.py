@@ -28,6 +28,8 @@ class Cache:
         """Tokens for which a static cache has room: attention sees all of it at every call. None: what is filled."""
         self.absorbs_latent = False
         """Whether kernels attend to the latent of compressed keys and values itself, without expanding it."""
+        self.cards: dict[int, int] = {}
+        """The GPU of each layer, where one process uses several."""
         self._fixed: set[int] = set()
         self._windows: dict[int, int] = {}
         self._layers: dict[int, list[Tensor]] = {}
@@ -101,6 +103,7 @@ class Cache:
     def _tensors_of(self, layer: object, key: Tensor) -> list[Tensor]:
         """What `layer` holds so far. The block that it runs in is kept in mind."""
         self._blocks.setdefault(id(layer), key.tape.block)
+        self.cards[id(layer)] = key.tape.card
         return self._layers.setdefault(id(layer), [])
 
     def cross_attention_key_values(self, layer: object) -> tuple[Tensor, Tensor] | None:
@@ -120,6 +123,7 @@ class Cache:
             if layer not in self._fixed and tokens:
                 tape = slots[0].tape
                 tape.begin_span(tape.phase, self._blocks.get(layer))
+                tape.card = slots[0].storage.allocation.card
                 self._grow_layer(slots, tokens // self._rates.get(layer, 1), self._windows.get(layer))
                 tape.begin_span(tape.phase, None)
 

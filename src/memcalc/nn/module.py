@@ -110,6 +110,8 @@ class Module:
 
     hooks: Hooks | None = None
     """What runs around this module's forward, where a parallel engine asks for it."""
+    move_inputs: Hooks | None = None
+    """What copies the inputs of a block to its GPU, outside of checkpointing, where one process uses several."""
     collective: Hooks | None = None
     """What runs in its place where its weights are divided over tensor-parallel ranks."""
 

@@ -11,7 +11,7 @@ from memcalc.errors import ConfigError, UsageError
 from memcalc.nn.layers.linear import Conv1D, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.module import QUANTIZATION_CONSTANTS, Buffer, Module, Parameter
-from memcalc.nn.module_paths import Site, output_head, sites
+from memcalc.nn.module_paths import output_head, sites
 from memcalc.nn.stack import Stack
 from memcalc.ops import quantized as kernels
 from memcalc.ops.elementwise import add_, to
@@ -167,7 +167,7 @@ def quantize(
     quantized = False
     for site in found:
         own = form if format_of is None else format_of(site.name)
-        if site.module is head or own is None or not _is_quantized(site, own):
+        if site.module is head or own is None or not is_quantizable(site.module, own):
             continue
         quantized = True
         layer = site.module
@@ -188,8 +188,8 @@ def quantize(
         raise UsageError(f"--quantization {form.name} quantizes {what}, of which this model has none; leave it out.")
 
 
-def _is_quantized(site: Site, form: WeightFormat) -> bool:
-    module = site.module
+def is_quantizable(module: Module, form: WeightFormat) -> bool:
+    """Whether the weights of a module are put into `form`, unless it is the head of a language model."""
     if isinstance(module, Experts):
         return form.experts
     return not form.only_experts and isinstance(module, (Linear, Conv1D)) and module.weight.group not in _WIDE

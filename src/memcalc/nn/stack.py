@@ -32,6 +32,8 @@ class Block:
         if run.hidden_states is not None:
             run.hidden_states.append((x, self.traced.copies))
         tape.begin_span(tape.phase, self.traced)
+        if self.module.move_inputs is not None:
+            x, args, kwargs = self.module.move_inputs(x, args, kwargs)
         if run.checkpointing and tape.grad_enabled and not self.module.skips_checkpointing:
             if not self.module.supports_checkpointing:
                 raise UsageError(f"{self.module.no_checkpointing_reason}; use none.")

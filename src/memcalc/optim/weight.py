@@ -30,6 +30,8 @@ class Weight:
     rank: int = 128
     wide_states: bool = False
     """Keep its optimizer states in 32 bits where others have 8 (Trainer registers every nn.Embedding so)."""
+    card: int = 0
+    """The GPU that it lies on, where one process uses several."""
 
     @property
     def count(self) -> int:

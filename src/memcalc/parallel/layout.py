@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.errors import UsageError
-from memcalc.parallel.setup import SINGLE, Offloaded, Parallel, ParallelSetup, ZeroOptions
+from memcalc.parallel.setup import SINGLE, DeviceMap, Offloaded, Parallel, ParallelSetup, ZeroOptions
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.device_map_options import read_max_memory
 from memcalc.setup.parallel_options import ParallelOptions
-from memcalc.setup.setup import TrainingSetup
+from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.optimizers import optimizer
+from memcalc.units import parse_size
+
+if TYPE_CHECKING:
+    from memcalc.tables.gpus import Gpu
 
 _FSDP: tuple[Parallel, ...] = ("fsdp2", "fsdp1")
 _ZERO: tuple[Parallel, ...] = ("zero1", "zero2", "zero3")
@@ -37,6 +42,14 @@ _BELONGS: Mapping[str, tuple[Parallel, ...]] = {
 
 _PIPELINED = ("pipeline_schedule", "microbatches", "pipeline_rank", "pipeline_keep_outputs", "virtual_pipeline_size")
 
+_SIZES = {
+    "tensor": "tensor_parallel_size",
+    "context": "context_parallel_size",
+    "pipeline": "pipeline_parallel_size",
+    "expert": "expert_parallel_size",
+}
+"""The option of each axis."""
+
 _AXES: Mapping[Parallel, tuple[str, ...]] = {
     "none": ("tensor", "pipeline"),
     "ddp": ("pipeline",),
@@ -50,11 +63,51 @@ _AXES: Mapping[Parallel, tuple[str, ...]] = {
 """Axes that may stand beside each engine's data parallel."""
 
 
-def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None) -> ParallelSetup:
+def free_bytes(setup: TrainingSetup | InferenceSetup, gpu: Gpu) -> int:
+    """What a process finds free on `gpu` once its CUDA context is there (`torch.cuda.mem_get_info`)."""
+    from memcalc.tables.cuda_contexts import context_of  # only a GPU that is named asks
+    from memcalc.tables.overheads import CUDA_CONTEXT_INFERENCE, CUDA_CONTEXT_TRAINING
+
+    if setup.cuda_context is not None:
+        return gpu.usable_bytes - parse_size(setup.cuda_context)
+    measured = CUDA_CONTEXT_TRAINING if isinstance(setup, TrainingSetup) else CUDA_CONTEXT_INFERENCE
+    return gpu.usable_bytes - (context_of(gpu) or (measured.nbytes, ""))[0]
+
+
+def device_map_of(setup: TrainingSetup | InferenceSetup, free: int | None) -> DeviceMap | None:
+    """The device map that a setup asks for on GPUs with `free` bytes (None: not known); None where it asks for none.
+
+    Raises UsageError where nothing says how many GPUs there are, or what they may take cannot be read.
+    """
+    if setup.device_map is None:
+        if setup.max_memory is not None:
+            raise UsageError("--max-memory says what --device-map may fill; add --device-map auto, or leave it out.")
+        return None
+    if setup.max_memory is not None:
+        room = read_max_memory(setup.max_memory, setup.gpus)
+        return DeviceMap(setup.device_map, tuple(room.items()), asked=True)
+    if setup.gpus is None:
+        raise UsageError(
+            f"--device-map {setup.device_map} spreads a model over GPUs; say how many with --gpus, or what each may "
+            "take with --max-memory."
+        )
+    each = float("inf") if free is None else max(0, free)
+    return DeviceMap(
+        setup.device_map, (*((gpu, each) for gpu in range(setup.gpus)), ("cpu", float("inf"))), asked=False
+    )
+
+
+def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None, free: int | None = None) -> ParallelSetup:
     """The layout of a setup's options; `config` is the model's, for sizes that follow from it.
+
+    `free` is what each GPU has for one process, where that is known: a device map goes by it.
 
     Raises UsageError, in one sentence, where sizes do not multiply or an engine lacks what is asked of it.
     """
+    if (device_map := device_map_of(setup, free)) is not None:
+        for sentence in _beside_device_map(setup):
+            raise UsageError(sentence)
+        return ParallelSetup(device_map=device_map)
     ranks = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
     data = _data(setup, ranks)
     copies = data * setup.data_parallel_replicas
@@ -169,14 +222,8 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         if name in setup.model_fields_set and engine not in engines:
             option = f"--{name.replace('_', '-')}"
             yield f"{option} belongs to --parallel {' or '.join(engines)}, not to {engine}; leave one of them out."
-    sizes = {
-        "tensor": setup.tensor_parallel_size,
-        "context": setup.context_parallel_size,
-        "pipeline": setup.pipeline_parallel_size,
-        "expert": setup.expert_parallel_size,
-    }
-    for axis, size in sizes.items():
-        if size > 1 and axis not in _AXES[engine]:
+    for axis, name in _SIZES.items():
+        if getattr(setup, name) > 1 and axis not in _AXES[engine]:
             yield (
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
@@ -213,6 +260,24 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
     if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):
         yield f"--parallel {engine} keeps whole parameters on every GPU; use zero3 to offload them."
+
+
+def _beside_device_map(setup: TrainingSetup) -> Iterator[str]:
+    """What a model that one process spreads over GPUs cannot have."""
+    others = ("parallel", "data_parallel_size", "data_parallel_replicas", *_SIZES.values(), *_BELONGS, *_PIPELINED)
+    for name in others:
+        if name in setup.model_fields_set:
+            yield (
+                f"--device-map spreads a model in one process, and --{name.replace('_', '-')} is about several "
+                "processes; leave one of them out."
+            )
+    if setup.objective != "sft" or setup.trainer_used not in ("plain", "hf"):
+        yield (
+            "--device-map is described for --objective sft in a plain loop and under Hugging Face Trainer; leave out "
+            "--objective and --trainer, or --device-map."
+        )
+    if setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward:
+        yield "--device-map is described for optimizers that step after backward; leave out the step in backward."
 
 
 def _of_megatron(setup: TrainingSetup) -> Iterator[str]:
@@ -280,12 +345,18 @@ def _of_context(setup: TrainingSetup) -> Iterator[str]:
             "--context-parallel-size attends with sdpa and without masks; leave out --padding-mask, --packing and "
             "--attention."
         )
-    others = (setup.tensor_parallel_size, setup.pipeline_parallel_size, setup.expert_parallel_size)
-    if max(others) > 1 or setup.objective != "sft":
+    if max(setup.pipeline_parallel_size, setup.expert_parallel_size) > 1:
         yield (
-            "--context-parallel-size is described for --objective sft beside data parallel ranks alone; leave out the "
-            "other sizes of axes."
+            "--context-parallel-size is described beside data and tensor parallel, not beside pipelines or experts; "
+            "leave out --pipeline-parallel-size and --expert-parallel-size."
         )
+    if setup.sequence_parallel:
+        yield (
+            "--context-parallel-size beside tensor parallel is described for Transformers' plan; leave out "
+            "--sequence-parallel."
+        )
+    if setup.objective != "sft":
+        yield f"--context-parallel-size is described for --objective sft only, not for {setup.objective}; leave it out."
 
 
 def _of_pipeline(setup: TrainingSetup) -> Iterator[str]:

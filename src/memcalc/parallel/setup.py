@@ -29,6 +29,23 @@ class ZeroOptions:
 
 
 @dataclass(frozen=True)
+class DeviceMap:
+    """A word of Transformers' `device_map`, and what weights may take of each device in bytes, GPUs first.
+
+    asked: the user said how much that is (`max_memory`).
+    """
+
+    word: str
+    room: tuple[tuple[int | str, float], ...]
+    asked: bool
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs there are."""
+        return sum(isinstance(device, int) for device, _ in self.room)
+
+
+@dataclass(frozen=True)
 class ParallelSetup:
     """A layout over GPUs. Sizes of axes are numbers of ranks; a size of 1 on every axis is a single GPU."""
 
@@ -77,6 +94,9 @@ class ParallelSetup:
     """The stage that is traced, among those of the pipeline rank."""
     keep_outputs: bool = True
     """Whether the last stage keeps the logits of every micro-batch (`return_outputs`)."""
+    # one process
+    device_map: DeviceMap | None = None
+    """The GPUs of one process that the modules of a model are spread over."""
     # Megatron-Core
     recompute_block: bool = False
     """Whether the first layers of a stage alone are checkpointed, not all of them in groups."""
@@ -92,12 +112,14 @@ class ParallelSetup:
     @property
     def alone(self) -> bool:
         """Whether nothing is divided, copied or sent, and the loop is a plain one."""
-        return self.gpus == 1 and not (self.engine != "none" or self.expert > 1 or self.accelerate)
+        one = self.data * self.replicas * self.tensor * self.context * self.pipeline == 1
+        return one and not (self.engine != "none" or self.expert > 1 or self.accelerate)
 
     @property
     def gpus(self) -> int:
         """GPUs of the whole job."""
-        return self.data * self.replicas * self.tensor * self.context * self.pipeline
+        cards = 1 if self.device_map is None else self.device_map.gpus
+        return self.data * self.replicas * self.tensor * self.context * self.pipeline * cards
 
     @property
     def shards(self) -> int:

@@ -38,12 +38,12 @@ VOCABULARY_MULTIPLE = 64
 
 
 def tensor_parallel(
-    config: Config, size: int, *, padded: bool = True, experts: bool = True
+    config: Config, size: int, *, padded: bool = True, experts: bool = True, attention: int | None = None
 ) -> tuple[Mapping[str, Any], list[Assumption]]:
     """The config of one GPU's share of a model over `size` GPUs, and what to say about it.
 
     `padded` says whether the vocabulary is padded first, as serving engines do, `experts` whether those of a mixture
-    are divided by their width.
+    are divided by their width, `attention` over how many GPUs heads are divided, where they are fewer.
 
     Raises UsageError where heads or a width cannot be divided.
     """
@@ -51,34 +51,35 @@ def tensor_parallel(
         return config.values, []
     if not (config.has("num_attention_heads") and config.has("vocab_size")):
         raise unknown_division(size, "model")
-    heads = config.integer("num_attention_heads")
-    if heads % size:
+    heads, of_heads = config.integer("num_attention_heads"), attention or size
+    if heads % of_heads:
         raise UsageError(
-            f"--tensor-parallel-size {size} does not divide the {heads} attention heads; take a size that does."
+            f"--tensor-parallel-size {of_heads} does not divide the {heads} attention heads; take a size that does."
         )
     local: dict[str, Any] = {**config.values, "head_dim": config.head_dim()}
-    _put(config, local, "num_attention_heads", heads // size)
+    _put(config, local, "num_attention_heads", heads // of_heads)
     notes = [
         Assumption("tensor_parallel", f"tensor parallel over {size} GPUs: the report is for one of them"),
         Assumption(
             "communication_buffers",
-            "communication buffers outside PyTorch are not counted; one published log has 1.8 GiB of them on two GPUs "
-            "(--cuda-context)",
+            "communication buffers outside PyTorch: NCCL's are counted (--nccl-buffers), an engine's custom all-reduce "
+            "and symmetric memory only in vLLM's pool; one published log has 1.8 GiB of all of them on two GPUs",
         ),
     ]
     kv_heads = config.integer("num_key_value_heads", heads)
-    if kv_heads % size and size % kv_heads:
+    if kv_heads % of_heads and of_heads % kv_heads:
         raise UsageError(
-            f"--tensor-parallel-size {size} neither divides the {kv_heads} key-value heads nor is a multiple of them; "
-            f"take one that does or is."
+            f"--tensor-parallel-size {of_heads} neither divides the {kv_heads} key-value heads nor is a multiple of "
+            f"them; take one that does or is."
         )
-    if kv_heads < size:
+    if kv_heads < of_heads:
         notes.append(
             Assumption(
-                "key_value_heads_copied", f"{kv_heads} key-value heads over {size} GPUs: each GPU keeps a copy of one"
+                "key_value_heads_copied",
+                f"{kv_heads} key-value heads over {of_heads} GPUs: each GPU keeps a copy of one",
             )
         )
-    _put(config, local, "num_key_value_heads", max(1, kv_heads // size))
+    _put(config, local, "num_key_value_heads", max(1, kv_heads // of_heads))
     for key in _WIDTHS:
         width = config.get(key)
         if isinstance(width, int) and (experts or key != EXPERT_WIDTH):
@@ -101,6 +102,8 @@ def check_divided(whole: Module, local: Module, size: int) -> None:
 
     Raises UsageError.
     """
+    if size == 1:
+        return
     shares = _matrices(local)
     for group, count in _matrices(whole).items():
         if count == shares.get(group):

@@ -25,9 +25,17 @@ def record_step(
     *,
     every_block: bool = True,
 ) -> Step:
-    """The step as it is told to a recorder; blocks may stand for others. Raises UsageError for a pipeline."""
+    """The step as it is told to a recorder; blocks may stand for others.
+
+    Raises UsageError for a pipeline, and for a device map.
+    """
 
     def run(setup: Setup) -> Step:
+        if setup.device_map is not None:
+            raise UsageError(
+                "the tensors of a model that --device-map spreads lie on several GPUs, and are listed for one: leave "
+                "it out, or ask for an estimate, which says what each holds."
+            )
         if isinstance(setup, TrainingSetup):
             layout = layout_of(setup, spec.config)
             if layout.pipeline > 1:

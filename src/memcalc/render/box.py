@@ -220,7 +220,7 @@ class _Box:
         each = (f"{name} {format_bytes(phase.peak_bytes, self.unit)}" for name, phase in phases.items())
         yield "PHASES", " · ".join(each), ""
         if (cluster := self.report.cluster) is not None:
-            yield from _of_cluster(cluster, self.report.ranks, self.unit)
+            yield from _of_cluster(cluster, self.report.ranks, self.unit, training=self.report.training)
         if self.report.kv_cache_bytes is not None:
             yield "KV CACHE", format_bytes(self.report.kv_cache_bytes, self.unit), ""
         if (gpu := self.report.gpu) is not None:

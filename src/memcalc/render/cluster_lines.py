@@ -6,9 +6,12 @@ from memcalc.report.gpu_schema import Cluster, RankPeak
 from memcalc.units import Unit, counted, format_bytes
 
 
-def cluster_lines(cluster: Cluster, ranks: Sequence[RankPeak], unit: Unit) -> Iterator[tuple[str, str, str]]:
+def cluster_lines(
+    cluster: Cluster, ranks: Sequence[RankPeak], unit: Unit, *, training: bool = True
+) -> Iterator[tuple[str, str, str]]:
     """Heading, text and style of each line."""
-    batch = f"{counted(cluster.sequences_per_step, 'sequence')} a step"
+    a_step = " a step" if training else ""
+    batch = f"{counted(cluster.sequences_per_step, 'sequence')}{a_step}"
     tokens = "" if cluster.tokens_per_step is None else f", {counted(cluster.tokens_per_step, 'token')}"
     engine = "" if cluster.parallel == "none" else f", {cluster.parallel}"
     yield "GPUS", f"{cluster.gpus:,}{engine}: {batch}{tokens}", ""
@@ -18,7 +21,7 @@ def cluster_lines(cluster: Cluster, ranks: Sequence[RankPeak], unit: Unit) -> It
         sent = " · ".join(
             f"{name} {format_bytes(nbytes, unit)}" for name, nbytes in cluster.sent_bytes.items() if nbytes
         )
-        yield "SENDS", f"{sent} a step", ""
+        yield "SENDS", f"{sent}{a_step}", ""
     if cluster.host_bytes:
         yield (
             "HOST",
@@ -27,6 +30,10 @@ def cluster_lines(cluster: Cluster, ranks: Sequence[RankPeak], unit: Unit) -> It
         )
     if len(ranks) > 1:
         for rank in ranks:
-            mark = ", reported" if rank.pipeline_rank == cluster.pipeline_rank else ""
+            place = (rank.pipeline_rank, rank.gpu)
+            mark = ", reported" if place == (cluster.pipeline_rank, cluster.gpu) else ""
+            name = f"stage {rank.pipeline_rank}" if rank.gpu is None else f"GPU {rank.gpu}"
             peak = f"{format_bytes(rank.peak_bytes, unit)} in {rank.phase}"
-            yield "RANKS" if rank is ranks[0] else "", f"stage {rank.pipeline_rank}: {peak}{mark}", ""
+            if rank.gpu is not None:
+                peak += f", {format_bytes(rank.model_weights_bytes, unit)} of it weights"
+            yield "RANKS" if rank is ranks[0] else "", f"{name}: {peak}{mark}", ""

@@ -76,9 +76,10 @@ def maxima(
 def parameters_of(step: Step, spec: ModelSpec, layout: ParallelSetup) -> Parameters:
     """Counts of the whole model's parameters."""
     total, trainable, embedding = sum(part.parameters for part in spec.components) if step.components else 0, 0, 0
-    if layout.tensor * layout.pipeline > 1 and isinstance(step.setup, TrainingSetup):
+    if layout.device_map is not None or layout.tensor * layout.pipeline * layout.expert > 1:
         whole = build(spec)
-        adapt(whole, spec, step.setup)
+        if isinstance(step.setup, TrainingSetup):
+            adapt(whole, spec, step.setup)
         step = replace(step, network=whole, tensors=tuple(whole.tensors()))
     for _, parameter in step.parameters:
         count = parameter.count * parameter.copies

@@ -12,7 +12,7 @@ from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.inference.serving import Capacity, cache_bytes, serving, usable
 from memcalc.inference.vllm_pool import Pool, Served, kv_pool
 from memcalc.models.spec import ModelSpec
-from memcalc.peak.ranks import phase_totals, with_loading
+from memcalc.peak.ranks import cards_of, phase_totals, with_loading
 from memcalc.peak.sweep import Sweep
 from memcalc.report.gpu_schema import EnginePool, Serving
 from memcalc.setup.setup import InferenceSetup
@@ -33,9 +33,12 @@ def serving_of(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step, pro
     """What the GPU serves of the job of `step`, whose process takes `process` bytes."""
 
     def process_of(run: Step, candidate: InferenceSetup) -> int:
-        return ProcessMemory.for_job(
-            run.input_bytes, candidate, gpu, max(phase_totals(with_loading(run)).values())
-        ).process
+        return max(
+            ProcessMemory.for_job(
+                card.input_bytes, candidate, gpu, max(phase_totals(with_loading(card)).values())
+            ).process
+            for card in cards_of(run).values()
+        )
 
     pool_of = _pools(spec, setup, gpu, step)
     if pool_of is None:

@@ -47,7 +47,14 @@ KEYS = table(
     Key("tensor_parallel_size", whole, 1, our.TENSOR_PARALLEL, "GPUs that share every layer", other=("tp",)),
     Key("pipeline_parallel_size", whole, 1, our.PIPELINE_PARALLEL, "stages", other=("pp",)),
     Key("data_parallel_size", whole, 1, our.DATA_PARALLEL, "copies of the engine", other=("dp",)),
-    Key("enable_expert_parallel", flag, False, our.EXPERT_PARALLEL, "experts are spread, not split", other=("ep",)),
+    Key(
+        "enable_expert_parallel",
+        flag,
+        False,
+        our.ENABLE_EXPERT_PARALLEL,
+        "experts are spread, not split",
+        other=("ep",),
+    ),
     Key("quantization", text, None, our.QUANTIZATION, "when loading; the config's when absent", other=("q",)),
     Key("enforce_eager", flag, False, our.ENFORCE_EAGER, "no CUDA graphs"),
     Key("max_cudagraph_capture_size", whole, None, "", "largest batch with a graph"),
@@ -192,4 +199,4 @@ def _parallel(keys: Keys) -> None:
             out.take(option, given.value, given)
     if keys.value("enable_expert_parallel"):
         size = tensor.value * copies.value
-        out.take(our.EXPERT_PARALLEL, size, keys.get("enable_expert_parallel"), f"experts over {size} GPUs")
+        out.take(our.ENABLE_EXPERT_PARALLEL, True, keys.get("enable_expert_parallel"), f"experts over {size} GPUs")

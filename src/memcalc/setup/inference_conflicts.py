@@ -22,6 +22,7 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
                     f"{_option(name)} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
                     f"use --engine {engine}."
                 )
+    yield from _several_gpus(setup)
     if setup.load_on is not None and not setup.engine.startswith("transformers"):
         yield f"--load-on is for Transformers, and --engine {setup.engine} loads in its own way; leave it out."
     if setup.kv_dtype != "auto" and (setup.cache_type_k or setup.cache_type_v):
@@ -43,6 +44,56 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
             f"--batch {setup.batch} is more than the {setup.max_num_seqs} sequences that --max-num-seqs lets vLLM run "
             "at once; raise it, or lower --batch."
         )
+
+
+def _several_gpus(setup: InferenceOptions) -> Iterator[str]:
+    """How a model is spread."""
+    if setup.device_map is not None and not setup.engine.startswith("transformers"):
+        yield (
+            f"--device-map is Transformers' way to use several GPUs, and --engine {setup.engine} has its own; leave "
+            "one of them out."
+        )
+    if setup.device_map is not None and setup.tensor_parallel_size > 1:
+        yield (
+            "--device-map spreads whole modules in one process, and --tensor-parallel-size divides each over several; "
+            "use one of them."
+        )
+    if setup.device_map is not None and setup.load_on == "cpu":
+        yield "--device-map loads each module where it will be, so --load-on cpu has no effect; leave one of them out."
+    yield from _engine_axes(setup)
+    copies = 1 if setup.enable_dp_attention else setup.data_parallel_size or 1
+    total = setup.tensor_parallel_size * setup.pipeline_parallel_size * copies
+    if setup.gpus is not None and setup.device_map is None and setup.gpus != total:
+        how = "--device-map auto" if setup.engine.startswith("transformers") else "--tensor-parallel-size"
+        yield (
+            f"--gpus is {setup.gpus}, but the sizes of the axes multiply to {total}; say how the model is spread over "
+            f"them, such as with {how}, or leave --gpus out."
+        )
+
+
+_AXES_OF = {
+    "pipeline_parallel_size": ("vllm", "sglang"),
+    "data_parallel_size": ("vllm", "sglang"),
+    "expert_parallel_size": ("vllm", "sglang"),
+    "enable_expert_parallel": ("vllm",),
+    "enable_dp_attention": ("sglang",),
+}
+"""The engines that have an axis."""
+
+
+def _engine_axes(setup: InferenceOptions) -> Iterator[str]:
+    """An axis that an engine does not have, or that has no effect."""
+    for name, engines in _AXES_OF.items():
+        value = getattr(setup, name)
+        if (value is True or (value or 0) > 1) and setup.engine not in engines:
+            yield (
+                f"--engine {setup.engine} has no {_option(name)} as memcalc knows it; leave it out, or use --engine "
+                f"{' or '.join(engines)}."
+            )
+    if setup.enable_dp_attention and (setup.data_parallel_size or 1) == 1:
+        yield "--enable-dp-attention divides GPUs into --data-parallel-size groups, but that is 1; raise it."
+    if setup.ranks == "all" and setup.pipeline_parallel_size == 1 and setup.device_map is None:
+        yield "--ranks all lists the stages of a pipeline, and there is one; add --pipeline-parallel-size."
 
 
 def engine_of(given: Iterable[str]) -> str | None:

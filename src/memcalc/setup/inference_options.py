@@ -120,6 +120,34 @@ class InferenceOptions(SharedOptions):
         "Components that --quantization is for, by name and with commas, such as transformer,text_encoder_2.",
         unset="the denoiser",
     )
+    gpus: PositiveInt | None = option(
+        "Parallel", None, "GPUs of the whole job.", unset="as many as the sizes of the axes multiply to"
+    )
     tensor_parallel_size: PositiveInt = option(
         "Parallel", 1, "GPUs that share every layer; the report is for one of them."
+    )
+    pipeline_parallel_size: PositiveInt = option("Pipeline", 1, "Stages that the blocks are divided into.")
+    data_parallel_size: PositiveInt | None = option(
+        "Parallel",
+        None,
+        "Ranks with batches of their own; with sharding, the shards of one replica; of an engine, its copies.",
+        unset="what --gpus leaves",
+    )
+    expert_parallel_size: PositiveInt = option("Parallel", 1, "GPUs that the experts of a layer are spread over.")
+    enable_expert_parallel: bool = option(
+        "Serving on several GPUs",
+        False,
+        "vLLM spreads whole experts over the GPUs of tensor and data parallel ranks, in place of dividing each.",
+    )
+    enable_dp_attention: bool = option(
+        "Serving on several GPUs",
+        False,
+        "SGLang divides the GPUs of --tensor-parallel-size into --data-parallel-size groups, each with sequences and a "
+        "cache of its own.",
+    )
+    ranks: Literal["most-loaded", "all"] = option(
+        "Pipeline", "most-loaded", "Ranks of a pipeline that `ranks` lists: the first and the last, or all."
+    )
+    nccl_buffers: str | None = option(
+        "GPU", None, "Size of NCCL's buffers outside the allocator, such as 1GiB.", unset="by communicators"
     )

@@ -21,6 +21,8 @@ Panel = Literal[
     "Serving",
     "vLLM",
     "llama.cpp",
+    "Device map",
+    "Serving on several GPUs",
     "Parallel",
     "Pipeline",
     "FSDP and DDP",

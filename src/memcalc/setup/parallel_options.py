@@ -20,7 +20,7 @@ class ParallelOptions(Options):
     data_parallel_size: PositiveInt | None = option(
         "Parallel",
         None,
-        "Ranks with batches of their own; with sharding, the shards of one replica.",
+        "Ranks with batches of their own; with sharding, the shards of one replica; of an engine, its copies.",
         unset="what --gpus leaves",
     )
     data_parallel_replicas: PositiveInt = option("Parallel", 1, "Copies of the sharded model (HSDP).")

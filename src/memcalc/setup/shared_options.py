@@ -7,7 +7,8 @@ from pydantic import Field
 from memcalc.common.image_sides import ImageSides, ImageSize
 from memcalc.errors import UsageError
 from memcalc.setup.defaults import DEFAULT_IMAGE_SIDE, DEFAULT_SEQ_LEN
-from memcalc.setup.options import Options, option
+from memcalc.setup.device_map_options import DeviceMapOptions
+from memcalc.setup.options import option
 
 Attention = Literal["eager", "sdpa", "flash"]
 Quantization = Literal["none", "nf4", "nf4-double", "fp4", "int8", "gptq-4", "awq-4", "fp8", "mxfp4"]
@@ -16,7 +17,7 @@ PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
-class SharedOptions(Options):
+class SharedOptions(DeviceMapOptions):
     """The options of `--mode training` and of `--mode inference`."""
 
     batch: PositiveInt = option(

@@ -42,11 +42,16 @@ from memcalc.training.trainer_loop import autocast_of, left_by_backward_of, runs
 
 if TYPE_CHECKING:
     from memcalc.nn.recorder import Recorder
+    from memcalc.parallel.placement import Placement
 
 
-def _weight(parameter: Parameter, copies: int, setup: TrainingSetup) -> Weight:
+def _weight(parameter: Parameter, copies: int, setup: TrainingSetup, placement: Placement | None) -> Weight:
     by_embedding = runs_trainer(setup) and parameter.group == "embedding"
-    return Weight(parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding)
+    device = 0 if placement is None else placement.device(parameter)
+    card = device if isinstance(device, int) else 0
+    return Weight(
+        parameter.shape, parameter.dtype.itemsize, copies, parameter.group, setup.galore_rank, by_embedding, card
+    )
 
 
 def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> int:
@@ -145,6 +150,11 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         spec = run.trained_spec(spec, setup)
     with every_block_by_itself() if tracing.every_block else nullcontext():
         network = engines.prepare(spec, layout, build)
+    mapped = None
+    if layout.device_map is not None:
+        from memcalc.training.spread_model import spread  # the others do not pay for it
+
+        mapped = spread(network, setup, layout)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
     if network.input_kind == "latents":
@@ -155,7 +165,10 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         from memcalc.parallel.expert_parallel import divide_experts
 
         divide_experts(network, layout)
-    run_once = partial(_run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, recorder=recorder)
+    placement = None if mapped is None else mapped(network)
+    run_once = partial(
+        _run_micro_batch, spec, network, notes, setup, layout, tracing, teacher, placement=placement, recorder=recorder
+    )
     step = run_once()
     if step.engine is not None and step.engine.learns:
         step = run_once(before=step.engine)
@@ -175,14 +188,18 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     tracing: Tracing,
     teacher: SpecKey | None,
     before: Engine | None = None,
+    placement: Placement | None = None,
     recorder: Recorder | None = None,
 ) -> Step:
     """One micro-batch forward and backward through a model."""
     if setup.objective != "sft":
         from memcalc.training.objectives import run
     recipe = engines.precision(setup.precision, layout)
-    out_of_place = tracing.like_tracker
-    tape = Tape(sum_out_of_place=out_of_place) if recorder is None else recorder.new_tape("forward", out_of_place)
+    tape = (
+        Tape(sum_out_of_place=tracing.like_tracker)
+        if recorder is None
+        else recorder.new_tape("forward", tracing.like_tracker)
+    )
     tape.device = tracing.device
     tape.run = RunContext(
         attention=family(spec.model_type).attention_used(setup.attention),
@@ -198,7 +215,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     engine = engines.bind(
         tape, trained, network, layout, setup.precision, accumulates=accumulates, words=words, before=before
     )
-    tensors = engine.job.tensors
+    tensors = _on_their_gpus(engine, placement)
     if recorder is not None:
         recorder.watch(trained)
     updater = _updater(tape, trained, setup)
@@ -252,10 +269,11 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         length * layout.context,
         target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
         trained=engine.updated(
-            [(p, _weight(p, p.copies, setup)) for _, p in tensors if p.reached and not p.keeps_gradient]
+            [(p, _weight(p, p.copies, setup, placement)) for _, p in tensors if p.reached and not p.keeps_gradient]
         ),
-        update_order=engine.updated([(p, _weight(p, n, setup)) for p, n in updated]),
+        update_order=engine.updated([(p, _weight(p, n, setup, placement)) for p, n in updated]),
         update_groups=_update_groups(network, setup, updated),
+        placement=placement,
         extra_weights={**more.extra_weights, **_averaged(tensors, setup)},
         held_until_step_bytes=more.held_until_step_bytes,
         left_by_backward=left_by_backward,
@@ -266,6 +284,13 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         notes=(*more.notes, *notes, *_recomputation_notes(tape, setup)),
         engine=None if layout.alone else engine,
     )
+
+
+def _on_their_gpus(engine: Engine, placement: Placement | None) -> tuple[tuple[str, Parameter], ...]:
+    """The bound tensors; with a placement, inputs of modules are copied to the GPU of each from here on."""
+    if placement is not None:
+        placement.attach()
+    return engine.job.tensors
 
 
 def _update_groups(network: Network, setup: TrainingSetup, updated: Sequence[tuple[Parameter, int]]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memcalc.autograd.reduce_kernel import rows_scratch
 from memcalc.autograd.tape import Allocation, Tape
@@ -20,6 +20,9 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.optimizers import OPTIMIZERS, Optimizer, spelled
 from memcalc.training.trainer_loop import clipping_bytes, runs_trainer, scalar_bytes
+
+if TYPE_CHECKING:
+    from memcalc.parallel.placement import Placement
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,12 @@ class Step:
     """Values of options that were not given, by name."""
     notes: tuple[Assumption, ...] = ()
     """Assumptions made while the model was prepared."""
+    stage: int = 0
+    """The stage of a serving engine's pipeline."""
+    placement: Placement | None = None
+    """The GPUs of this process that the model is spread over; None where it lies on one."""
+    cache_on_card: Mapping[int, int] = field(default_factory=dict)
+    """Bytes of keys and values by GPU, where they are several."""
     companions: tuple[Module, ...] = ()
     """Other models that the job has on the GPU, in the order in which they are loaded."""
     held_until_step: tuple[Allocation, ...] = ()

@@ -200,7 +200,6 @@ FAMILIES = table(
         ),
         _ALIASES,
         kinds="decoder with latent attention, experts",
-        verified="measured rows",
     ),
     Family(
         "sarvam_mla",
