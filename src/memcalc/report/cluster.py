@@ -10,13 +10,8 @@ from memcalc.common.assumption import Assumption
 from memcalc.nn.stack import Stack
 from memcalc.parallel.setup import DeviceMap, ParallelSetup
 from memcalc.peak.ranks import phase_totals
-<<<<<<< HEAD
 from memcalc.report.gpu_schema import Cluster, RankPeak
-from memcalc.setup.setup import TrainingSetup
-=======
-from memcalc.report.schema import Cluster, RankPeak
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
->>>>>>> main
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
 

@@ -97,6 +97,9 @@ class RankPeak(Contract):
     """What one kind of rank holds."""
 
     pipeline_rank: int | None = Field(description="Its rank in the pipeline; null where there is none.")
+    gpu: int | None = Field(
+        default=None, description="Its index in a process that spreads a model over several GPUs; else null."
+    )
     count: int = Field(ge=1, description="How many GPUs hold about as much.")
     model_weights_bytes: Bytes = Field(description="Weights and buffers.")
     optimizer_states_bytes: Bytes = Field(description="Optimizer states and master weights.")
@@ -110,12 +113,23 @@ class Cluster(Contract):
 
     gpus: int = Field(ge=1, description="GPUs of the whole job.")
     axes: dict[str, int] = Field(description="Sizes of the axes that are used, by name.")
-    parallel: str = Field(description="The engine of the data-parallel ranks.")
+    parallel: str = Field(
+        description="The engine of the data-parallel ranks; 'device_map auto' and others where one process has all "
+        "GPUs; the engine that serves."
+    )
     pipeline_rank: int | None = Field(description="The pipeline rank that is reported; null without a pipeline.")
-    sequences_per_step: int = Field(ge=1, description="Sequences of one optimizer step, of all ranks (global batch).")
-    tokens_per_step: int | None = Field(description="Tokens of one optimizer step; null where no text is read.")
+    gpu: int | None = Field(
+        default=None, description="Index of the GPU that is reported, where one process has all of them; else null."
+    )
+    sequences_per_step: int = Field(
+        ge=1, description="Sequences of one optimizer step, of all ranks (global batch); of inference, those served."
+    )
+    tokens_per_step: int | None = Field(
+        description="Tokens of one optimizer step, or of the prompts; null where no text is read."
+    )
     sent_bytes: dict[str, int] = Field(
-        description="Bytes that the rank sends in one step with ring algorithms, by collective."
+        description="Bytes that the rank sends in one step with ring algorithms, by collective; of inference, in "
+        "prefill and the decoding of one token."
     )
     host_bytes: Bytes = Field(description="Bytes that the rank keeps in host memory.")
     node_host_bytes: Bytes = Field(description="The same for all ranks of a node of eight GPUs.")
