@@ -28,6 +28,14 @@ KNOWN: dict[str, dict[str, int]] = {
     # A view of a transposed batch of one has another stride on shape-only tensors than on real ones, and so the weight
     # gradient of Step's second convolution another layout there, for which it is copied.
     "step3p7:1": {"backward": -1161728},
+    # With double quantization bitsandbytes 0.50 keeps a copy of the 8-bit code for every weight (1,024 bytes), as real
+    # CUDA tensors show: 543,232 bytes for a weight of 1024 x 1024. In the instrument's runs all had one.
+    "quantized_bases:5": {"forward": 21504, "backward": 21504, "step": 21504},
+    "quantized_bases:6": {"forward": 21504, "backward": 21504, "step": 21504},
+    "quantized_bases:7": {"forward": 21504, "backward": 21504, "step": 21504},
+    "quantized_bases:8": {"forward": 21504, "backward": 21504, "step": 21504},
+    "quantized_bases:11": {"forward": 21504, "backward": 21504, "step": 21504},
+    "quantized_bases:20": {"forward": 14336, "backward": 14336, "step": 14336},
     # LOMO steps the last weight when backward has come back; the instrument counts that to its step phase.
     "optimizers:4": {"step": -179200},
     "optimizers:5": {"step": -89600},

@@ -11,12 +11,11 @@ NOT_OFFERED = {"sd15 full bf16 sdpa math", "sd3 full bf16 sdpa math", "flux full
 """Attention by PyTorch's math kernel alone, which no option asks for."""
 
 WORKSPACE = "the row's cuBLAS workspaces, counted as the larger blocks that they were given"
-SECOND_MAP = "bitsandbytes keeps a copy of its second map, 1024 bytes, for every layer"
+SECOND_MAP = "bitsandbytes keeps its second map, 1024 bytes, once beside the copies that layers have"
 
 KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
     "flux real dev lora 512x768 r4 ckpt adamw8bit text 77": ((-917504, -917504, -918016), WORKSPACE),
-    "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": ((517120, 517120, 516608), SECOND_MAP),
-    "qwen-image real qlora 512 ckpt": ((866304, 866304, 866304), SECOND_MAP),
+    "flux real dev qlora 512x768 r4 ckpt adamw8bit text 77": ((1024, 1024, 512), SECOND_MAP),
     "ltx full bf16": ((1024, 0, 0), "one vector of the width, not explained"),
     "lumina2 full fp32 a100 b2": ((1024, 0, 0), "two blocks of 512 bytes at the loss, not explained"),
     "sdxl controlnet mixed ckpt b2": ((3072, 0, 0), "six blocks of 512 bytes, not explained"),

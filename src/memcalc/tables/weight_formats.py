@@ -59,7 +59,8 @@ class WeightFormat:
 
 
 _BITSANDBYTES = (
-    "bitsandbytes functional.py: absmax in fp32 for 64 weights; doubled, in 8 bits, with fp32 for 256 of them"
+    "bitsandbytes 0.50 functional.py: absmax in fp32 for 64 weights; doubled, in 8 bits, with fp32 for 256 of them and "
+    "a copy of the 8-bit code (quantize_blockwise)"
 )
 
 FORMATS: Mapping[str, WeightFormat] = {
@@ -76,7 +77,7 @@ FORMATS: Mapping[str, WeightFormat] = {
             bits=4,
             shared=((64, 8), (64 * 256, 32)),
             experts=False,
-            tables=(64, 4),
+            tables=(64, 4, 1024),
             kernel="bnb-4bit",
             source=_BITSANDBYTES,
         ),
