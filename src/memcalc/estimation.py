@@ -39,6 +39,7 @@ from memcalc.report.schema import MixedLengths, Model, Peak, Phase, Report
 from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import cuda_device
+from memcalc.training.float8 import check_float8
 from memcalc.training.traced_step import PLAIN, Step, Tracing
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def estimate(
     for assumption in assumptions:
         check_type("assumptions", assumption, Assumption, "a list of assumptions: Assumption(code, text)")
     gpu = None if gpu is None else _found(gpu)
+    if gpu is not None and isinstance(setup, TrainingSetup) and setup.float8_recipe != "none":
+        check_float8(gpu)
     steps, layout = _run(spec, setup, teacher, gpu)
     rank = _least_free(spec, setup, gpu, steps)
     step = steps[rank]

@@ -19,6 +19,7 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.sentences import VIDEO_AS_IMAGES
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables import sglang
 from memcalc.tables.dtypes import INT64
@@ -55,7 +56,7 @@ def generate(
         from memcalc.inference.pipeline import call_pipeline  # language models do not pay for importing it
 
         return call_pipeline(spec, setup, tracing.device, recorder)
-    _refuse_pipeline_options(setup)
+    _refuse_pipeline_options(spec, setup)
     model = model or served_model(spec, setup)
     row, engine, network, form = model.row, model.engine, model.network, model.form
     sound = network.main_input in ("input_values", "input_features")
@@ -136,10 +137,12 @@ def generate(
     )
 
 
-def _refuse_pipeline_options(setup: InferenceSetup) -> None:
+def _refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
     """Raise UsageError for options of diffusion pipelines."""
     for name in OF_PIPELINES:
         if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+            if name == "num_frames" and "vision_config" in spec.config:
+                raise UsageError(VIDEO_AS_IMAGES)
             raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
 
 

@@ -47,7 +47,8 @@ def _linear_backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grad is None:
         return [None, None]
     shape, stride, (outputs, inputs), weight_dtype = node.context
-    x_storage, weight_storage = node.saved_storages()
+    storages = node.saved_storages()  # where activations are offloaded, the input's alone
+    x_storage, weight_storage = storages[0], storages[-1]
     flat = reshape(grad.detach(), -1, outputs)
     columns = Tensor((inputs, outputs), (1, inputs), weight_dtype, weight_storage)
     casts = [_cast(flat), _cast(columns)]

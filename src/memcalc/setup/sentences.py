@@ -87,3 +87,11 @@ def _sentence(error: "ErrorDetails", fields: Mapping[str, "FieldInfo"]) -> str:
     if kind == "literal_error":
         return choice_sentence(option, value, get_args(value_type(fields[name].annotation)))
     return f"{option} cannot be {quoted(str(value))}: {error['msg']}."
+
+
+VIDEO_AS_IMAGES = (
+    "--num-frames counts frames of a denoiser's video; a video that a language model reads is given as images: one of "
+    "--images-per-sequence for every two frames in Qwen-VL and GLM-V (temporal_patch_size), with --image-width and "
+    "--image-height of a frame."
+)
+"""What is said of frames for a model that reads images."""

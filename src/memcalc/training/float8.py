@@ -7,6 +7,8 @@ from memcalc.errors import UsageError
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.model import Network
 from memcalc.nn.module_paths import output_head, sites
+from memcalc.tables.gpu_features import features
+from memcalc.tables.gpus import Gpu
 
 _DIVISOR = 16
 """cuBLASLt multiplies float8 matrices whose sides are multiples of it."""
@@ -16,6 +18,15 @@ NOTE = Assumption(
     "float8 products as torchao 0.18 runs them in eager PyTorch, the head left wide: activations stay in 16 bits, and "
     "every operand is cast anew through fp32 copies, which torch.compile would fuse (--float8-recipe)",
 )
+
+
+def check_float8(gpu: Gpu) -> None:
+    """Raise UsageError for a GPU that does not multiply float8 matrices."""
+    if features(gpu).fp8 is False:
+        raise UsageError(
+            f"{gpu.name} does not multiply matrices in float8, which begins with compute capability 8.9 and MI300; "
+            "leave out --float8-recipe."
+        )
 
 
 def use_float8(network: Network) -> Assumption:

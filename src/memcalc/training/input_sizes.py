@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.errors import UsageError, option_name
 from memcalc.nn.model import Network
+from memcalc.setup.sentences import VIDEO_AS_IMAGES
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
 _SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
@@ -28,6 +29,8 @@ def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None
     denoises = network.input_kind == "latents"
     for name in _OF_TEXT if denoises else _SIZES:
         if name in setup.model_fields_set and getattr(setup, name):
+            if name == "num_frames" and network.reads_text and network.image_side(None) is not None:
+                raise UsageError(VIDEO_AS_IMAGES)
             raise UsageError(
                 f"{option_name(name)} is for models that read text, but this one is a denoiser; use --resolution, "
                 "--height and --width, --num-frames, --max-sequence-length."
