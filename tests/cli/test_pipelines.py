@@ -203,12 +203,15 @@ def test_a_controlnet_is_trained_in_front_of_a_frozen_unet(unet: str) -> None:
     [
         (("--controlnet", "--lora-rank", "4"), "leave out one"),
         (("--controlnet", "--quantization", "nf4"), "leave out --quantization"),
+        (("--controlnet", "--textual-inversion"), "leave out one"),
         (("--train-text-encoder",), "text encoders"),
+        (("--textual-inversion",), "text encoders"),
     ],
 )
 def test_what_training_a_unet_refuses(unet: str, options: tuple[str, ...], said: str) -> None:
     assert said in refused(2, "from-file", unet, *options)
 
 
-def test_controlnets_of_transformers_are_refused(folder: str) -> None:
+def test_what_is_trained_of_unets_alone_is_refused(folder: str) -> None:
+    assert "Stable Diffusion" in refused(2, "from-file", folder, "--textual-inversion")
     assert "UNets" in refused(2, "from-file", folder, "--controlnet")

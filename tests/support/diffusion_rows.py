@@ -101,9 +101,11 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         found |= {"cache_latents": False, "vae_dtype": vae.get("dtype")}
     if case.get("encoders"):
         found["cache_text_embeddings"] = False
+    if case.get("textual_inversion"):
+        found["textual_inversion"] = True
     if case.get("controlnet"):
         found["controlnet"] = True
-    if case.get("trained_encoders"):
+    if case.get("trained_encoders") and not case.get("textual_inversion"):
         found["train_text_encoder"] = True
     if case.get("quant"):
         found["quantization"] = "nf4-double"

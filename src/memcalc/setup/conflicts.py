@@ -57,16 +57,19 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
 
 def _denoisers(setup: TrainingOptions) -> Iterator[str]:
     """What diffusers' scripts do not do at once."""
-    if not setup.controlnet:
-        return
-    for name in ("lora_rank", "train_text_encoder", "use_ema"):
-        if getattr(setup, name):
-            yield (
-                f"--controlnet trains a ControlNet alone and in full, which --{name.replace('_', '-')} does not go "
-                "with; leave out one of them."
-            )
-    if setup.quantization != "none":
-        yield "--controlnet keeps the frozen UNet in 16 bits, as diffusers' scripts do; leave out --quantization."
+    alone = {"controlnet": "a ControlNet alone and in full", "textual_inversion": "the embedding of new words alone"}
+    for name, what in alone.items():
+        if not getattr(setup, name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        for other in ("lora_rank", "train_text_encoder", "use_ema", *(key for key in alone if key > name)):
+            if getattr(setup, other):
+                yield (
+                    f"{option} trains {what}, which --{other.replace('_', '-')} does not go with; leave out one of "
+                    "them."
+                )
+        if setup.quantization != "none":
+            yield f"{option} keeps the frozen UNet in 16 bits, as diffusers' scripts do; leave out --quantization."
 
 
 def _optimizer(setup: TrainingOptions) -> Iterator[str]:

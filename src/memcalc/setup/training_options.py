@@ -150,6 +150,9 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         False,
         "Train a ControlNet made from the UNet, which is frozen (Stable Diffusion, SDXL).",
     )
+    textual_inversion: bool = option(
+        "Diffusion components", False, "Train the embedding of new words alone (Stable Diffusion 1 and 2)."
+    )
     cache_latents: bool = option(
         "Diffusion components",
         True,

@@ -6,6 +6,7 @@ Source: examples/{text_to_image,dreambooth} of diffusers 0.42.1, with latents an
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from memcalc import ops
 from memcalc.autograd.tape import Tape
@@ -20,7 +21,12 @@ from memcalc.tables.dtypes import FP32, DType
 from memcalc.training.controlnet import attach_controlnet, controlled
 from memcalc.training.frozen_components import PHASE, FrozenComponents, runs_in_step
 from memcalc.training.traced_step import ObjectiveExtras
-from memcalc.training.trained_text_encoders import attach_text_encoders, prompt
+from memcalc.training.trained_text_encoders import (
+    attach_inverted_embedding,
+    attach_text_encoders,
+    original_embeddings,
+    prompt,
+)
 
 
 def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
@@ -44,7 +50,7 @@ def as_scripts_train(setup: TrainingSetup, spec: ModelSpec) -> TrainingSetup:
         return setup
     chosen: dict[str, object] = {"trainer": "diffusers"}
     if setup.max_grad_norm is None:
-        chosen["max_grad_norm"] = 1.0
+        chosen["max_grad_norm"] = 0.0 if setup.textual_inversion else 1.0
     if setup.train_text_encoder and "cache_text_embeddings" not in setup.model_fields_set:
         chosen["cache_text_embeddings"] = not any(
             part.class_name.startswith(("T5", "UMT5")) for part in spec.components
@@ -65,7 +71,8 @@ def loss_of_denoiser(
     """The loss of a denoiser, the outputs that the loop keeps through backward, and what beside the model is there."""
     assert isinstance(network, Denoiser)
     frozen = FrozenComponents(tape, network, spec, setup) if runs_in_step(setup) else None
-    return denoise(tape, network, picture(network, setup), autocast, frozen)
+    loss, held, more = denoise(tape, network, picture(network, setup), autocast, frozen)
+    return loss, held, replace(more, extra_weights={**more.extra_weights, **original_embeddings(network, setup)})
 
 
 def first_phases(setup: TrainingSetup) -> tuple[str, ...]:
@@ -82,6 +89,8 @@ def prepare_denoiser(network: Network, spec: ModelSpec, setup: TrainingSetup, *,
     notes = notes_of_denoiser(network, spec, setup)
     if setup.train_text_encoder:
         notes += attach_text_encoders(network, spec, setup, alone=alone)
+    if setup.textual_inversion:
+        notes += attach_inverted_embedding(network, spec, setup, alone=alone)
     if setup.controlnet:
         notes += attach_controlnet(network, spec, setup, alone=alone)
     return notes

@@ -14,6 +14,7 @@ _OF_SCRIPTS = {
     "cache_latents": True,
     "cache_text_embeddings": True,
     "controlnet": False,
+    "textual_inversion": False,
     "train_text_encoder": False,
     "use_ema": False,
     "vae_dtype": None,

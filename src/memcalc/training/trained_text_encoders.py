@@ -1,7 +1,8 @@
-"""Text encoders that are trained with a denoiser, as diffusers' scripts do with --train_text_encoder.
+"""Text encoders that are trained with a denoiser (--train_text_encoder), or whose token embedding is trained alone.
 
-Source: examples/dreambooth/train_dreambooth{,_lora,_lora_sdxl,_lora_flux}.py of diffusers 0.42.1, and Accelerate, which
-runs each prepared model under autocast and makes all that it returns fp32.
+Source: examples/textual_inversion/textual_inversion.py and examples/dreambooth/train_dreambooth{,_lora,_lora_sdxl,
+_lora_flux}.py of diffusers 0.42.1, and Accelerate, which runs each prepared model under autocast and makes all that it
+returns fp32.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from memcalc import ops
 from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
+from memcalc.common.sizes import rounded
 from memcalc.errors import UsageError
 from memcalc.models.build import build
 from memcalc.models.common.denoiser import Denoiser, PromptCall, TrainedEncoder, given
@@ -24,6 +26,7 @@ from memcalc.nn.stack import Stack
 from memcalc.peft.injection import Lora, add_lora
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32, INT64, DType
+from memcalc.training.controlnet import freeze_outside_autocast
 
 _TARGETS = "q_proj,k_proj,v_proj,out_proj"
 """What the scripts adapt of a text encoder."""
@@ -55,6 +58,35 @@ def attach_text_encoders(model: Denoiser, spec: ModelSpec, setup: TrainingSetup,
     how = "in full" if lora is None else f"with adapters on {_TARGETS.replace(',', ', ')}"
     names = " and ".join(part.name for part in parts)
     return [Assumption("trained_text_encoders", f"{names}: trained {how} (--train-text-encoder)")]
+
+
+def attach_inverted_embedding(
+    model: Denoiser, spec: ModelSpec, setup: TrainingSetup, *, alone: bool
+) -> list[Assumption]:
+    """Freeze `model`, unbound, and let the token embedding of its text encoder be all that is trained.
+
+    Raises UsageError for denoisers with other text encoders than one CLIP, and for several GPUs.
+    """
+    if model.trained_encoders != ("CLIPTextModel",) or model.told_pooled_alone:
+        raise UsageError(
+            "--textual-inversion is described for Stable Diffusion 1 and 2, whose denoiser reads one CLIP text "
+            "encoder; leave it out."
+        )
+    attach_text_encoders(model, spec, setup, alone=alone)
+    (encoder,) = model.learning
+    freeze_outside_autocast(model, setup)
+    for name, parameter in encoder.network.parameters():
+        parameter.trainable, parameter.fixed_dtype = "token_embedding" in name, None
+    text = "every token's embedding is trained, and all but the new ones are put back from a copy after each step"
+    return [Assumption("token_embedding_trained", f"{text} (--textual-inversion)")]
+
+
+def original_embeddings(model: Denoiser, setup: TrainingSetup) -> dict[str, int]:
+    """The copy of the token embedding that textual inversion keeps, by what it is called."""
+    if not setup.textual_inversion:
+        return {}
+    trained = [p for encoder in model.learning for _, p in encoder.network.parameters() if p.trainable]
+    return {"token embedding as it was": sum(rounded(p.numel * p.dtype.itemsize) for p in trained)}
 
 
 def trained_parts(model: Denoiser, spec: ModelSpec) -> list[PipelineComponent]:
@@ -100,7 +132,7 @@ def prompt(tape: Tape, model: Denoiser, batch: int, autocast: DType | None) -> t
         pooled = ops.to(pooled, narrow)
         return {"pooled": ops.view(ops.repeat(ops.unsqueeze(pooled, 0), 1, 1, 1), *pooled.shape)}, []
     if len(read) == 1:
-        return {"states": states}, []
+        return {"states": states if model.frozen_dtype is None else ops.to(states, model.frozen_dtype)}, []
     embeds = ops.cat([states for states, _ in read], -1)
     del states
     read.clear()
