@@ -117,24 +117,28 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
         ModelSpec.from_file(tmp_path)
 
 
+WRONG: Any = (24, None, "soon", "config.json", ["a line"], {"batchsize": 3}, "MB")
+NUMBER, NOTHING, TEXT, PATH, LINES, MISSPELT, UNIT = WRONG
+"""Values of kinds that a type checker would not let pass."""
+
 REFUSED: list[tuple[Any, str]] = [
-    (lambda: ModelSpec.from_file(3), "path needs a path, not 3"),
+    (lambda: ModelSpec.from_file(NUMBER), "path needs a path, not 24"),
     (lambda: ModelSpec.from_file("there/is/none"), "there/is/none"),
-    (lambda: ModelSpec.from_pretrained(None), "model needs the id of a model"),
+    (lambda: ModelSpec.from_pretrained(NOTHING), "model needs the id of a model"),
     (lambda: ModelSpec.from_pretrained("no id"), "no id"),
-    (lambda: ModelSpec.from_pretrained("a/b", token=3), "token needs text"),
-    (lambda: ModelSpec.from_pretrained("a/b", timeout="soon"), "timeout needs a number"),
-    (lambda: ModelSpec.from_parameters(None), "count needs a number of parameters"),
+    (lambda: ModelSpec.from_pretrained("a/b", token=NUMBER), "token needs text"),
+    (lambda: ModelSpec.from_pretrained("a/b", timeout=TEXT), "timeout needs a number"),
+    (lambda: ModelSpec.from_parameters(NOTHING), "count needs a number of parameters"),
     (lambda: ModelSpec.from_parameters("many"), "many"),
-    (lambda: ModelSpec.from_config("config.json"), "not its path"),
-    (lambda: estimate(None, TrainingSetup()), "spec needs a ModelSpec"),
-    (lambda: estimate(SPEC, None), "setup needs a TrainingSetup"),
-    (lambda: estimate(SPEC, TrainingSetup(), 24), "gpu needs a GPU's name"),
-    (lambda: estimate(SPEC, TrainingSetup(), assumptions=["a line"]), "assumptions needs a list of assumptions"),
-    (lambda: TrainingSetup(batchsize=3), "batchsize"),
+    (lambda: ModelSpec.from_config(PATH), "not its path"),
+    (lambda: estimate(NOTHING, TrainingSetup()), "spec needs a ModelSpec"),
+    (lambda: estimate(SPEC, NOTHING), "setup needs a TrainingSetup"),
+    (lambda: estimate(SPEC, TrainingSetup(), NUMBER), "gpu needs a GPU's name"),
+    (lambda: estimate(SPEC, TrainingSetup(), assumptions=LINES), "assumptions needs a list of assumptions"),
+    (lambda: TrainingSetup(**MISSPELT), "batchsize"),
     (lambda: TrainingSetup().model_copy(update={"batchsize": 3}), "batchsize"),
-    (lambda: estimate(SPEC, TrainingSetup(seq_len=8)).render(unit="MB"), "unit must be GiB or GB, not 'MB'"),
-    (lambda: estimate(SPEC, TrainingSetup(seq_len=8)).render(width="wide"), "width needs a number of columns"),
+    (lambda: estimate(SPEC, TrainingSetup(seq_len=8)).render(unit=UNIT), "unit must be GiB or GB, not 'MB'"),
+    (lambda: estimate(SPEC, TrainingSetup(seq_len=8)).render(width=TEXT), "width needs a number of columns"),
 ]
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from memcalc import ModelSpec, TrainingSetup, canonical_spec, estimate
+from memcalc.optim.weight import Weight
 from memcalc.peak.sweep import Sweep
 from memcalc.report.schema import Report
-from memcalc.tables.optimizers import OPTIMIZERS, Weight
+from memcalc.tables.optimizers import OPTIMIZERS
 from memcalc.training.step import trace
 
 

@@ -38,11 +38,10 @@ if TYPE_CHECKING:
     from memcalc.library.spec import ModelSpec
     from memcalc.models.llama_shape import canonical_spec
     from memcalc.models.registry import families
+    from memcalc.report.gpu_schema import Cluster, GpuFit, RankPeak, Serving
     from memcalc.report.schema import (
-        Cluster,
         Component,
         Components,
-        GpuFit,
         InferencePhases,
         Model,
         Parameters,
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
         Peak,
         Phase,
         PipelinePhases,
-        RankPeak,
-        Serving,
         TrainingPhases,
     )
     from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -119,11 +116,10 @@ _HOMES = {
     "library.spec": ("ModelSpec",),
     "models.llama_shape": ("canonical_spec",),
     "models.registry": ("families",),
+    "report.gpu_schema": ("Cluster", "GpuFit", "RankPeak", "Serving"),
     "report.schema": (
-        "Cluster",
         "Component",
         "Components",
-        "GpuFit",
         "InferencePhases",
         "Model",
         "Parameters",
@@ -131,8 +127,6 @@ _HOMES = {
         "Peak",
         "Phase",
         "PipelinePhases",
-        "RankPeak",
-        "Serving",
         "TrainingPhases",
     ),
     "setup.setup": ("InferenceSetup", "TrainingSetup"),

@@ -8,10 +8,10 @@ from typing import Literal
 
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
+from memcalc.report.gpu_schema import GpuFit
 from memcalc.report.schema import (
     Component,
     Components,
-    GpuFit,
     InferencePhases,
     Model,
     Parameters,

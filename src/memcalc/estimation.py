@@ -23,6 +23,7 @@ from memcalc.peak.sweep import swept
 from memcalc.report.alternatives import alternatives
 from memcalc.report.assumptions import assumed
 from memcalc.report.cluster import assumed_of_cluster, cluster, communicators, rank_peaks
+from memcalc.report.gpu_schema import GpuFit, Serving
 from memcalc.report.rows import (
     components_of,
     elsewhere,
@@ -34,7 +35,7 @@ from memcalc.report.rows import (
     standing_parts,
     sum_parts,
 )
-from memcalc.report.schema import GpuFit, MixedLengths, Model, Peak, Phase, Report, Serving
+from memcalc.report.schema import MixedLengths, Model, Peak, Phase, Report
 from memcalc.setup.lengths import drawn_lengths, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.cuda_devices import cuda_device

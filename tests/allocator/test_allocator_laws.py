@@ -1,5 +1,7 @@
 """Laws of the allocator, on sequences that hypothesis makes up."""
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +41,7 @@ def replay(
 
 @settings(max_examples=60, deadline=None)
 @given(OPERATIONS, st.sampled_from(CONFS))
-def test_reserved_is_no_less_than_allocated_and_that_no_less_than_requested(operations, conf) -> None:
+def test_reserved_is_no_less_than_allocated_and_that_no_less_than_requested(operations: Any, conf: str) -> None:
     allocator = allocator_of(parse_alloc_conf(conf))
     live, _ = replay(allocator, operations)
     for block in live:
@@ -51,7 +53,7 @@ def test_reserved_is_no_less_than_allocated_and_that_no_less_than_requested(oper
 
 @settings(max_examples=60, deadline=None)
 @given(OPERATIONS, st.sampled_from(CONFS), st.integers(1, 200))
-def test_a_device_that_is_large_enough_changes_nothing(operations, conf, spare) -> None:
+def test_a_device_that_is_large_enough_changes_nothing(operations: Any, conf: str, spare: int) -> None:
     free = allocator_of(parse_alloc_conf(conf))
     _, seen = replay(free, operations)
     limited = allocator_of(parse_alloc_conf(conf), capacity=free.peak_reserved + spare * 2 * MIB)
@@ -61,7 +63,7 @@ def test_a_device_that_is_large_enough_changes_nothing(operations, conf, spare) 
 
 @settings(max_examples=60, deadline=None)
 @given(OPERATIONS, st.sampled_from(CONFS), st.integers(10, 300))
-def test_a_device_never_gives_more_than_it_has(operations, conf, capacity) -> None:
+def test_a_device_never_gives_more_than_it_has(operations: Any, conf: str, capacity: int) -> None:
     allocator = allocator_of(parse_alloc_conf(conf), capacity=capacity * 2 * MIB)
     replay(allocator, operations)
     assert allocator.peak_reserved <= capacity * 2 * MIB
@@ -69,7 +71,7 @@ def test_a_device_never_gives_more_than_it_has(operations, conf, capacity) -> No
 
 @settings(max_examples=60, deadline=None)
 @given(OPERATIONS)
-def test_blocks_of_a_segment_follow_one_another(operations) -> None:
+def test_blocks_of_a_segment_follow_one_another(operations: Any) -> None:
     allocator = CachingAllocator()
     live, _ = replay(allocator, operations)
     free = [*allocator.small.free_blocks(), *allocator.large.free_blocks()]

@@ -10,7 +10,7 @@ from support.cli_runs import refused, run
 from support.reports import lines
 from support.shapes import decoder
 
-from memcalc import InferenceSetup, ModelSpec, estimate, find_gpu
+from memcalc import Gpu, InferenceSetup, ModelSpec, estimate, find_gpu
 from memcalc.errors import ConfigError
 
 GIB = 2**30
@@ -77,7 +77,7 @@ def hybrid(layers: int, attending: int, kv_heads: int, head_dim: int) -> dict[st
     }
 
 
-def report(config: dict[str, Any], gpu: str | None = None, **options: Any) -> Any:
+def report(config: dict[str, Any], gpu: Gpu | str | None = None, **options: Any) -> Any:
     return estimate(
         ModelSpec.from_config(config), InferenceSetup(**options), find_gpu(gpu) if isinstance(gpu, str) else gpu
     )

@@ -132,7 +132,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files.os, "replace", interrupted)
+    monkeypatch.setattr("memcalc.cli.files.os.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         files.write_whole(str(path), "new")
     assert path.read_text() == "old"

@@ -18,7 +18,7 @@ FOLDER = DATA / "run_configs"
 NOT_YET: set[str] = set()
 """Options that run files are translated to and that the command line does not have."""
 
-_VALUES = {"LOSS_EAGER", "LOSS_LIGER", "LOSS_CHUNKED", "LOSS_CUT", "LOSS_TILED", "ZERO_PREFIX"}
+_VALUES = {"LOSS_EAGER", "LOSS_LIGER", "LOSS_LIGER_ON_LOGITS", "LOSS_CHUNKED", "LOSS_CUT", "LOSS_TILED", "ZERO_PREFIX"}
 OF_COMMANDS = {"mode", "task", "num_labels"}
 """Options that are not of a setup."""
 

@@ -27,7 +27,7 @@ def write(folder: Path, content: bytes | str | dict[str, object], name: str = "c
 
 
 def name_of(path: str) -> str:
-    return json.loads(run("from-file", path, "--json").stdout)["model"]["name"]
+    return str(json.loads(run("from-file", path, "--json").stdout)["model"]["name"])
 
 
 def test_a_file_and_its_folder_are_the_same(tmp_path: Path) -> None:

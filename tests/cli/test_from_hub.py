@@ -73,7 +73,11 @@ def test_a_model(hub: Hub) -> None:
 
 
 def test_what_the_repository_holds_besides(hub: Hub) -> None:
-    files = {"config.json": LLAMA, "model.safetensors": weights({**WHOLE, **layers(4)}), "pytorch_model.bin": b"PK"}
+    files: dict[str, Any] = {
+        "config.json": LLAMA,
+        "model.safetensors": weights({**WHOLE, **layers(4)}),
+        "pytorch_model.bin": b"PK",
+    }
     hub.add("org/model", files)
     said = lines(answer("org/model"))
     assert any("multi-token prediction" in line and "not counted" in line for line in said)

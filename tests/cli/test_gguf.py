@@ -60,7 +60,7 @@ def test_a_gguf_file_whose_layers_differ(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(start + bytes(size - len(start)))
     found = answer("from-file", str(tmp_path / "m.gguf"), "--mode", "inference")
     assert found["kv_cache_bytes"] == 256 * sum(kv_heads) * 2 * 32 * 2
-    llama = llama_gguf(**{"llama.attention.head_count_kv": [2, 4]})
+    llama = llama_gguf(more={"llama.attention.head_count_kv": [2, 4]})
     start, size = gguf(*llama)
     (tmp_path / "l.gguf").write_bytes(start + bytes(size - len(start)))
     assert "num_key_value_heads" in refused(1, "from-file", str(tmp_path / "l.gguf"))

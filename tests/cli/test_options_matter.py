@@ -195,7 +195,7 @@ def test_an_option_without_use_is_said_to_be(
 def test_a_source_of_sound_has_no_tokens() -> None:
     """The one length of text is the target's, whichever option names it."""
     spec = ModelSpec.from_config(WHISPER)
-    by_target, by_length = (estimate(spec, TrainingSetup(**{name: 9})) for name in ("target_len", "seq_len"))
+    by_target, by_length = (estimate(spec, setup) for setup in (TrainingSetup(target_len=9), TrainingSetup(seq_len=9)))
     assert by_target.peak == by_length.peak
     assert (by_target.setup["seq_len"], by_target.setup["target_len"]) == (None, 9)
     assert "batch 1 × 9 tokens" in styles.plain(render(by_target, 80))

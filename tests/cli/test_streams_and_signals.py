@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.weights import write_json
@@ -17,9 +18,12 @@ HEARS = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)
 PROGRAM = "import sys; from memcalc.cli import main; sys.argv[0] = 'memcalc'; main()"
 
 
-def memcalc(*arguments: str, before: str = "", **options: object) -> "subprocess.CompletedProcess[bytes]":
+def memcalc(*arguments: str, before: str = "", **options: Any) -> "subprocess.CompletedProcess[bytes]":
     command = [sys.executable, "-c", before + PROGRAM, *arguments]
-    return subprocess.run(command, timeout=60, **{"capture_output": True, **options})  # type: ignore[call-overload]
+    done: subprocess.CompletedProcess[bytes] = subprocess.run(
+        command, timeout=60, **{"capture_output": True, **options}
+    )
+    return done
 
 
 @pytest.mark.parametrize("arguments", [ESTIMATE, (*ESTIMATE, "--json"), ("--help",), ("--version",), ("gpus",)])

@@ -5,19 +5,19 @@ from typing import Any
 import pytest
 
 from memcalc import InferenceSetup, TrainingSetup, canonical_spec, estimate, find_gpu
-from memcalc.decide.largest import changed, fewest_gpus, largest, smallest_gpu
+from memcalc.decide.largest import fewest_gpus, largest, smallest_gpu
 from memcalc.errors import MemcalcError
 from memcalc.models.spec import ModelSpec
 from memcalc.tables.gpus import GPUS
 
 SPEC = canonical_spec(10**9)[0]
-LORA = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "seq_len": 512}
+LORA: dict[str, Any] = {"lora_rank": 8, "lora_targets": "all-linear", "precision": "bf16", "seq_len": 512}
 
 
 def fits(setup: Any, gpu: Any, spec: ModelSpec = SPEC) -> bool:
     report = estimate(spec, setup, gpu)
     assert report.gpu is not None
-    return report.gpu.fits
+    return bool(report.gpu.fits)
 
 
 def too_large(setup: Any, gpu: Any) -> bool:
@@ -42,9 +42,9 @@ def test_one_more_does_not_fit(setup: Any, field: str) -> None:
     gpu = find_gpu("RTX-3060")
     found = largest(SPEC, setup, gpu, field)
     assert found.value
-    assert fits(changed(setup, **{field: found.value}), gpu)
-    assert estimate(SPEC, changed(setup, **{field: found.value}), gpu).peak.process_bytes == found.process_bytes
-    assert too_large(changed(setup, **{field: found.value + 1}), gpu)
+    assert fits(setup.model_copy(update={field: found.value}), gpu)
+    assert estimate(SPEC, setup.model_copy(update={field: found.value}), gpu).peak.process_bytes == found.process_bytes
+    assert too_large(setup.model_copy(update={field: found.value + 1}), gpu)
 
 
 def test_none_fits() -> None:
@@ -78,8 +78,8 @@ def test_one_gpu_less_does_not_fit(setup: TrainingSetup) -> None:
     number = fewest_gpus(spec, setup, gpu)
     assert number is not None
     step, engine = setup.tensor_parallel_size, setup.parallel or "fsdp2"
-    assert fits(changed(setup, parallel=engine, gpus=number), gpu, spec)
-    assert not fits(changed(setup, parallel=engine, gpus=number - step), gpu, spec)
+    assert fits(setup.model_copy(update={"parallel": engine, "gpus": number}), gpu, spec)
+    assert not fits(setup.model_copy(update={"parallel": engine, "gpus": number - step}), gpu, spec)
 
 
 def test_no_number_of_gpus_helps_where_activations_are_too_large() -> None:

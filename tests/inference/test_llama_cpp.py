@@ -113,7 +113,7 @@ def test_encoders_are_read_in_one_ubatch() -> None:
 
 
 def test_what_lies_on_the_host_is_not_on_the_gpu() -> None:
-    whole, part = (buffers_of(LLAMA2_7B, 4096, **options) for options in ({}, {"n_gpu_layers": 17}))
+    whole, part = buffers_of(LLAMA2_7B, 4096), buffers_of(LLAMA2_7B, 4096, n_gpu_layers=17)
     assert part.cache + part.host_cache == whole.cache
     assert part.cache == whole.cache // 2
     assert part.host_weights > whole.host_weights == 32000 * 4096 * 2
@@ -163,15 +163,15 @@ def test_options_that_cannot_be(tmp_path: Path, options: list[str], says: str) -
 
 @pytest.mark.parametrize("engine", ["llama.cpp", "vllm", "sglang", "tgi"])
 @pytest.mark.parametrize(("kind", "network"), [("vit", "ViTForImageClassification"), ("hubert", "HubertForCTC")])
-def test_models_that_read_no_text_are_refused(kind: str, network: str, engine: str) -> None:
+def test_models_that_read_no_text_are_refused(kind: str, network: str, engine: Any) -> None:
     spec = ModelSpec.from_config({"model_type": kind, "architectures": [network]})
     with pytest.raises(UsageError, match=f"{kind} reads none; leave out --engine"):
-        estimate(spec, InferenceSetup(engine=engine, seq_len=512))  # type: ignore[arg-type]
+        estimate(spec, InferenceSetup(engine=engine, seq_len=512))
 
 
 @pytest.mark.parametrize("engine", ["transformers", "llama.cpp"])
-def test_the_encoder_of_t5_decodes_nothing(engine: str) -> None:
+def test_the_encoder_of_t5_decodes_nothing(engine: Any) -> None:
     config = {"model_type": "t5", "architectures": ["T5EncoderModel"], "num_layers": 2, "d_ff": 128}
-    report = estimate(ModelSpec.from_config(config), InferenceSetup(engine=engine))  # type: ignore[arg-type]
+    report = estimate(ModelSpec.from_config(config), InferenceSetup(engine=engine))
     assert "encoder_one_pass" in {assumption.code for assumption in report.assumptions}
     assert report.kv_cache_bytes == 0

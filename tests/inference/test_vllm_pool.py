@@ -89,6 +89,7 @@ def test_a_pool_that_cannot_be_is_negative_and_serves_nothing() -> None:
     report = estimate(
         ModelSpec.from_config({**SMALL, "num_hidden_layers": 4000}), InferenceSetup(engine="vllm"), "RTX-4090"
     )
+    assert report.serving.pool is not None
     assert report.serving.pool.pool_bytes < 0
     assert report.serving.pool.pool_tokens == 0
     assert (report.serving.largest_batch, report.serving.longest_context) == (0, 0)

@@ -197,12 +197,12 @@ def test_configs_that_cannot_be(config: dict[str, Any], key: str) -> None:
 @pytest.mark.parametrize("model_type", ["blip", "clip", "siglip"])
 def test_one_image_stands_beside_each_text(model_type: str) -> None:
     config = {"model_type": model_type, "text_config": {}, "vision_config": {"image_size": 32, "patch_size": 16}}
-    for given, message in (
-        ({"images_per_sequence": 2}, "one image beside each text"),
-        ({"image_size": 48}, "--image-size 48"),
+    for setup, message in (
+        (InferenceSetup(seq_len=16, images_per_sequence=2), "one image beside each text"),
+        (InferenceSetup(seq_len=16, image_size=48), "--image-size 48"),
     ):
         with pytest.raises(UsageError, match=message):
-            generate(spec(config), InferenceSetup(seq_len=16, **given))
+            generate(spec(config), setup)
 
 
 def test_frozen_towers_keep_their_inputs_under_checkpointing() -> None:

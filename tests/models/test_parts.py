@@ -39,7 +39,7 @@ def test_a_mixer_lets_go_what_attention_left_once() -> None:
     }
     peaks = {}
     for attention in ("sdpa", "eager"):
-        report = estimate(ModelSpec.from_config(config), InferenceSetup(seq_len=700, attention=attention))  # type: ignore[arg-type]
+        report = estimate(ModelSpec.from_config(config), InferenceSetup(seq_len=700, attention=attention))
         assert all(part.bytes > 0 for part in report.components.temporary_tensors.parts)
         peaks[attention] = report.peak.allocated_bytes
     assert peaks["eager"] >= peaks["sdpa"]

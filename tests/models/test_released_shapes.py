@@ -1,11 +1,14 @@
 """A bare parameter count, and the released models whose shapes it takes."""
 
+from typing import Any
+
 import pytest
 
-from memcalc import ModelSpec, canonical_spec
+from memcalc import canonical_spec
 from memcalc.errors import UsageError
 from memcalc.models.build import build
-from memcalc.models.released_shapes import SHAPES, TODAY
+from memcalc.models.released_shapes import SHAPES, TODAY, Shape
+from memcalc.models.spec import ModelSpec
 
 
 def _count(spec: ModelSpec) -> int:
@@ -13,7 +16,7 @@ def _count(spec: ModelSpec) -> int:
 
 
 @pytest.mark.parametrize("shape", [shape for shapes in SHAPES.values() for shape in shapes], ids=lambda s: s.name)
-def test_counts_are_those_published(shape) -> None:
+def test_counts_are_those_published(shape: Shape) -> None:
     assert shape.counted() == shape.parameters
 
 
@@ -67,6 +70,6 @@ def test_the_documentations_example_stays() -> None:
         ({"parameters": 10**15, "like": "llama-3"}, "blocks as wide as Llama-3.1-405B's"),
     ],
 )
-def test_refused(arguments: dict, said: str) -> None:
+def test_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         canonical_spec(**arguments)

@@ -37,7 +37,7 @@ IMAGES = {
     "text_config": TEXT,
     "vision_config": {"depth": 3, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2},
 }
-SETUPS = {
+SETUPS: dict[str, Any] = {
     "training": TrainingSetup(precision="bf16"),
     "eager": TrainingSetup(precision="bf16", attention="eager"),
     "mixed precision": TrainingSetup(precision="mixed-bf16"),
@@ -72,7 +72,7 @@ def test_few_pieces_answer_for_all(config: dict[str, Any], name: str, monkeypatc
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3, 40])
 def test_all_pieces_are_counted_and_few_are_run(times: int) -> None:
-    lengths = [Repeat([Repeat([4], times), 2], times), Repeat([3], times), 1]
+    lengths: Lengths = [Repeat([Repeat([4], times), 2], times), Repeat([3], times), 1]
     few = list(equal_pieces._few(lengths))
     counted = Counter[int]()
     for length, count in few:

@@ -44,7 +44,8 @@ def by_heads(tape: Tape, batch: int, length: int, heads: int, dim: int, dtype: D
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{i}-{row['device']}" for i, row in enumerate(ROWS)])
 def test_attention_allocates_what_pytorch_does(row: dict[str, Any]) -> None:
-    c, tape, kept = row["case"], Tape(), []
+    c, tape = row["case"], Tape()
+    kept: list[Any] = []
     tape.device = DEVICES[row["device"]]
     dtype = DTYPES[c["dt"]]
     query = by_heads(tape, c["b"], c["s"], c["h"], c["d"], dtype, kept)

@@ -46,7 +46,7 @@ def test_where_modules_go(row: dict[str, Any]) -> None:
             break
     assert parts.root.nbytes == row["total"]
     for asked in row["maps"]:
-        room = (*enumerate(asked["max_memory"]), ("cpu", PLENTY))
+        room: Any = (*enumerate(asked["max_memory"]), ("cpu", PLENTY))
         mapped = mapped_modules(network, DeviceMap(asked["word"], room, asked=True), sizes, quantizes=False)
         found: dict[str, int] = {}
         for part in parts.root.below():

@@ -14,7 +14,8 @@ from memcalc.render.box import render
 from memcalc.render.captions import assumption_lines
 from memcalc.render.styles import coloured, plain
 from memcalc.render.terminal_text import cells, clip, visible, wrap
-from memcalc.report.schema import GpuFit, Report
+from memcalc.report.gpu_schema import GpuFit
+from memcalc.report.schema import Report
 from memcalc.units import counted
 
 AT_80 = """\

@@ -52,7 +52,7 @@ def test_the_keys_of_the_contract() -> None:
     }
     assert list(found["peak"]) == ["phase", "moment", "allocated_bytes", "reserved_bytes", "process_bytes"]
     assert found["peak"]["process_bytes"] == sum(row["peak_bytes"] for row in found["components"].values())
-    assert list(found["gpu"]) == ["name", "total_bytes", "usable_bytes", "fits", "free_bytes"]
+    assert list(found["gpu"]) == ["name", "total_bytes", "usable_bytes", "fits", "free_bytes", "needed_bytes"]
     assert found["kv_cache_bytes"] is None
 
 

@@ -3,6 +3,7 @@
 import io
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -144,7 +145,7 @@ def test_nothing_beside_the_named_file_is_opened(tmp_path: Path, monkeypatch: py
     opened: list[str] = []
     real = open
 
-    def watched(file: str, *args: object, **kwargs: object) -> object:
+    def watched(file: str, *args: Any, **kwargs: Any) -> Any:
         opened.append(str(file))
         return real(file, *args, **kwargs)
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,7 +43,11 @@ SETUPS = (TrainingSetup, InferenceSetup)
     ],
 )
 def test_what_is_said(wrong: dict[str, Any], says: str) -> None:
-    for refused in (lambda: TrainingSetup(**wrong), lambda: TrainingSetup.model_validate(wrong)):
+    ways: list[Callable[[], TrainingSetup]] = [
+        lambda: TrainingSetup(**wrong),
+        lambda: TrainingSetup.model_validate(wrong),
+    ]
+    for refused in ways:
         with pytest.raises(UsageError) as refusal:
             refused()
         assert str(refusal.value).startswith(says)

@@ -105,7 +105,7 @@ def test_options_of_the_user_win_one_by_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("r", value) for value in ("8", 0, -1, None, 8.5, [], True, 10**30)),
+        *(("r", value) for value in list[Any](("8", 0, -1, None, 8.5, [], True, 10**30))),
         ("r", 16),  # the weights are of rank 8
         ("rank_pattern", {"q_proj": 16}),
         ("layers_to_transform", [0, 1]),

@@ -245,7 +245,9 @@ def _consistent(raw: dict[str, Any], room: int, found: Header) -> str:
 
 def test_official_reader_agrees() -> None:
     """The reference implementation reads the same names, dtypes and shapes from a file of ours."""
-    from safetensors import deserialize
+    import safetensors
+
+    deserialize: Any = safetensors.deserialize
 
     tensors = {**layers(1), "scalar": ("F32", ()), "empty": ("F16", (0, 4)), "f8": ("F8_E4M3", (8, 8))}
     data = header(tensors, {"format": "pt"}) + bytes(data_bytes(tensors))

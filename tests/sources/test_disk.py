@@ -244,7 +244,8 @@ def test_what_published_configs_contain(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", CONFIG)
     assert "'config.json'" in refused(tmp_path / "confg.json")
-    assert "neither" in refused(tmp_path / "empty", ConfigError) if (tmp_path / "empty").mkdir() is None else None
+    (tmp_path / "empty").mkdir()
+    assert "neither" in refused(tmp_path / "empty", ConfigError)
     (tmp_path / "note.txt").write_text("x")
     assert "no file that memcalc knows" in refused(tmp_path / "note.txt")
     refused(Path("a\0b"))

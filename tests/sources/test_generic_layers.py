@@ -112,6 +112,11 @@ def test_nested_configs(tmp_path: Path, inner: str) -> None:
 
 
 def test_keys_that_change_nothing_are_no_trouble(tmp_path: Path) -> None:
-    idle = {"num_nextn_predict_layers": 1, "rope_theta": 1e6, "router_aux_loss_coef": 0.1, "kv_lora_rank": None}
+    idle: dict[str, Any] = {
+        "num_nextn_predict_layers": 1,
+        "rope_theta": 1e6,
+        "router_aux_loss_coef": 0.1,
+        "kv_lora_rank": None,
+    }
     idle |= {"num_kv_shared_layers": 0, "vision_config": {}, "attention_dropout": 0.1, "use_cache": True}
     assert generic(tmp_path, BASE | idle)["model"] == generic(tmp_path, BASE)["model"]

@@ -112,18 +112,18 @@ def test_the_architecture_in_config_words() -> None:
 
 def test_head_counts_may_differ_by_layer() -> None:
     more = {"llama.attention.head_count": [8, 8], "llama.attention.head_count_kv": [2, 4]}
-    config = config_from_gguf(read(*llama_gguf(**more)), "m.gguf")
+    config = config_from_gguf(read(*llama_gguf(more=more)), "m.gguf")
     assert config["num_attention_heads"] == 8
     assert config["num_key_value_heads"] == [2, 4]
 
 
 def test_experts() -> None:
-    config = config_from_gguf(read(*llama_gguf(**{"llama.expert_count": 8, "llama.expert_used_count": 2})), "m.gguf")
+    config = config_from_gguf(read(*llama_gguf(more={"llama.expert_count": 8, "llama.expert_used_count": 2})), "m.gguf")
     assert (config["model_type"], config["num_local_experts"], config["num_experts_per_tok"]) == ("mixtral", 8, 2)
 
 
 def test_little_more_than_the_header_is_read() -> None:
-    tensors, metadata = llama_gguf(**{"tokenizer.ggml.tokens": [f"word{i}" for i in range(60_000)]})
+    tensors, metadata = llama_gguf(more={"tokenizer.ggml.tokens": [f"word{i}" for i in range(60_000)]})
     data, size = gguf(tensors, metadata)
     source = Memory(data, 10**12)
     header = read_gguf(source, "m.gguf")

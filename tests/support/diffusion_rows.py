@@ -84,6 +84,7 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
     }
     if lora := case.get("lora"):
         found |= {"lora_rank": lora["r"], "lora_targets": ",".join(lora["target_modules"])}
+        found |= {"dora": True} if lora.get("dora") else {}
         if case["recipe"] == "bf16-script":  # by the words of the scripts: they leave the rest to what is trained
             found |= {"precision": "mixed-bf16"}
             del found["autocast"]

@@ -17,8 +17,8 @@ from memcalc.parallel.layout import layout_of
 from memcalc.parallel.zero3 import Zero3
 from memcalc.peak.pipeline import PipelineRank, trace_rank
 from memcalc.peak.sweep import Sweep
-from memcalc.training.step import Step, trace
-from memcalc.training.traced_step import Tracing
+from memcalc.training.step import trace
+from memcalc.training.traced_step import Step, Tracing
 from support.measured_rows import standing, training_setup
 from support.module_hooks import as_tracked, kept_leaves
 

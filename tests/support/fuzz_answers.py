@@ -37,7 +37,7 @@ def asked(random: Random, path: Path) -> str:
 def _setup(random: Random) -> TrainingSetup | InferenceSetup:
     what = random.random()
     if what < 0.4:
-        engine = random.choice(["transformers", "vllm", "llama.cpp"])
+        engine: Any = random.choice(["transformers", "vllm", "llama.cpp"])
         return InferenceSetup(seq_len=random.choice([None, 64]), engine=engine)
     if what < 0.6:
         return TrainingSetup(lora_rank=8, quantization=random.choice(["none", "nf4"]))

@@ -112,7 +112,7 @@ def _indexes(random: Random, folder: Path) -> str:
 
 
 def _ggufs(random: Random, folder: Path) -> str:
-    tensors, metadata = llama_gguf(depth=2, **{"tokenizer.ggml.tokens": ["a", "b", "c"]})
+    tensors, metadata = llama_gguf(depth=2, more={"tokenizer.ggml.tokens": ["a", "b", "c"]})
     for key in random.sample(list(metadata), random.choice([0, 0, 1, 2])):
         metadata[key] = random.choice([0, 1, 7, 2**31, -1.5, "x", [1, 2], ["a"], False])
     start, size = gguf(tensors, metadata)
@@ -256,7 +256,7 @@ def _hub_answers(random: Random, folder: Path) -> str:
     """A Hub whose answers are damaged as bytes, or as JSON."""
     hub, url = _hub()
     config = json.dumps(_LLAMA).encode()
-    rows = [{"rfilename": name, "size": len(config)} for name in ("config.json", "README.md", "pytorch_model.bin")]
+    rows: Any = [{"rfilename": name, "size": len(config)} for name in ("config.json", "README.md", "pytorch_model.bin")]
     info: Any = {"id": "x/y", "sha": "c" * 40, "siblings": rows}
     if random.random() < 0.5:
         info = mutated(random, info)

@@ -101,7 +101,7 @@ def wrong_types(random: Random, _: Path) -> str:
     """The library, given what does not belong there."""
     odd = random.choice([*ODD, object(), b"bytes", 3 + 4j, estimate, {1, 2}, Path("config.json"), range(3)])
     spec = ModelSpec.from_config(random.choice(_configs()))
-    setup = random.choice([TrainingSetup(seq_len=16), InferenceSetup(seq_len=16)])
+    setup: Any = random.choice([TrainingSetup(seq_len=16), InferenceSetup(seq_len=16)])
     what = random.randrange(8)
     try:
         if what == 0:

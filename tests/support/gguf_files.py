@@ -82,7 +82,9 @@ _MATRICES = {
 }
 
 
-def llama_gguf(depth: int = 2, tied: bool = False, **more: Any) -> tuple[Shapes, dict[str, Any]]:
+def llama_gguf(
+    depth: int = 2, tied: bool = False, more: Mapping[str, Any] | None = None
+) -> tuple[Shapes, dict[str, Any]]:
     """Tensors and metadata of a small model: Q4_K matrices, Q6_K head, F32 norms."""
     tensors: Shapes = {"token_embd.weight": ("Q4_K", (1000, 512))}
     for i in range(depth):
@@ -105,6 +107,6 @@ def llama_gguf(depth: int = 2, tied: bool = False, **more: Any) -> tuple[Shapes,
         "llama.context_length": 8192,
         "llama.rope.freq_base": 500000.0,
         "tokenizer.ggml.tokens": [f"word{i}" for i in range(5000)],
-        **more,
+        **(more or {}),
     }
     return tensors, metadata

@@ -36,7 +36,7 @@ def listing(*names: Any, sha: Any = SHA, size: Any = 20, **more: Any) -> bytes:
     return whole({"id": "x/y", "sha": sha, "siblings": rows, **more})
 
 
-def tree(rows: bytes, **headers: str) -> dict[str, bytes]:
+def tree(rows: bytes, **headers: Any) -> dict[str, bytes]:
     """A model whose list of files has no sizes, so that its tree is asked for."""
     return {"revision": listing("config.json", size=None), "tree": whole(rows, **headers)}
 

@@ -24,9 +24,8 @@ from memcalc.autograd.tape import BEFORE, Allocation, Tape
 from memcalc.autograd.tensor import Storage, Tensor
 from memcalc.common.sizes import rounded
 from memcalc.nn.layers.linear import Embedding, Linear
-from memcalc.nn.module import Module
+from memcalc.nn.module import Module, TrainedCopy
 from memcalc.peak.untraced_blocks import UntracedBlocks
-from memcalc.peft.modules_to_save import TrainedCopy
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import _trace
 from memcalc.training.traced_step import Step

@@ -23,8 +23,9 @@ from memcalc.nn.run_context import RunContext, run_context
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES
-from support.diffusion_rows import DEVICES, components, of_diffusers, text_encoder
+from support.diffusion_rows import components, of_diffusers, text_encoder
 from support.paths import DATA
+from support.tape_events import DEVICES
 
 OFFLOADS = {"group-block": "group"}
 
@@ -38,14 +39,14 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
     """The pipeline of a case and the options that it stands for."""
-    vae = case.get("vae")
+    vae: Any = case.get("vae")
     options: dict[str, Any] = {
         "dtype": case.get("dtype", "bf16"),
         "batch": case.get("batch", 1),
         "height": case.get("height", 512),
         "width": case.get("width", 512),
         "num_frames": case.get("frames", 1),
-        "cpu_offload": OFFLOADS.get(case.get("offload"), case.get("offload")),
+        "cpu_offload": OFFLOADS.get(case.get("offload", ""), case.get("offload")),
         "vae_tiling": case.get("tiling", False),
         "vae_slicing": case.get("slicing", False),
         "vae_dtype": (vae or {}).get("dtype"),

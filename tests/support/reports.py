@@ -5,10 +5,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from memcalc.common.assumption import Assumption
+from memcalc.report.gpu_schema import GpuFit
 from memcalc.report.schema import (
     Component,
     Components,
-    GpuFit,
     InferencePhases,
     Model,
     Parameters,
@@ -98,7 +98,7 @@ def training_report(**changes: object) -> Report:
             free_bytes=81089 * MIB - process,
         ),
     }
-    return Report(**(fields | changes))  # type: ignore[arg-type]
+    return Report(**(fields | changes))
 
 
 def inference_report() -> Report:

@@ -2,9 +2,10 @@
 
 import pytest
 
+from memcalc.common.sizes import MIB
 from memcalc.errors import UsageError
 from memcalc.tables.cuda_contexts import READINGS, context_of
-from memcalc.tables.gpus import GPUS, MIB, Gpu, find_gpu
+from memcalc.tables.gpus import GPUS, Gpu, find_gpu
 from memcalc.tables.overheads import CUDA_CONTEXT_INFERENCE, CUDA_CONTEXT_TRAINING, WORKSPACES, workspace_of
 
 
@@ -145,7 +146,8 @@ def test_a_size_on_a_box_is_the_card(size: str, card: str, apart: float) -> None
 
 
 def test_every_overhead_names_its_source() -> None:
-    assert all(row.source for row in (*WORKSPACES, CUDA_CONTEXT_TRAINING, CUDA_CONTEXT_INFERENCE))
+    assert all(row.source for row in WORKSPACES)
+    assert all(row.source for row in (CUDA_CONTEXT_TRAINING, CUDA_CONTEXT_INFERENCE))
     assert CUDA_CONTEXT_TRAINING.nbytes - CUDA_CONTEXT_INFERENCE.nbytes == 8 * MIB
 
 

@@ -20,6 +20,7 @@ KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
     "lumina2 full fp32 a100 b2": ((1024, 0, 0), "two blocks of 512 bytes at the loss, not explained"),
     "sdxl controlnet mixed ckpt b2": ((3072, 0, 0), "six blocks of 512 bytes, not explained"),
     "sd15 controlnet fp32 a100": ((-393216, -393216, -393216), WORKSPACE),
+    "flux dora script b2 fp32": ((0, 1572864, 0), "one tensor of a DoRA layer's backward in fp32, not explained"),
     "wan real 1.3b full mixed 480x832x33 ckpt": ((-139264, -139264, -139264), WORKSPACE),
 }
 

@@ -142,6 +142,8 @@ class Request:
     mode: str
     given: dict[str, Any]
     chosen: dict[str, Any]
+    kind: Callable[..., Job] = Job
+    """What makes the job: of a kind of its own where the answer is another than the box."""
 
     @property
     def json(self) -> bool:
@@ -156,7 +158,8 @@ class Request:
 
     def read(self) -> Job:
         """The job of these options. Raises UsageError."""
-        return _job(read_value("--mode", Literal["training", "inference"], self.mode), self.given, **self.chosen)
+        mode = read_value("--mode", Literal["training", "inference"], self.mode)
+        return self.kind(**vars(_job(mode, self.given, **self.chosen)))
 
     def job(self, mode: str, below: Mapping[str, Any]) -> Job:
         """The job of these options, and of those `below` (by field name) where none was given. Raises UsageError."""
@@ -164,7 +167,7 @@ class Request:
             raise UsageError(f"--mode {self.mode} does not fit what was read, which is {mode}: leave it out.")
         values = {name: value if isinstance(value, bool) else str(value) for name, value in below.items()}
         values.update((name, value) for name, value in self.given.items() if value is not None)
-        return _job(mode, values, **self.chosen)
+        return self.kind(**vars(_job(mode, values, **self.chosen)))
 
 
 def _job(mode: str, given: dict[str, Any], *, gpu: str | None, check: bool, teacher: str | None, **shown: Any) -> Job:

@@ -34,7 +34,7 @@ def largest(spec: ModelSpec, setup: Setup, gpu: Gpu, field: str) -> Largest:
 
     def size(value: int) -> int:
         try:
-            sizes[value] = process_bytes(spec, changed(setup, **{field: value}), gpu)
+            sizes[value] = process_bytes(spec, setup.model_copy(update={field: value}), gpu)
         except MemcalcError:
             return ENDLESS
         return sizes[value]
@@ -70,7 +70,7 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
 
     def fits(number: int) -> bool:
         try:
-            several = changed(setup, parallel=sharding(setup), gpus=number * step)
+            several = setup.model_copy(update={"parallel": sharding(setup), "gpus": number * step})
             return process_bytes(spec, several, gpu, teacher) <= usable_bytes(several, gpu)
         except MemcalcError:  # such as an option for one GPU, or more ranks than the experts divide by
             return False
@@ -83,8 +83,3 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
         enough *= 2
     fewer = range(enough // 2 + 1, enough + 1)
     return fewer[bisect_left(fewer, True, key=fits)] * step
-
-
-def changed(setup: Setup, **options: object) -> Setup:
-    """`setup` with other options, checked anew. Raises UsageError."""
-    return type(setup)(**{**setup.model_dump(exclude_unset=True), **options})

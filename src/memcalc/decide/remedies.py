@@ -31,7 +31,7 @@ class Remedy:
         if all(getattr(setup, name) == value for name, value in self.options.items()):
             return None
         try:
-            return TrainingSetup(**{**setup.model_dump(exclude_unset=True), **self.options})
+            return setup.model_copy(update=self.options)
         except UsageError:
             return None
 

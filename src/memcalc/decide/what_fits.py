@@ -10,7 +10,7 @@ from memcalc.decide.remedies import Remedy, remedies
 from memcalc.errors import MemcalcError
 from memcalc.estimation import process_bytes, usable_bytes
 from memcalc.models.spec import ModelSpec
-from memcalc.report.schema import Remedies, RemedyOffer
+from memcalc.report.gpu_schema import Remedies, RemedyOffer
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
 

@@ -17,7 +17,8 @@ from memcalc.units import Unit
 
 if TYPE_CHECKING:
     from memcalc.render.page_setup import Setup
-    from memcalc.report.schema import GpuFit, InferencePhases, Serving, TrainingPhases
+    from memcalc.report.gpu_schema import GpuFit, Serving
+    from memcalc.report.schema import InferencePhases, TrainingPhases
     from memcalc.report.timeline import Timeline
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any
+from typing import Any, Self
 
 from memcalc.common.arguments import check_type
 from memcalc.common.assumption import Assumption
@@ -95,7 +95,7 @@ class ModelSpec:
         return Config(self.config, known.defaults, known.aliases).optional("max_position_embeddings")
 
     @classmethod
-    def from_config(cls, config: Mapping[str, object], name: str = "model") -> ModelSpec:
+    def from_config(cls, config: Mapping[str, object], name: str = "model") -> Self:
         """The spec of a config.json that was read into `config`.
 
         Raises ConfigError where the family is not named, UnknownFamilyError where no family has that name.

@@ -175,7 +175,7 @@ class Network(Module):
         """Run the model on `batch`."""
         raise NotImplementedError
 
-    def __call__(self, batch: Batch) -> Outputs:  # type: ignore[override]
+    def __call__(self, batch: Batch) -> Outputs:
         """Run the model on `batch`."""
         return self.forward(batch) if self.hooks is None else self.hooks(self, batch)
 

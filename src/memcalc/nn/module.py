@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from memcalc.autograd.graph import AccumulateGrad, require_gradient
 from memcalc.autograd.tape import GRADIENTS, WEIGHTS, Tape
@@ -70,6 +70,21 @@ class Buffer(Parameter):
         super().__init__(*shape, dtype=dtype, group=group)
 
 
+Given = ParamSpec("Given")
+Made = TypeVar("Made", covariant=True)
+
+
+class Forwards(Protocol[Given, Made]):
+    """A module as its caller sees it: a call takes what `forward` takes, and gives what it gives."""
+
+    @property
+    def hooks(self) -> Hooks | None: ...
+
+    def call(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def forward(self, *args: Given.args, **kwargs: Given.kwargs) -> Made: ...
+
+
 class Module:
     """A part of a model. Attributes that are parameters, buffers or modules are found by walking them in order."""
 
@@ -111,11 +126,10 @@ class Module:
             self.__dict__[name] = made
             return made
 
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self: Forwards[Given, Made], *args: Given.args, **kwargs: Given.kwargs) -> Made:
         """Run `forward`. The arguments live until it returns, as in torch."""
-        if self.hooks is not None:
-            return self.hooks(self, x, *args, **kwargs)
-        return self.call(x, *args, **kwargs)
+        made: Made = self.call(*args, **kwargs) if self.hooks is None else self.hooks(self, *args, **kwargs)
+        return made
 
     def call(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the module without its hooks, but with what its ranks send to each other."""

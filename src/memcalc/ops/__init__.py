@@ -69,6 +69,7 @@ from memcalc.ops.indexing import (
 )
 from memcalc.ops.inplace import add_view_, copy_slice_, div_, mul_, mul_scalar_, mul_slice_
 from memcalc.ops.liger import liger_glu, liger_rms_norm, liger_rope
+from memcalc.ops.losses import binary_cross_entropy_with_logits, cross_entropy, mse_loss, nll_loss
 from memcalc.ops.mamba_ssm import CombinedShape, InnerWeights, mamba_combined, mamba_inner
 from memcalc.ops.matmul import (
     addmm,
@@ -85,16 +86,12 @@ from memcalc.ops.matmul import (
 from memcalc.ops.norms import batch_norm, ctc_loss, group_norm, weight_norm
 from memcalc.ops.pad_roll_cumsum import cumsum, pad, roll, tril
 from memcalc.ops.reduction import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
     embedding,
     embedding_bag,
     layer_norm,
     log_softmax,
     logsumexp,
     mean,
-    mse_loss,
-    nll_loss,
     rms_norm,
     softmax,
     std,

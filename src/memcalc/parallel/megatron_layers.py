@@ -133,7 +133,7 @@ class SelfAttention(Module):
             out = reentrant(query.tape, core, query, key, value, mask)
         else:
             out = core(query, key, value, mask)
-        return self.linear_proj(out)  # type: ignore[no-any-return]
+        return self.linear_proj(out)
 
 
 def _rotated(x: Tensor, angles: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ class MLP(Module):
             inner = megatron_ops.fused_swiglu(inner if bias is None else ops.add(inner, bias))
         else:
             inner = ops.gelu(inner) if bias is None else megatron_ops.fused_bias_gelu(inner, bias)
-        return self.linear_fc2(inner)  # type: ignore[no-any-return]
+        return self.linear_fc2(inner)
 
 
 class TransformerLayer(Module):

@@ -19,7 +19,7 @@ from memcalc.provenance.real_snapshot import WHOLE, RealPhase, real_phases
 from memcalc.provenance.record import record_step
 from memcalc.provenance.snapshot import OUTSIDE
 from memcalc.provenance.standing import Standing, process_parts, standing_tensors
-from memcalc.report.schema import Contract
+from memcalc.report.contract import Contract
 from memcalc.tables.gpus import Gpu
 from memcalc.training.traced_step import Step
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from memcalc.common.assumption import Assumption
-from memcalc.report.schema import Contract
+from memcalc.report.contract import Contract
 
 
 class TensorEntry(Contract):

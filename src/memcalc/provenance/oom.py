@@ -19,7 +19,7 @@ from memcalc.provenance.oom_message import OutOfMemory
 from memcalc.provenance.origins import Recording
 from memcalc.provenance.record import record_step
 from memcalc.provenance.requests import LOADING, Request, requests
-from memcalc.report.schema import Contract
+from memcalc.report.contract import Contract
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import Gpu
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from memcalc.common.assumption import Assumption
-from memcalc.report.schema import EnginePool, Part, Report
+from memcalc.report.gpu_schema import EnginePool
+from memcalc.report.schema import Part, Report
 from memcalc.units import Unit, counted, format_bytes, format_count
 
 _SMALL_SHARE = 100

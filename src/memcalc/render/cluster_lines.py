@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from memcalc.report.schema import Cluster, RankPeak
+from memcalc.report.gpu_schema import Cluster, RankPeak
 from memcalc.units import Unit, counted, format_bytes
 
 

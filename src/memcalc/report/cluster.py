@@ -10,7 +10,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.nn.stack import Stack
 from memcalc.parallel.setup import DeviceMap, ParallelSetup
 from memcalc.peak.ranks import phase_totals
-from memcalc.report.schema import Cluster, RankPeak
+from memcalc.report.gpu_schema import Cluster, RankPeak
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes

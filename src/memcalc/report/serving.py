@@ -14,7 +14,7 @@ from memcalc.inference.vllm_pool import Pool, Served, kv_pool
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.ranks import cards_of, phase_totals, with_loading
 from memcalc.peak.sweep import Sweep
-from memcalc.report.schema import EnginePool, Serving
+from memcalc.report.gpu_schema import EnginePool, Serving
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.engines import ENGINES
 from memcalc.tables.gpus import Gpu

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from memcalc.autograd.tape import ROWS
 from memcalc.peak.timeline import Sample, Stretch
-from memcalc.report.schema import Contract, Report
+from memcalc.report.contract import Contract
+from memcalc.report.schema import Report
 
 
 class SampleJson(Contract):

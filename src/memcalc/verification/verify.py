@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from memcalc.report.schema import Contract, Report
+from memcalc.report.contract import Contract
+from memcalc.report.schema import Report
 from memcalc.verification.run import Measured
 
 WHOLE = "whole"

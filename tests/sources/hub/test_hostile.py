@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -248,7 +248,7 @@ def _zero(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-SPOILERS = [
+SPOILERS: list[Callable[[Path], object]] = [
     _flip,
     _pipe,
     _folder,

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -85,21 +86,6 @@ class ExplainedJob(Job):
         raise UsageError("explain needs a model whose operations memcalc knows; this one is counted by its weights.")
 
 
-@dataclass(frozen=True)
-class ExplainedRequest(Request):
-    """The options as they were given, for a job that is explained."""
-
-    asked: Asked = Asked(None, None, None, None)
-
-    def read(self) -> Job:
-        """The job of these options. Raises UsageError."""
-        return ExplainedJob(**vars(super().read()), asked=self.asked)
-
-    def job(self, mode: str, below: Any) -> Job:
-        """The job of these options, and of those `below` where none was given. Raises UsageError."""
-        return ExplainedJob(**vars(super().job(mode, below)), asked=self.asked)
-
-
 @with_job(without=("check", "markdown", "html", "svg"), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
@@ -142,7 +128,7 @@ def command(
         raise UsageError("--oom asks for one allocation; leave out --row, --phase, --at and --top.")
     message = None if oom is None else _message(oom)
     asked = Asked(_row(row), phase, at, None if top is None else read_count("--top", top), message)
-    answer_for(model, ExplainedRequest(request.mode, request.given, request.chosen, asked), options, of_run)
+    answer_for(model, replace(request, kind=partial(ExplainedJob, asked=asked)), options, of_run)
 
 
 def _message(given: str) -> str:

@@ -1,8 +1,8 @@
 """`memcalc timeline`: the memory of one step over time."""
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,18 +46,6 @@ class DrawnJob(Job):
         raise UsageError("a timeline needs a model whose operations memcalc knows; this one is counted by weights.")
 
 
-class DrawnRequest(Request):
-    """The options as they were given, for a job that is drawn."""
-
-    def read(self) -> Job:
-        """The job of these options. Raises UsageError."""
-        return DrawnJob(**vars(super().read()))
-
-    def job(self, mode: str, below: Any) -> Job:
-        """The job of these options, and of those `below` where none was given. Raises UsageError."""
-        return DrawnJob(**vars(super().job(mode, below)))
-
-
 @with_job(without=("markdown",), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
@@ -79,4 +67,4 @@ def command(
     moment, and the largest of them is the peak that an estimate reports. --svg and --html write pictures to share.
     """
     request.shown().only("timeline", "json", "html", "svg", "snapshot")
-    answer_for(model, DrawnRequest(request.mode, request.given, request.chosen), options, of_run)
+    answer_for(model, replace(request, kind=DrawnJob), options, of_run)

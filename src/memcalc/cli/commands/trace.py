@@ -1,6 +1,7 @@
 """`memcalc trace`: the tape of one step, for whoever looks for a wrong number."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -48,25 +49,6 @@ class TracedJob(Job):
         raise UsageError("trace needs a model whose operations memcalc knows; this one is counted by its weights.")
 
 
-@dataclass(frozen=True)
-class TracedRequest(Request):
-    """The options as they were given, for a job whose tape is printed."""
-
-    phase: str | None = None
-    around_peak: int | None = None
-
-    def read(self) -> Job:
-        """The job of these options. Raises UsageError."""
-        return self._traced(super().read())
-
-    def job(self, mode: str, below: Any) -> Job:
-        """The job of these options, and of those `below` where none was given. Raises UsageError."""
-        return self._traced(super().job(mode, below))
-
-    def _traced(self, job: Job) -> Job:
-        return TracedJob(**vars(job), phase=self.phase, around_peak=self.around_peak)
-
-
 @with_job(without=("check", "markdown", "html", "svg", "snapshot"), groups=(MODEL, RUN_FILE))
 def command(
     model: Annotated[
@@ -94,4 +76,5 @@ def command(
     if request.chosen["check"]:
         raise UsageError("trace says what is allocated, so there is nothing to check; leave out --check.")
     span = None if around_peak is None else read_count("--around-peak", around_peak)
-    answer_for(model, TracedRequest(request.mode, request.given, request.chosen, phase, span), options, of_run)
+    traced = partial(TracedJob, phase=phase, around_peak=span)
+    answer_for(model, replace(request, kind=traced), options, of_run)

@@ -1,8 +1,9 @@
 """`memcalc verify`: the user's own script for a few steps, its real peaks beside the estimate."""
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -89,22 +90,6 @@ class VerifiedJob(Job):
         raise UsageError("verify needs a model whose operations memcalc knows; this one is counted by its weights.")
 
 
-@dataclass(frozen=True)
-class VerifiedRequest(Request):
-    """The options as they were given, for a job that is verified."""
-
-    command: tuple[str, ...] = ()
-    steps: int = _STEPS
-
-    def read(self) -> Job:
-        """The job of these options. Raises UsageError."""
-        return VerifiedJob(**vars(super().read()), command=self.command, steps=self.steps)
-
-    def job(self, mode: str, below: Any) -> Job:
-        """The job of these options, and of those `below` where none was given. Raises UsageError."""
-        return VerifiedJob(**vars(super().job(mode, below)), command=self.command, steps=self.steps)
-
-
 @with_job(without=("check", "markdown", "html", "svg", "snapshot"), groups=(MODEL, RUN_FILE))
 def command(
     context: typer.Context,
@@ -145,5 +130,5 @@ def command(
     if request.chosen["check"]:
         raise UsageError("verify runs the job, so there is nothing to check; leave out --check.")
     number = _STEPS if steps is None else read_count("--steps", steps)
-    verifying = VerifiedRequest(request.mode, request.given, request.chosen, tuple(words), number)
+    verifying = replace(request, kind=partial(VerifiedJob, command=tuple(words), steps=number))
     answer_for(model, verifying, options, of_run)

@@ -94,7 +94,7 @@ class Gemma4VisionMLP(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, n, h] to [b, n, h]."""
-        return self.down_proj(ops.mul(self.act(self.gate_proj(x)), self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(self.act(self.gate_proj(x)), self.up_proj(x)))
 
 
 class Gemma4VisionBlock(Module):
@@ -226,4 +226,4 @@ class MultimodalEmbedder(Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
-        return self.embedding_projection(self.embedding_pre_projection_norm(features))  # type: ignore[no-any-return]
+        return self.embedding_projection(self.embedding_pre_projection_norm(features))

@@ -36,7 +36,7 @@ class GatedMerger(Module):
         """[n, width] to [n, width]."""
         hidden = self.proj(hidden)
         hidden = ops.gelu(self.post_projection_norm(hidden))
-        return self.down_proj(ops.mul(self.act(self.gate_proj(hidden)), self.up_proj(hidden)))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(self.act(self.gate_proj(hidden)), self.up_proj(hidden)))
 
 
 class InterpolatedPositions(Module):

@@ -75,7 +75,7 @@ class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
         pixels = tape.external_tensor(
             (patches, self.patch_embed.pixels), run_context(tape).weights_dtype, OVERHEAD, IMAGES
         )
-        return self(pixels, images)  # type: ignore[no-any-return]
+        return self(pixels, images)
 
     def forward(self, pixels: Tensor, images: int) -> ImageFeatures:
         """Rows of pixels [n, ...] of so many images to features, one tensor for each image."""
@@ -118,7 +118,7 @@ class Qwen25VLVisionEncoder(Qwen2VLVisionEncoder):
         hidden = self.patch_embed(pixels)
         hidden = self._ordered(hidden, order)
         rotation = self.rotary_pos_emb(hidden, places)
-        rotation = tuple(self._ordered(table, order) for table in rotation)
+        rotation = self._ordered(rotation[0], order), self._ordered(rotation[1], order)
         for block in self.blocks:
             lengths = [Repeat([count], images)] if block.traced.position in self.full else windows
             hidden = block(hidden, lengths=lengths, rotation=rotation)

@@ -47,4 +47,4 @@ class Projector(Module):
         """[..., inputs] to [..., outputs]."""
         hidden = self.linear_1(features)
         hidden = self.act(hidden)
-        return self.linear_2(hidden)  # type: ignore[no-any-return]
+        return self.linear_2(hidden)

@@ -141,7 +141,7 @@ class DenseAddNorm(Module):
         """[b, s, inputs] and [b, s, h] to [b, s, h]."""
         hidden = self.dense(hidden)
         hidden = ops.dropout(hidden, self.dropout)
-        return self.LayerNorm(ops.add(hidden, residual))  # type: ignore[no-any-return]
+        return self.LayerNorm(ops.add(hidden, residual))
 
 
 class DenseAdd(Module):

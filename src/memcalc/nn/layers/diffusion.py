@@ -38,7 +38,7 @@ class TimestepEmbedding(Module):
         """[b, inputs] to [b, width]."""
         sample = self.linear_1(sample)
         sample = ops.silu(sample)
-        return self.linear_2(sample)  # type: ignore[no-any-return]
+        return self.linear_2(sample)
 
 
 class TextProjection(TimestepEmbedding):
@@ -114,7 +114,7 @@ class CaptionProjection(Module):
         """[b, s, inputs] to [b, s, width]."""
         hidden = self.linear_1(caption)
         hidden = ops.gelu(hidden)
-        return self.linear_2(hidden)  # type: ignore[no-any-return]
+        return self.linear_2(hidden)
 
 
 class FP32LayerNorm(Module):

@@ -93,7 +93,7 @@ class Resample(Module):
         if not self.down:
             height, width = hidden.shape[-2:]
             hidden = ops.upsample_nearest(hidden, (2 * height, 2 * width))
-        return self.conv(hidden)  # type: ignore[no-any-return]
+        return self.conv(hidden)
 
 
 class CrossAttention(Module):

@@ -49,7 +49,7 @@ class VocabularyHead(Module):
         hidden = self.dense(hidden)
         hidden = self.act(hidden)
         hidden = self.layer_norm(hidden)
-        return self.decoder(hidden)  # type: ignore[no-any-return]
+        return self.decoder(hidden)
 
 
 class ClsTokenHead(Module):
@@ -70,7 +70,7 @@ class ClsTokenHead(Module):
         x = self.dense(x)
         x = self.act(x)
         x = ops.dropout(x, self.dropout)
-        return self.out_proj(x)  # type: ignore[no-any-return]
+        return self.out_proj(x)
 
 
 class Dropout(Module):
@@ -96,4 +96,4 @@ class DropoutLinear(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., h] to logits [..., classes]."""
         hidden = ops.dropout(hidden, self.dropout)
-        return self.dense(hidden)  # type: ignore[no-any-return]
+        return self.dense(hidden)

@@ -86,8 +86,8 @@ class LatentAttention(Module):
 
     def _query(self, hidden: Tensor) -> Tensor:
         if self.q_proj is not None:
-            return self.q_proj(hidden)  # type: ignore[no-any-return]
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))  # type: ignore[no-any-return]
+            return self.q_proj(hidden)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
 
     def _compressed(self, hidden: Tensor, query: Tensor, rotation: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Query without and with rotation [b, h, s, d], latent and rotary key [b, 1, s, d], and the projection that the

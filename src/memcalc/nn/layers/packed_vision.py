@@ -145,7 +145,7 @@ class PackedAttention(Module):
             outs = each_piece(lambda q, k, v: attend(q, k, v, None)[0], lengths, (query, key, value), 2)
             out = ops.cat(outs, 1)
         out = ops.contiguous(ops.reshape(out, count, -1))
-        return self.proj(out)  # type: ignore[no-any-return]
+        return self.proj(out)
 
 
 class SplitPackedAttention(PackedAttention):

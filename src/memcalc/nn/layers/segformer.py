@@ -58,7 +58,7 @@ class SequenceReduction(Module):
         states = as_image(states, grid)
         states = self.sequence_reduction(states)
         states = as_row(states)
-        return self.layer_norm(states)  # type: ignore[no-any-return]
+        return self.layer_norm(states)
 
 
 class ReducedAttention(Module):

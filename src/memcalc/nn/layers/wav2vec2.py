@@ -140,7 +140,7 @@ class LanguageAdapter(Module):
         hidden = self.norm(hidden)
         hidden = self.linear_1(hidden)
         hidden = ops.relu(hidden)
-        return self.linear_2(hidden)  # type: ignore[no-any-return]
+        return self.linear_2(hidden)
 
 
 class SpeechLayer(Module):
@@ -174,7 +174,7 @@ class SpeechLayer(Module):
         if not self.stable:
             hidden = self.layer_norm(hidden)
             hidden = ops.add(hidden, self.feed_forward(hidden))
-            return self.final_layer_norm(hidden)  # type: ignore[no-any-return]
+            return self.final_layer_norm(hidden)
         hidden = ops.add(hidden, self.feed_forward(self.final_layer_norm(hidden)))
         if self.adapter_layer is not None:
             hidden = ops.add(hidden, self.adapter_layer(hidden))

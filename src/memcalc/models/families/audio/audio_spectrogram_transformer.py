@@ -71,7 +71,7 @@ class NormClassifier(Module):
     def forward(self, pooled: Tensor) -> Tensor:
         """[b, h] to logits [b, classes]."""
         pooled = self.layernorm(pooled)
-        return self.dense(pooled)  # type: ignore[no-any-return]
+        return self.dense(pooled)
 
 
 class SpectrogramClassifier(ImageClassifier):

@@ -127,7 +127,7 @@ class ConformerLayer(Module):
         hidden = self.ffn2_layer_norm(hidden)
         hidden = self.ffn2(hidden)
         hidden = ops.add(ops.mul_scalar(hidden), residual)
-        return self.final_layer_norm(hidden)  # type: ignore[no-any-return]
+        return self.final_layer_norm(hidden)
 
 
 class ConformerEncoder(Module):

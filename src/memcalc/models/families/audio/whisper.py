@@ -82,7 +82,7 @@ class WhisperEncoder(Module):
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
             hidden = layer(hidden, None)
-        return self.layer_norm(hidden)  # type: ignore[no-any-return]
+        return self.layer_norm(hidden)
 
 
 class WhisperDecoder(Module):
@@ -109,7 +109,7 @@ class WhisperDecoder(Module):
         mask = causal_mask(inputs_embeds, False, past=0 if cache is None else cache.past)
         for layer in self.layers:
             hidden = layer(hidden, mask, states, states_mask=None, cache=cache)
-        return self.layer_norm(hidden)  # type: ignore[no-any-return]
+        return self.layer_norm(hidden)
 
 
 class WhisperModel(Module):

@@ -65,7 +65,7 @@ class AudioTower(Module):
             wide = ops.unsqueeze(ops.permute(hidden, 0, 2, 1), 2)
             pooled = ops.avg_pool2d(wide, 2, 1)
             hidden = ops.permute(ops.squeeze(pooled, 2), 0, 2, 1)
-        return self.layer_norm(hidden)  # type: ignore[no-any-return]
+        return self.layer_norm(hidden)
 
 
 class AudioEncoder(VisionEncoder):
@@ -120,7 +120,7 @@ class LinearProjector(Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., h] to [..., width]."""
-        return self.linear(states)  # type: ignore[no-any-return]
+        return self.linear(states)
 
 
 class Qwen2Audio(Hearing):

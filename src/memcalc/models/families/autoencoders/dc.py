@@ -52,7 +52,7 @@ class Encoder(Module):
         for block in self.down_blocks:
             hidden = block(hidden)
         if not self.shortcut:
-            return self.conv_out(hidden)  # type: ignore[no-any-return]
+            return self.conv_out(hidden)
         x = averaged(hidden, self.latents)
         return ops.add(self.conv_out(hidden), x)
 
@@ -87,7 +87,7 @@ class Decoder(Module):
             hidden = block(hidden)
         hidden = channels_first(self.norm_out(channels_last(hidden)))
         hidden = ops.relu(hidden)
-        return self.conv_out(hidden)  # type: ignore[no-any-return]
+        return self.conv_out(hidden)
 
 
 class AutoencoderDC(Autoencoder):
@@ -114,14 +114,14 @@ class AutoencoderDC(Autoencoder):
         if self.tiling and max(pixels.shape[2:]) > _TILE:
             blended, kept = (_TILE - _STRIDE) // self.ratio, _STRIDE // self.ratio
             return tiled(pixels, Tiles(_TILE, _STRIDE, blended, kept), self.encoder)
-        return self.encoder(pixels)  # type: ignore[no-any-return]
+        return self.encoder(pixels)
 
     def decoded(self, latents: Tensor) -> Tensor:
         """[b, latents, h, w] to [b, c, h', w']."""
         side, step = _TILE // self.ratio, _STRIDE // self.ratio
         if self.tiling and max(latents.shape[2:]) > side:
             return tiled(latents, Tiles(side, step, _TILE - _STRIDE, _STRIDE), self.decoder)
-        return self.decoder(latents)  # type: ignore[no-any-return]
+        return self.decoder(latents)
 
 
 DEFAULTS: dict[str, object] = {

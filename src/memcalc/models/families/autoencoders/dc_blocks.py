@@ -57,7 +57,7 @@ class MultiscaleProjection(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, c, h, w] to the same."""
         hidden = self.proj_in(hidden)
-        return self.proj_out(hidden)  # type: ignore[no-any-return]
+        return self.proj_out(hidden)
 
 
 class MultiscaleLinearAttention(Module):
@@ -156,7 +156,7 @@ class EfficientViTBlock(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, c, h, w] to the same."""
         x = self.attn(x)
-        return self.conv_out(x)  # type: ignore[no-any-return]
+        return self.conv_out(x)
 
 
 def _unshuffled(x: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class DownBlock(Module):
         if self.unshuffles:
             x = _unshuffled(x)
         if not self.shortcut:
-            return x  # type: ignore[no-any-return]
+            return x
         y = _unshuffled(hidden)
         y = averaged(y, self.outputs)
         return ops.add(x, y)

@@ -75,7 +75,7 @@ class Half3D(Module):
             hidden = block(hidden)
         hidden = self.conv_norm_out(hidden)
         hidden = ops.silu(hidden)
-        return self.conv_out(hidden)  # type: ignore[no-any-return]
+        return self.conv_out(hidden)
 
 
 class AutoencoderKLHunyuanVideo(Autoencoder):
@@ -119,7 +119,7 @@ class AutoencoderKLHunyuanVideo(Autoencoder):
         return self._in_time(latents, frames, lambda part: self._in_space(part, tiles, self._to_pixels))
 
     def _to_moments(self, pixels: Tensor) -> Tensor:
-        return self.quant_conv(self.encoder(pixels))  # type: ignore[no-any-return]
+        return self.quant_conv(self.encoder(pixels))
 
     def _to_pixels(self, latents: Tensor) -> Tensor:
         tile = self.post_quant_conv(latents)  # it stays while it is decoded

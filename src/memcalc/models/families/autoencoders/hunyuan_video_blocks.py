@@ -27,7 +27,7 @@ class CausalConv3d(Module):
         batch, channels, *sizes = hidden.shape
         hidden = hidden.tape.empty((batch, channels, *(size + self.extra for size in sizes)), hidden.dtype)
         del row_by_row
-        return self.conv(hidden)  # type: ignore[no-any-return]
+        return self.conv(hidden)
 
 
 class ResnetBlock(Module):
@@ -121,7 +121,7 @@ class MidBlock(Module):
             mask = _causal_mask(hidden, height * width)
             hidden = attention(hidden, mask)
             hidden = ops.permute(ops.view(hidden, batch, frames, height, width, channels), 0, 4, 1, 2, 3)
-        return self.resnets[1](hidden)  # type: ignore[no-any-return]
+        return self.resnets[1](hidden)
 
 
 class Upsample(Module):
@@ -141,7 +141,7 @@ class Upsample(Module):
         first = hidden.tape.empty(wide, hidden.dtype)
         del row_by_row
         if frames == 1:
-            return self.conv(first)  # type: ignore[no-any-return]
+            return self.conv(first)
         others = ops.contiguous(ops.narrow(hidden, 2, frames - 1))
         others = hidden.tape.empty((batch, channels, self.time * (frames - 1), *wide[3:]), hidden.dtype)
         hidden = ops.cat([first, others], 2)
@@ -160,7 +160,7 @@ class Downsample(Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, c, t, h, w] to [b, c, t', h / 2, w / 2]."""
-        return self.conv(hidden)  # type: ignore[no-any-return]
+        return self.conv(hidden)
 
 
 class Level(Module):

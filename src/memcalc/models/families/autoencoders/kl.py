@@ -68,7 +68,7 @@ class MidBlock(Module):
         hidden = self.resnets[0](hidden, None)
         for attention in self.attentions:
             hidden = attention(hidden)
-        return self.resnets[1](hidden, None)  # type: ignore[no-any-return]
+        return self.resnets[1](hidden, None)
 
 
 class PaddedDownsample(Module):
@@ -82,7 +82,7 @@ class PaddedDownsample(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, c, h, w] to [b, c, h / 2, w / 2]."""
         hidden = ops.pad(hidden, 3, 1, (2, 1))
-        return self.conv(hidden)  # type: ignore[no-any-return]
+        return self.conv(hidden)
 
 
 class Level(Module):
@@ -138,7 +138,7 @@ class Encoder(Module):
         sample = self.mid_block(sample)
         sample = self.conv_norm_out(sample)
         sample = ops.silu(sample)
-        return self.conv_out(sample)  # type: ignore[no-any-return]
+        return self.conv_out(sample)
 
 
 class Decoder(Module):
@@ -174,7 +174,7 @@ class Decoder(Module):
             sample = block(sample)
         sample = self.conv_norm_out(sample)
         sample = ops.silu(sample)
-        return self.conv_out(sample)  # type: ignore[no-any-return]
+        return self.conv_out(sample)
 
 
 class AutoencoderKL(Autoencoder):
@@ -226,7 +226,7 @@ class AutoencoderKL(Autoencoder):
     def _decoded(self, latents: Tensor) -> Tensor:
         if self.post_quant_conv is not None:
             latents = self.post_quant_conv(latents)
-        return self.decoder(latents)  # type: ignore[no-any-return]
+        return self.decoder(latents)
 
 
 class LatentNorm(Module):

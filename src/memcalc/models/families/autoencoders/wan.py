@@ -33,7 +33,7 @@ class MidBlock(Module):
         """[b, c, t, h, w] to the same."""
         x = self.resnets[0](x, caches)
         x = self.attentions[0](x, caches)
-        return self.resnets[1](x, caches)  # type: ignore[no-any-return]
+        return self.resnets[1](x, caches)
 
 
 class UpBlock(Module):
@@ -151,7 +151,7 @@ class AutoencoderKLWan(Autoencoder):
             return tiled(pixels, tiles, self._encoded_tile)
         caches: Caches = {}
         out = _in_turn(pixels, 4, lambda part: self.encoder(part, caches))
-        return self.quant_conv(out)  # type: ignore[no-any-return]
+        return self.quant_conv(out)
 
     def decoded(self, latents: Tensor) -> Tensor:
         """[b, z, t, h, w] to [b, c, frames, h', w']."""

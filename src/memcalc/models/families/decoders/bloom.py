@@ -149,7 +149,7 @@ class BloomModel(Module):
         for block in self.h:
             outputs = block(hidden, alibi=alibi, mask=mask)
             hidden = outputs[0]
-        return self.ln_f(hidden)  # type: ignore[no-any-return]
+        return self.ln_f(hidden)
 
 
 def bloom(c: Config, architecture: str | None) -> Network:

@@ -136,7 +136,7 @@ class FalconMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         x = self.act(self.dense_h_to_4h(x))
-        return self.dense_4h_to_h(x)  # type: ignore[no-any-return]
+        return self.dense_4h_to_h(x)
 
 
 class FalconBlock(Module):
@@ -214,7 +214,7 @@ class FalconModel(Module):
         for block in self.h:
             outputs = block(hidden, alibi=alibi, rotation=rotation, mask=mask, position_ids=position_ids)
             hidden = outputs[0]
-        return self.ln_f(hidden)  # type: ignore[no-any-return]
+        return self.ln_f(hidden)
 
 
 def _as_numbers(mask: Tensor, like: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class MptModel(Module):
         for block in self.blocks:
             outputs = block(hidden, bias=alibi, mask=mask)
             hidden = outputs[0]
-        return self.norm_f(hidden)  # type: ignore[no-any-return]
+        return self.norm_f(hidden)
 
 
 def _alibi(tape: Tape, heads: int, length: int) -> Tensor:

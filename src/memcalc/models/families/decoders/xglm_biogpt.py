@@ -89,7 +89,7 @@ class XGLMModel(Module):
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
             hidden = layer(hidden, mask, cache=run_context(ids).cache)
-        return self.layer_norm(hidden)  # type: ignore[no-any-return]
+        return self.layer_norm(hidden)
 
 
 class BioGptModel(Module):
@@ -134,7 +134,7 @@ class BioGptModel(Module):
         hidden = ops.dropout(hidden, self.dropout)
         for layer in self.layers:
             hidden = layer(hidden, mask=mask, cache=run_context(tape).cache, position_ids=position_ids)
-        return self.layer_norm(hidden)  # type: ignore[no-any-return]
+        return self.layer_norm(hidden)
 
 
 def xglm(c: Config, architecture: str | None) -> Network:

@@ -64,7 +64,7 @@ class ChromaTransformerBlock(Module):
     def __init__(self, width: int, heads: int, dim: int) -> None:
         self.norm1 = PrunedNorm(width, 6)
         self.norm1_context = PrunedNorm(width, 6)
-        self.attn = FluxAttention(width, heads, dim, added=True)
+        self.attn: Module = FluxAttention(width, heads, dim, added=True)
         self.norm2 = LayerNorm(width, affine=False)
         self.ff = FeedForward(width)
         self.norm2_context = LayerNorm(width, affine=False)
@@ -107,7 +107,7 @@ class ChromaSingleTransformerBlock(Module):
         self.norm = PrunedNorm(width, 3)
         self.proj_mlp = Linear(width, 4 * width, bias=True)
         self.proj_out = Linear(5 * width, width, bias=True)
-        self.attn = FluxAttention(width, heads, dim, added=False)
+        self.attn: Module = FluxAttention(width, heads, dim, added=False)
 
     def forward(self, hidden: Tensor, temb: Tensor, tables: Tables, mask: Tensor | None = None) -> Tensor:
         """[b, t + s, h] to the same."""
@@ -159,7 +159,7 @@ class Approximator(Module):
         x = self.in_proj(x)
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = ops.add(x, layer(norm(x)))
-        return self.out_proj(x)  # type: ignore[no-any-return]
+        return self.out_proj(x)
 
 
 class ChromaTransformer2DModel(Denoiser):
@@ -215,7 +215,7 @@ class ChromaTransformer2DModel(Denoiser):
         hidden = ops.narrow(hidden, 1, hidden.shape[1] - text)
         temb = ops.narrow(pooled, 1, 2)
         hidden, _ = self.norm_out(hidden, temb)
-        return self.proj_out(hidden)  # type: ignore[no-any-return]
+        return self.proj_out(hidden)
 
 
 _PROMPT_CALLS = {"T5EncoderModel": PromptCall(mask=True)}

@@ -42,7 +42,7 @@ class ConditioningEmbedding(Module):
         for block in self.blocks:
             embedding = block(embedding)
             embedding = ops.silu(embedding)
-        return self.conv_out(embedding)  # type: ignore[no-any-return]
+        return self.conv_out(embedding)
 
 
 class ControlNet(Module):

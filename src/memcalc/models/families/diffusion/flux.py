@@ -104,7 +104,7 @@ class FluxTransformerBlock(Module):
     def __init__(self, width: int, heads: int, dim: int) -> None:
         self.norm1 = AdaLayerNormZero(width)
         self.norm1_context = AdaLayerNormZero(width)
-        self.attn = FluxAttention(width, heads, dim, added=True)
+        self.attn: Module = FluxAttention(width, heads, dim, added=True)
         self.norm2 = LayerNorm(width, affine=False)
         self.ff = FeedForward(width)
         self.norm2_context = LayerNorm(width, affine=False)
@@ -145,7 +145,7 @@ class FluxSingleTransformerBlock(Module):
         self.norm = AdaLayerNormZero(width, 3)
         self.proj_mlp = Linear(width, ratio * width, bias=True)
         self.proj_out = Linear((1 + ratio) * width, width, bias=True)
-        self.attn = FluxAttention(width, heads, dim, added=False)
+        self.attn: Module = FluxAttention(width, heads, dim, added=False)
 
     def forward(
         self, hidden: Tensor, encoder: Tensor, temb: Tensor, tables: Tables, mask: Tensor | None = None

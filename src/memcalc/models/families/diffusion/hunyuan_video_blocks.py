@@ -281,4 +281,4 @@ class TokenRefiner(Module):
         pooled = ops.to(pooled, hidden.dtype)
         temb = self.time_text_embed(timestep, pooled)
         hidden = self.proj_in(hidden)
-        return self.token_refiner(hidden, temb, mask)  # type: ignore[no-any-return]
+        return self.token_refiner(hidden, temb, mask)

@@ -176,7 +176,7 @@ class LTXVideoTransformer3DModel(Denoiser):
         shift, scale = ops.select(values, 2), ops.select(values, 2)
         hidden = self.norm_out(hidden)
         hidden = ops.add(ops.mul(hidden, ops.add_scalar(scale)), shift)
-        return self.proj_out(hidden)  # type: ignore[no-any-return]
+        return self.proj_out(hidden)
 
 
 _PROMPT_CALLS = {"T5EncoderModel": PromptCall(mask=True)}

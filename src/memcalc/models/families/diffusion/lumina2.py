@@ -95,7 +95,7 @@ class LuminaFeedForward(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same."""
-        return self.linear_2(ops.mul(_fp32_silu(self.linear_1(x)), self.linear_3(x)))  # type: ignore[no-any-return]
+        return self.linear_2(ops.mul(_fp32_silu(self.linear_1(x)), self.linear_3(x)))
 
 
 def _fp32_silu(x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Lumina2TransformerBlock(Module):
     def __init__(self, width: int, heads: int, kv_heads: int, inner: int, *, modulated: bool = True) -> None:
         self.attn = GroupedAttention(width, heads, kv_heads)
         self.feed_forward = LuminaFeedForward(width, inner)
-        self.norm1 = LuminaRMSNormZero(width) if modulated else EagerRMSNorm(width)
+        self.norm1: Module = LuminaRMSNormZero(width) if modulated else EagerRMSNorm(width)
         self.ffn_norm1 = EagerRMSNorm(width)
         self.norm2 = EagerRMSNorm(width)
         self.ffn_norm2 = EagerRMSNorm(width)
@@ -164,7 +164,7 @@ class LuminaLayerNormContinuous(Module):
         """[b, s, h] to [b, s, outputs]."""
         emb = self.linear_1(ops.to(ops.silu(conditioning), x.dtype))
         x = ops.mul(self.norm(x), ops.unsqueeze(ops.add_scalar(emb), 1))
-        return self.linear_2(x)  # type: ignore[no-any-return]
+        return self.linear_2(x)
 
 
 class Lumina2Transformer2DModel(Denoiser):

@@ -148,7 +148,7 @@ class TimestepEmbeddings(Module):
     def forward(self, timestep: Tensor, hidden: Tensor) -> Tensor:
         """[b] to [b, width]."""
         timesteps_proj = timestep_embedding(timestep, 256)
-        return self.timestep_embedder(ops.to(timesteps_proj, hidden.dtype))  # type: ignore[no-any-return]
+        return self.timestep_embedder(ops.to(timesteps_proj, hidden.dtype))
 
 
 class QwenImageTransformer2DModel(Denoiser):
@@ -194,7 +194,7 @@ class QwenImageTransformer2DModel(Denoiser):
         for block in self.transformer_blocks:
             encoder, hidden = block(hidden, encoder, temb, freqs)
         hidden = self.norm_out(hidden, temb)
-        return self.proj_out(hidden)  # type: ignore[no-any-return]
+        return self.proj_out(hidden)
 
 
 _LONGEST = 4096

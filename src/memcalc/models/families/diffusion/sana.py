@@ -85,7 +85,7 @@ class GLUMBConv(Module):
         hidden = self.conv_depth(hidden)
         hidden, gate = ops.chunk(hidden, 2, 1)
         hidden = ops.mul(hidden, ops.silu(gate))
-        return self.conv_point(hidden)  # type: ignore[no-any-return]
+        return self.conv_point(hidden)
 
 
 class SanaTransformerBlock(Module):

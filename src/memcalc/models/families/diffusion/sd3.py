@@ -121,11 +121,11 @@ class JointTransformerBlock(Module):
 
     def __init__(self, width: int, heads: int, *, last: bool, dual: bool, qk_norm: bool) -> None:
         self.last, self.dual = last, dual
-        self.norm1 = DualAdaLayerNormZero(width) if dual else AdaLayerNormZero(width)
-        self.norm1_context = AdaLayerNormContinuous(width, width) if last else AdaLayerNormZero(width)
-        self.attn = JointAttention(width, heads, added=True, qk_norm=qk_norm, drops_text=last)
+        self.norm1: Module = DualAdaLayerNormZero(width) if dual else AdaLayerNormZero(width)
+        self.norm1_context: Module = AdaLayerNormContinuous(width, width) if last else AdaLayerNormZero(width)
+        self.attn: Module = JointAttention(width, heads, added=True, qk_norm=qk_norm, drops_text=last)
         if dual:
-            self.attn2 = JointAttention(width, heads, added=False, qk_norm=qk_norm)
+            self.attn2: Module = JointAttention(width, heads, added=False, qk_norm=qk_norm)
         self.norm2 = LayerNorm(width, affine=False)
         self.ff = FeedForward(width)
         if not last:

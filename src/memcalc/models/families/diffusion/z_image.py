@@ -87,7 +87,7 @@ class ZFeedForward(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] to the same."""
-        return self.w2(_gated(self.w1(x), self.w3(x)))  # type: ignore[no-any-return]
+        return self.w2(_gated(self.w1(x), self.w3(x)))
 
 
 def _gated(x1: Tensor, x3: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class FinalLayer(Module):
         scale = ops.add_scalar(self.adaLN_modulation[1](ops.silu(conditioning)))
         scale = ops.unsqueeze(scale, 1)
         x = ops.mul(self.norm_final(x), scale)
-        return self.linear(x)  # type: ignore[no-any-return]
+        return self.linear(x)
 
 
 class OfPatchSize(Module):

@@ -60,7 +60,7 @@ class _Plain(Module):
         hidden = self.act(hidden)
         hidden = ops.dropout(hidden, self.dropout)
         hidden = ops.to(hidden, self.wo.weight.dtype)
-        return self.wo(hidden)  # type: ignore[no-any-return]
+        return self.wo(hidden)
 
 
 class _Gated(Module):
@@ -77,7 +77,7 @@ class _Gated(Module):
         hidden = ops.mul(gate, linear)
         hidden = ops.dropout(hidden, self.dropout)
         hidden = ops.to(hidden, self.wo.weight.dtype)
-        return self.wo(hidden)  # type: ignore[no-any-return]
+        return self.wo(hidden)
 
 
 class SelfAttention(Module):

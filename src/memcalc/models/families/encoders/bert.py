@@ -57,7 +57,7 @@ class BertLayer(Module):
 
     def _feed_forward(self, attended: Tensor) -> Tensor:
         intermediate = self.intermediate(attended)
-        return self.output(intermediate, attended)  # type: ignore[no-any-return]
+        return self.output(intermediate, attended)
 
 
 def _model(c: Config, *, pooler: bool, counted: bool = False, width: int | None = None) -> EncoderModel:

@@ -46,7 +46,7 @@ class DistilBlock(Module):
         attended, _weights = self.attention(hidden, mask=mask)
         attended = self.sa_layer_norm(ops.add(attended, hidden))
         fed = self.ffn(attended)
-        return self.output_layer_norm(ops.add(fed, attended))  # type: ignore[no-any-return]
+        return self.output_layer_norm(ops.add(fed, attended))
 
 
 def distilbert(c: Config, architecture: str | None) -> Network:
@@ -96,7 +96,7 @@ class AlbertLayer(Module):
         """[b, s, h] to [b, s, h]."""
         attended, _weights = self.attention(hidden, mask)
         fed = self.feed_forward(attended)
-        return self.full_layer_layer_norm(ops.add(fed, attended))  # type: ignore[no-any-return]
+        return self.full_layer_layer_norm(ops.add(fed, attended))
 
 
 class AlbertGroup(Module):

@@ -119,7 +119,7 @@ class EsmAttention(Module):
         normed = self.LayerNorm(hidden)
         out, _weights = self.self(normed, mask=mask, rotation=rotation)
         out = self.output(out, hidden)
-        return out  # type: ignore[no-any-return]  # noqa: RET504
+        return out  # noqa: RET504
 
 
 class ErfGelu(Module):
@@ -155,7 +155,7 @@ class EsmLayer(Module):
     def _feed_forward(self, attended: Tensor) -> Tensor:
         normed = self.LayerNorm(attended)
         intermediate = self.intermediate(normed)
-        return self.output(intermediate, attended)  # type: ignore[no-any-return]
+        return self.output(intermediate, attended)
 
 
 class EsmEncoder(Module):
@@ -171,7 +171,7 @@ class EsmEncoder(Module):
         rotation = None if self.rotary_embeddings is None else self.rotary_embeddings(hidden)
         for layer in self.layer:
             hidden = layer(hidden, mask=mask, rotation=rotation)
-        return self.emb_layer_norm_after(hidden)  # type: ignore[no-any-return]
+        return self.emb_layer_norm_after(hidden)
 
 
 class ContactHead(Module):

@@ -77,7 +77,7 @@ class GluMLP(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         first, gate = ops.chunk(self.Wi(hidden), 2, -1)
-        return self.Wo(ops.dropout(ops.mul(self.act(first), gate), self.dropout))  # type: ignore[no-any-return]
+        return self.Wo(ops.dropout(ops.mul(self.act(first), gate), self.dropout))
 
 
 class ModernBertLayer(Module):
@@ -141,7 +141,7 @@ class ScoreHead(Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., h] to [..., h]."""
-        return self.norm(self.act(self.dense(hidden)))  # type: ignore[no-any-return]
+        return self.norm(self.act(self.dense(hidden)))
 
 
 def _first_token(hidden: Tensor) -> tuple[Tensor, ...]:

@@ -52,7 +52,7 @@ class MPNetAttention(Module):
         out = ops.matmul(probs, value)
         out = ops.contiguous(ops.permute(out, 0, 2, 1, 3))
         out = ops.view(out, *out.shape[:-2], -1)
-        return self.o(out)  # type: ignore[no-any-return]
+        return self.o(out)
 
 
 class MPNetSelfAttention(Module):
@@ -68,7 +68,7 @@ class MPNetSelfAttention(Module):
     def forward(self, hidden: Tensor, mask: Tensor | None, bias: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         attended = self.attn(hidden, mask, bias)
-        return self.LayerNorm(ops.add(ops.dropout(attended, self.dropout), hidden))  # type: ignore[no-any-return]
+        return self.LayerNorm(ops.add(ops.dropout(attended, self.dropout), hidden))
 
 
 class MPNetLayer(Module):
@@ -87,7 +87,7 @@ class MPNetLayer(Module):
         """[b, s, h] to [b, s, h]."""
         attended = self.attention(hidden, mask, bias=bias)
         intermediate = self.intermediate(attended)
-        return self.output(intermediate, attended)  # type: ignore[no-any-return]
+        return self.output(intermediate, attended)
 
 
 class MPNetEncoder(Module):

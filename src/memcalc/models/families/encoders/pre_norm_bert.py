@@ -68,7 +68,7 @@ class PreNormLayer(Module):
     def _feed_forward(self, attended: Tensor) -> Tensor:
         intermediate = attended if self.LayerNorm is None else self.LayerNorm(attended)
         intermediate = self.intermediate(intermediate)
-        return self.output(intermediate, attended)  # type: ignore[no-any-return]
+        return self.output(intermediate, attended)
 
 
 class PreNormEncoder(Module):
@@ -83,7 +83,7 @@ class PreNormEncoder(Module):
         """[b, s, h] to [b, s, h]."""
         for layer in self.layer:
             hidden = layer(hidden, mask)
-        return self.LayerNorm(hidden)  # type: ignore[no-any-return]
+        return self.LayerNorm(hidden)
 
 
 def _network(c: Config, architecture: str | None, *, within: bool) -> Network:

@@ -82,7 +82,7 @@ class RotaryLayer(Module):
         residual = hidden
         hidden = self.mlp(hidden)
         hidden = ops.add(residual, ops.dropout(hidden, self.dropout))
-        return self.post_mlp_layernorm(hidden)  # type: ignore[no-any-return]
+        return self.post_mlp_layernorm(hidden)
 
 
 class RotaryEncoder(Module):
@@ -172,7 +172,7 @@ class GteMLP(GatedMLP):
         """[b, s, h] to [b, s, h]."""
         inner = ops.mul(self.act(self.gate_proj(x)), self.up_proj(x))
         inner = ops.dropout(inner, self.inner_dropout)
-        return self.down_proj(inner)  # type: ignore[no-any-return]
+        return self.down_proj(inner)
 
 
 def gte(c: Config, architecture: str | None) -> Network:

@@ -62,7 +62,7 @@ class XLNetAttention(Module):
         out = ops.einsum("ibnd,hnd->ibh", attended, self.o)
         out = ops.dropout(out, self.dropout)
         out = ops.add(out, hidden)
-        return self.layer_norm(out)  # type: ignore[no-any-return]
+        return self.layer_norm(out)
 
 
 def _shifted(x: Tensor, length: int) -> Tensor:
@@ -95,7 +95,7 @@ class XLNetFeedForward(Module):
         out = ops.dropout(out, self.dropout)
         out = self.layer_2(out)
         out = ops.dropout(out, self.dropout)
-        return self.layer_norm(ops.add(out, hidden))  # type: ignore[no-any-return]
+        return self.layer_norm(ops.add(out, hidden))
 
 
 class XLNetBlock(Module):
@@ -111,7 +111,7 @@ class XLNetBlock(Module):
     def forward(self, hidden: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
         """[s, b, h] to [s, b, h]."""
         hidden = self.rel_attn(hidden, mask, positions)
-        return self.ff(hidden)  # type: ignore[no-any-return]
+        return self.ff(hidden)
 
 
 class XLNetModel(Module):

@@ -57,7 +57,7 @@ class LimitedMLP(Module):
         """[b, s, h] to [b, s, h]."""
         gate = ops.clamp(self.gate_proj(x), 1)
         up = ops.clamp(self.up_proj(x))
-        return self.down_proj(ops.mul(self.act(gate), up))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(self.act(gate), up))
 
 
 class ScoreRouter(Router):
@@ -164,7 +164,7 @@ class V4Model(Module):
         rotation = self.rotary_emb(embeds, position_ids), self.rotary_emb(embeds, position_ids)
         for layer in self.layers:
             states = layer(states, rotation=rotation, mask=mask, position_ids=position_ids, ids=ids)
-        return self.norm(self.hc_head(states))  # type: ignore[no-any-return]
+        return self.norm(self.hc_head(states))
 
 
 def _rope_dim(c: Config) -> int:

@@ -74,7 +74,7 @@ class ClampedMLP(Module):
         """[..., h] to [..., h]."""
         gate = ops.clamp(ops.silu(self.gate_proj(x)), 1)
         up = ops.clamp(self.up_proj(x))
-        return self.down_proj(ops.mul(gate, up))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(gate, up))
 
 
 def _clamped(up: Tensor) -> Tensor:

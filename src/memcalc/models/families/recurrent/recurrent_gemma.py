@@ -58,7 +58,7 @@ class PlainGatedMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         gate = self.act(self.gate_proj(x))
-        return self.down_proj(ops.mul(gate, self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(ops.mul(gate, self.up_proj(x)))
 
 
 class GriffinBlock(Module):

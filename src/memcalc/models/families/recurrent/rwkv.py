@@ -102,7 +102,7 @@ class TimeMix(Module):
         wkv, last = _wkv(self.time_decay, self.time_first, key, value, own)
         if not states:
             last.clear()
-        return self.output(ops.mul(receptance, wkv))  # type: ignore[no-any-return]
+        return self.output(ops.mul(receptance, wkv))
 
     def _project(self, hidden: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         shifted = _shifted(hidden, before)

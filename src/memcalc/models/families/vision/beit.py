@@ -160,7 +160,7 @@ class BeitPooler(Module):
         if self.layernorm is None:
             return ops.select(states, 1)
         patches = ops.narrow(states, 1, states.shape[1] - 1)
-        return self.layernorm(ops.mean(patches, 1, keepdim=False))  # type: ignore[no-any-return]
+        return self.layernorm(ops.mean(patches, 1, keepdim=False))
 
 
 def beit(c: Config, architecture: str | None) -> Network:

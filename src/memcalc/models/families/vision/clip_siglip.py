@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
@@ -50,10 +52,10 @@ class ClipModel(Network):
 
     def forward(self, batch: Batch) -> Outputs:
         """Loss and similarities [b, b]."""
-        seen = self.vision_model(picture(batch, self.vision_config))
+        seen: tuple[Any, ...] = self.vision_model(picture(batch, self.vision_config))
         if self.visual_projection is not None:
             seen = seen[0], self.visual_projection(seen[1])
-        read = self.text_model(batch.ids, batch.padding)
+        read: tuple[Any, ...] = self.text_model(batch.ids, batch.padding)
         if self.text_projection is not None:
             read = read[0], self.text_projection(read[1])
         image, text = seen[1], read[1]

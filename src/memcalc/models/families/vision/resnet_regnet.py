@@ -110,7 +110,7 @@ class PooledClassifier(Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """[b, c, 1, 1] to logits [b, classes]."""
-        return self.scores(ops.view(pooled, pooled.shape[0], -1))  # type: ignore[no-any-return]
+        return self.scores(ops.view(pooled, pooled.shape[0], -1))
 
 
 def _classifier(c: Config, architecture: str | None, tower: ConvTower) -> Network:

@@ -97,7 +97,7 @@ class SegmentationHead(Module):
         hidden = self.batch_norm(hidden)
         hidden = ops.relu(hidden)
         hidden = ops.dropout(hidden, self.dropout)
-        return self.classifier(hidden)  # type: ignore[no-any-return]
+        return self.classifier(hidden)
 
 
 class Segmenter(Network):

@@ -56,7 +56,7 @@ class PatchMerging(Module):
         states = ops.cat([ops.slice(ops.slice(states, 1, 2), 2, 2) for _ in range(4)], -1)
         states = ops.view(states, batch, -1, 4 * hidden)
         states = self.norm(states)
-        return self.reduction(states)  # type: ignore[no-any-return]
+        return self.reduction(states)
 
 
 class SwinStage(Module):

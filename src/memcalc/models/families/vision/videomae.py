@@ -76,7 +76,7 @@ class VideoMaeAttention(Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[b, n, h] to [b, n, h]."""
         attended, _weights = self._attended(hidden)
-        return self.output(attended, hidden)  # type: ignore[no-any-return]
+        return self.output(attended, hidden)
 
     def _attended(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
         key = split_heads(self.key(hidden), self.head_dim)
@@ -106,7 +106,7 @@ class VideoMaeLayer(Module):
         hidden = ops.add(attended, hidden)
         fed = self.layernorm_after(hidden)
         fed = self.intermediate(fed)
-        return self.output(fed, hidden)  # type: ignore[no-any-return]
+        return self.output(fed, hidden)
 
 
 class MeanPoolClassifier(Module):
@@ -125,7 +125,7 @@ class MeanPoolClassifier(Module):
         else:
             out = ops.mean(states, 1, keepdim=False)
             out = self.fc_norm(out)
-        return self.classifier(out)  # type: ignore[no-any-return]
+        return self.classifier(out)
 
 
 class VideoClassifier(ImageClassifier):

@@ -94,7 +94,7 @@ class AriaCrossAttention(Module):
         key = self.k_proj(states)
         value = self.v_proj(states)
         out = self.multihead_attn(query, key, value, mask)
-        return self.linear(out)  # type: ignore[no-any-return]
+        return self.linear(out)
 
 
 class ProjectorMLP(Module):
@@ -129,7 +129,7 @@ class QueryProjector(Module):
         mask = states.tape.empty((batch * self.heads, patches), BOOL)
         mask = ops.expand(ops.unsqueeze(mask, 1), batch * self.heads, count, patches)
         out = self.cross_attn(states, queries, mask)
-        return self.feed_forward(self.layer_norm(out))  # type: ignore[no-any-return]
+        return self.feed_forward(self.layer_norm(out))
 
 
 class AriaVisionEncoder(VisionEncoder):

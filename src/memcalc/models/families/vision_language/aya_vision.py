@@ -41,7 +41,7 @@ class ShufflingProjector(Module):
         hidden = self.linear_1(features)
         first, gate = ops.chunk(hidden, 2, -1)
         hidden = ops.mul(ops.silu(gate), first)
-        return self.linear_2(hidden)  # type: ignore[no-any-return]
+        return self.linear_2(hidden)
 
     def _shuffled(self, features: Tensor) -> Tensor:
         images, count, channels = features.shape

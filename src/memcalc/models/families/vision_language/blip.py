@@ -147,7 +147,7 @@ class TextBlock(Module):
     def _feed(self, attended: Tensor) -> Tensor:
         with attended.tape.scoped("MLP"):
             intermediate = self.intermediate(attended)
-            return self.output(intermediate, attended)  # type: ignore[no-any-return]
+            return self.output(intermediate, attended)
 
 
 class TextDecoder(Module):
@@ -242,7 +242,7 @@ class BlipForConditionalGeneration(Network):
         states, _, _ = self.vision_model(picture(batch, self.config))
         assert self.vision_model.post_layernorm is not None
         pooled.append(self.vision_model.post_layernorm(ops.select(states, 1)))
-        return states  # type: ignore[no-any-return]
+        return states
 
 
 def blip(c: Config, architecture: str | None) -> Network:

@@ -74,7 +74,7 @@ class QFormerAttention(Module):
 
     def forward(self, hidden: Tensor, mask: Tensor | None, states: Tensor | None = None) -> Tensor:
         """[b, q, h] to [b, q, h]."""
-        return self.output(self._attend(hidden, mask, states), hidden)  # type: ignore[no-any-return]
+        return self.output(self._attend(hidden, mask, states), hidden)
 
     def _attend(self, hidden: Tensor, mask: Tensor | None, states: Tensor | None) -> Tensor:
         current = hidden if states is None else states
@@ -99,7 +99,7 @@ class QFormerBlock(Module):
         """[b, q, h] to [b, q, h]."""
         attended = self.attention(hidden, None)
         looked = attended if self.crossattention is None else self.crossattention(attended, mask, states)
-        return self.output_query(self.intermediate_query(looked), looked)  # type: ignore[no-any-return]
+        return self.output_query(self.intermediate_query(looked), looked)
 
 
 class QFormer(Module):

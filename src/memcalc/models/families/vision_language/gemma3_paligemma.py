@@ -79,7 +79,7 @@ class LinearProjector(Module):
 
     def forward(self, states: Tensor) -> Tensor:
         """[..., h] to [..., width]."""
-        return self.linear(states)  # type: ignore[no-any-return]
+        return self.linear(states)
 
 
 class PaliGemmaVisionEncoder(VisionEncoder):

@@ -113,7 +113,7 @@ class Idefics2Tower(Module):
         hidden = embedded
         for block in self.encoder:
             hidden = block(hidden, mask)
-        return self.post_layernorm(hidden)  # type: ignore[no-any-return]
+        return self.post_layernorm(hidden)
 
 
 class Idefics2VisionEncoder(VisionEncoder):
@@ -137,7 +137,7 @@ class Idefics2VisionEncoder(VisionEncoder):
         shape = (*lead, self.config.integer("num_channels"), height, width)
         pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         mask = tape.external_tensor((*lead, height, width), INT64, OVERHEAD, IMAGES)
-        return self(pixels, mask)  # type: ignore[no-any-return]
+        return self(pixels, mask)
 
     def forward(self, pixels: Tensor, mask: Tensor) -> ImageFeatures:
         """Pixels [b, images, c, height, width] to features, one tensor for each sequence.

@@ -60,7 +60,7 @@ class TiledTower(Module):
         hidden = embedded
         for block in self.encoder:
             hidden = block(hidden, mask)
-        return self.post_layernorm(hidden)  # type: ignore[no-any-return]
+        return self.post_layernorm(hidden)
 
 
 class Idefics3VisionEncoder(VisionEncoder):
@@ -92,7 +92,7 @@ class Idefics3VisionEncoder(VisionEncoder):
         shape = (*lead, self.config.integer("num_channels"), side, side)
         pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
         mask = tape.external_tensor((*lead, side, side), INT64, OVERHEAD, IMAGES)
-        return self(pixels, mask)  # type: ignore[no-any-return]
+        return self(pixels, mask)
 
     def forward(self, pixels: Tensor, mask: Tensor) -> ImageFeatures:
         """Pixels [b, tiles, c, height, width] to features, one tensor for each sequence.

@@ -158,7 +158,7 @@ class NormedProjector(Projector):
         hidden = self.layer_norm(features)
         hidden = self.linear_1(hidden)
         hidden = self.act(hidden)
-        return self.linear_2(hidden)  # type: ignore[no-any-return]
+        return self.linear_2(hidden)
 
 
 def internvl(c: Config, architecture: str | None) -> Network:

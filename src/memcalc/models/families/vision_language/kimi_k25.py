@@ -47,7 +47,7 @@ class PatchesWithPositions(Module):
         """Patches [n, 3, side, side] to [n, h]."""
         hidden = ops.view(self.proj(pixels), pixels.shape[0], -1)
         hidden = self.pos_emb(hidden)
-        return hidden  # type: ignore[no-any-return]  # noqa: RET504
+        return hidden  # noqa: RET504
 
 
 class LearnedPositionGrid(Module):
@@ -151,7 +151,7 @@ class KimiProjector(Module):
         hidden = ops.view(self.pre_norm(pooled), pooled.shape[0], -1, self.inner)
         hidden = self.in_proj(hidden)
         hidden = ops.gelu(hidden)
-        return self.out_proj(hidden)  # type: ignore[no-any-return]
+        return self.out_proj(hidden)
 
 
 class Kimi(VisionLanguage):

@@ -41,7 +41,7 @@ class UnfoldedPatches(Module):
         """Pixels [b, c, height, width] to [b, n, h]."""
         hidden = ops.unfold(pixels, self.side)
         hidden = ops.permute(hidden, 0, 2, 1)
-        return self.linear(hidden)  # type: ignore[no-any-return]
+        return self.linear(hidden)
 
 
 class RotaryAttention(Module):
@@ -93,7 +93,7 @@ class ShuffledAdapter(Module):
         side = int(count**0.5)
         patches = pixel_shuffle(ops.view(patches, batch, side, side, hidden), self.factor)
         patches = ops.view(patches, batch, -1, patches.shape[-1])
-        return self.mlp(patches)  # type: ignore[no-any-return]
+        return self.mlp(patches)
 
 
 class AdapterMLP(Module):
@@ -155,7 +155,7 @@ class Llama4Tower(Module):
         hidden = ops.narrow(hidden, 1, hidden.shape[1] - 1)
         hidden = self.vision_adapter(hidden)
         del classes
-        return hidden  # type: ignore[no-any-return]
+        return hidden
 
     def _blocks(self, hidden: Tensor) -> Tensor:
         for block in self.model:
@@ -218,7 +218,7 @@ class Projection(Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, inputs] to [n, outputs]."""
-        return self.linear_1(features)  # type: ignore[no-any-return]
+        return self.linear_1(features)
 
 
 def llama4(c: Config, architecture: str | None) -> Network:

@@ -68,7 +68,7 @@ class LlavaNextVisionEncoder(LlavaVisionEncoder):
         tape = batch.ids.tape
         shape = (images, rows * columns + 1, self.config.integer("num_channels"), side, side)
         pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
-        return self(pixels, batch.image_size)  # type: ignore[no-any-return]
+        return self(pixels, batch.image_size)
 
     def forward(self, pixels: Tensor, size: ImageSize = None) -> ImageFeatures:
         """Pixels [images, tiles, c, height, width] to features, one tensor for each image."""

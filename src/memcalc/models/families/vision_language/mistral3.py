@@ -43,7 +43,7 @@ class SquareMerger(Module):
         pieces = each_piece(merged, [Repeat([height * width], images)], [features], 0)
         features = ops.squeeze(ops.cat(pieces, 1), 0)
         del pieces
-        return self.merging_layer(features)  # type: ignore[no-any-return]
+        return self.merging_layer(features)
 
 
 class Mistral3Projector(Projector):

@@ -228,7 +228,7 @@ class Mllama(Network):
         )
         shapes = tape.external_tensor(lead, INT64, OVERHEAD, IMAGES)
         aspect_ratio_mask = tape.external_tensor((*lead, tiles), INT64, OVERHEAD, IMAGES)
-        return self.vision_model(pixels, shapes, aspect_ratio_mask)  # type: ignore[no-any-return]
+        return self.vision_model(pixels, shapes, aspect_ratio_mask)
 
 
 def cross_attention_masks(cross_attention_mask: Tensor, patches: int) -> tuple[Tensor, Tensor]:

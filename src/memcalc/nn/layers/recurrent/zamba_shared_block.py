@@ -22,7 +22,7 @@ class Adapter(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
         x = self.down(x)
-        return self.up(x)  # type: ignore[no-any-return]
+        return self.up(x)
 
 
 class SharedAttention(GroupedQueryAttention):
@@ -84,7 +84,7 @@ class SharedMLP(Module):
         halves = ops.chunk(up, 2, -1)
         del up
         hidden = ops.mul(self.act(halves[0]), halves[1])
-        return self.down_proj(hidden)  # type: ignore[no-any-return]
+        return self.down_proj(hidden)
 
 
 class SharedBlock(Module):
