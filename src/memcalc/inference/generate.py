@@ -147,7 +147,10 @@ def _length(network: Network, setup: InferenceSetup) -> int:
 def _refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
     """Raise UsageError for options of diffusion pipelines."""
     for name in OF_PIPELINES:
-        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+        value = getattr(setup, name)
+        # True equals 1; and guidance of 1 is a choice too: it switches guidance off
+        silent = value is not True and name != "guidance_scale" and value in (None, False, 1, "none")
+        if name in setup.model_fields_set and value is not None and not silent:
             if name == "num_frames" and "vision_config" in spec.config:
                 raise UsageError(VIDEO_AS_IMAGES)
             raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
