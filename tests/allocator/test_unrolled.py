@@ -16,8 +16,9 @@ def deeper(case: dict[str, Any]) -> dict[str, Any]:
     """The case with a model of more blocks."""
     depths = {key: 7 for key in ("num_hidden_layers", "num_layers", "n_layer", "n_layers") if key in case["config"]}
     config = case["config"] | depths
-    if "layer_types" in config:
-        config["layer_types"] = [config["layer_types"][i % len(config["layer_types"])] for i in range(7)]
+    for key in ("layer_types", "mlp_layer_types"):
+        if key in config:
+            config[key] = [config[key][i % len(config[key])] for i in range(7)]
     return {**case, "config": config}
 
 

@@ -44,7 +44,6 @@ def options() -> set[str]:
         ("--kv-cache-dtype fp8", ("--kv-dtype",)),
         ("-ctk q8_0", ("--cache-type-k",)),
         ("-ngl 20", ("--n-gpu-layers",)),
-        ("--device-map auto", ("one GPU",)),
         ("--lora-r 16", ("--lora-rank",)),
         ("--lora-alpha 32", ("changes no memory",)),
         ("--tp 2", ("--tensor-parallel-size",)),

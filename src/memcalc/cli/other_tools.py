@@ -120,7 +120,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "ngl gpu-layers cpu-moe ncmoe override-tensor",
         "layers on the host are {--n-gpu-layers} and {--n-cpu-moe}, with {--engine} llama.cpp",
     ),
-    ("device-map device max-memory", "the answer is for one GPU that holds all; {--gpu} names it"),
+    ("device", "the answer is for one GPU that holds all; {--gpu} names it"),
     ("tensor-split split-mode sm main-gpu mg", "several GPUs under llama.cpp are not computed"),
     ("swap-space cpu-offload-gb", "memory of the host is not computed"),
     ("cuda-graph-max-bs", "CUDA graphs are counted for vLLM alone"),

@@ -212,14 +212,14 @@ class Config:
             )
         return Config(self.section(key), defaults, aliases, f"{self.where}'s {key!r}")
 
-    def layer_types(self, default: list[str]) -> list[str]:
-        """The kind of each layer (`layer_types`), one per hidden layer."""
-        given = self.items("layer_types")
+    def layer_types(self, default: list[str], key: str = "layer_types") -> list[str]:
+        """The kind of each layer (`layer_types`, or what `key` names), one per hidden layer."""
+        given = self.items(key)
         if given is None:
             return default
         if len(given) != len(default):
             raise ConfigError(
-                f"{self.where} has {len(given)} 'layer_types' but {len(default)} 'num_hidden_layers'; they must agree."
+                f"{self.where} has {len(given)} {key!r} but {len(default)} 'num_hidden_layers'; they must agree."
             )
         return [str(item) for item in given]
 

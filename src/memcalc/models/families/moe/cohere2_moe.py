@@ -71,7 +71,7 @@ class CohereMixture(Module):
 def cohere2_moe(c: Config, architecture: str | None) -> Network:
     """Command A with experts: the first layers may be dense, and then windows have a pattern of their own there."""
     depth, first = c.integer("num_hidden_layers"), c.integer("first_k_dense_replace", 0, minimum=0)
-    types = [str(kind) for kind in c.items("mlp_layer_types") or ["dense"] * first + ["sparse"] * (depth - first)]
+    types = c.layer_types(["dense" if layer < first else "sparse" for layer in range(depth)], "mlp_layer_types")
     prefix = c.integer("prefix_dense_sliding_window_pattern")
     windows = cohere2_windows(c, dense=first, dense_pattern=prefix)
     rotated = [

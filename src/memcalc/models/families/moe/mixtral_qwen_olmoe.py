@@ -82,7 +82,7 @@ def mellum(c: Config, architecture: str | None) -> Network:
     depth = c.integer("num_hidden_layers")
     mixture = qwen3_mixture(c, normalise=c.flag("norm_topk_prob"), count="num_local_experts")
     windows = windows_from(c, [False] * depth, c.optional("sliding_window"))
-    types, dense = c.items("mlp_layer_types") or ["sparse"] * depth, gated_mlp(c)
+    types, dense = c.layer_types(["sparse"] * depth, "mlp_layer_types"), gated_mlp(c)
     return dense_decoder(
         c,
         architecture,

@@ -120,23 +120,35 @@ class StepMixture(Module):
 
 def _rotated(c: Config, window: int | None) -> int:
     """How many elements of a head are rotated in layers with this window."""
-    given = c.section("rope_parameters").get("full_attention" if window is None else "sliding_attention")
-    factor = given.get("partial_rotary_factor", 1.0) if isinstance(given, dict) else 1.0
+    kind = "full_attention" if window is None else "sliding_attention"
+    given = c.section("rope_parameters").get(kind)
+    if isinstance(given, dict):
+        return int(c.head_dim() * _share(c, given.get("partial_rotary_factor", 1.0)))
     factors, types = c.items("partial_rotary_factors"), c.items("layer_types")
-    if factors and types and not isinstance(given, dict):
-        kind = "full_attention" if window is None else "sliding_attention"
-        factor = factors[types.index(kind)]
-    return int(c.head_dim() * float(str(factor)))
+    if factors and types and kind in types[: len(factors)]:
+        return int(c.head_dim() * _share(c, factors[types.index(kind)]))
+    return c.head_dim()
+
+
+def _share(c: Config, factor: object) -> float:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= 1:
+        raise ConfigError(f"{c.where} has a 'partial_rotary_factor' that is no number over 0 and up to 1.")
+    return float(factor)
 
 
 def _experts_in(c: Config, depth: int) -> list[bool]:
     """Which layers have experts: by `mlp_layer_types` or `moe_layers_enum`; without either, all but the first three."""
     types = c.items("mlp_layer_types")
     if types is not None:
-        return [str(kind) == "sparse" for kind in types[:depth]]
+        if len(types) > depth:  # of layers that are not built
+            c = c.replaced(mlp_layer_types=list(types[:depth]))
+        return [kind == "sparse" for kind in c.layer_types([""] * depth, "mlp_layer_types")]
     listed = c.get("moe_layers_enum")
     items = listed.split(",") if isinstance(listed, str) else c.items("moe_layers_enum")
-    chosen = {int(str(item)) for item in items if str(item).strip()} if items else set(range(3, depth))
+    named = [str(item).strip() for item in items or range(3, depth) if str(item).strip()]
+    if not all(name.isdecimal() for name in named):
+        raise ConfigError(f"{c.where} has a 'moe_layers_enum' that is no list of layer numbers.")
+    chosen = {int(name) for name in named}
     return [layer in chosen for layer in range(depth)]
 
 
