@@ -98,3 +98,10 @@ def test_a_file_has_one_length_a_line(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(UsageError, match="no line with a length"):
         read_lengths(str(path))
+
+
+def test_a_run_that_its_gpu_has_no_room_for_is_said_to_be_without_its_limit() -> None:
+    setup = TrainingSetup(batch=2, lengths="100..900", max_steps=3, precision="bf16")
+    spec = ModelSpec.from_config(MANY)
+    assert any("without the GPU's limit" in line for line in lines(estimate(spec, setup, "1GiB")))
+    assert not any("without the GPU's limit" in line for line in lines(estimate(spec, setup, "H100")))
