@@ -71,7 +71,8 @@ def test_the_report_says_how_the_reserve_grows() -> None:
     ("options", "says"),
     [
         ({"lengths": "512-4096"}, "neither a range"),
-        ({"lengths": "9..3"}, "no sequence of 1 to"),
+        ({"lengths": "9..3"}, r"backwards; write 3\.\.9"),
+        ({"lengths": "nofile.txt"}, "no file that can be read"),
         ({"lengths": "0..3"}, "no sequence of 1 to"),
         ({"lengths": "5..9", "seq_len": 7}, "leave one out"),
         ({"lengths": "5..9", "packing": True}, "leave one out"),
@@ -79,7 +80,7 @@ def test_the_report_says_how_the_reserve_grows() -> None:
         ({"max_steps": 7}, "belongs to --lengths"),
         ({"lengths": "5..9", "max_steps": 501}, "500 are simulated at most"),
         ({"lengths": "5..9000", "max_steps": 300}, "different lengths; 128"),
-        ({"lengths": "5..9", "parallel": "ddp", "gpus": 2}, "for jobs on one GPU; leave it out"),
+        ({"lengths": "5..9", "parallel": "ddp", "gpus": 2}, "for jobs on one GPU; give --seq-len with the longest"),
     ],
 )
 def test_what_is_not_simulated_is_refused(options: dict[str, Any], says: str) -> None:
