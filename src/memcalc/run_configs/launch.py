@@ -185,13 +185,9 @@ def _python(script: str, words: list[str]) -> Launch:
     if "vllm.entrypoints" in script:
         return vllm_serve(words)
     if "sglang" in script:
-        raise UsageError(
-            "SGLang's launch lines are not read; give the model to from-file or from-hub, with --engine sglang."
-        )
+        raise UsageError("SGLang's launch lines are not read; use from-file or from-hub with --engine sglang.")
     if script.endswith(("launch_server", "api_server")):
-        raise UsageError(
-            f"{quoted(script)} starts a server that memcalc does not know; only those of vLLM and llama.cpp are read."
-        )
+        raise UsageError(f"{quoted(script)} starts a server that is not read; vLLM's and llama.cpp's are.")
     if name == "unsloth-cli.py":
         values, _ = shell.options(words)
         return Launch("unsloth", values, name)
