@@ -60,11 +60,8 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
     drawn = None if setup.lengths is None else max(map(max, drawn_lengths(setup)))
     if drawn is not None and not (network.reads_text and network.source_is_text):
         raise UsageError("--lengths are those of texts, and this model reads none; leave it out.")
-    length = (
-        setup.seq_len
-        or drawn
-        or usual + network.image_tokens(setup.images_per_sequence, checked_sides(network, setup.image))
-    )
+    image = checked_sides(network, setup.image)
+    length = setup.seq_len or drawn or usual + network.image_tokens(setup.images_per_sequence, image)
     if not network.source_is_text:
         length = setup.target_len or length
     length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
