@@ -44,6 +44,11 @@ def command(
     shown.only("fit", "json", "markdown")
     if chosen["check"]:
         raise UsageError("fit says what fits, so there is nothing to check; leave out --check.")
+    request.refuse(
+        ("lengths", "max_steps", "seed"),
+        "is about a run of many lengths, which fit would simulate for every number it tries; give --seq-len with the "
+        "longest length, or one setup with --lengths to `memcalc estimate`.",
+    )
     if (chosen["gpu"] is None) == (budget is None):
         raise UsageError("fit needs a GPU or a budget: give --gpu, such as --gpu RTX-4090,A100-80GB, or --budget 20GB.")
     names = [name.strip() for name in (budget or chosen["gpu"]).split(",")]
@@ -75,6 +80,7 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
     from memcalc.decide.largest import largest
     from memcalc.decide.what_fits import advise
     from memcalc.estimation import estimate, needed_bytes
+    from memcalc.models.registry import autoencoders, denoisers
 
     setup = job.setup
     report = estimate(spec, setup, gpu)
@@ -86,7 +92,12 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
         "needed_bytes": needed_bytes(spec, setup, gpu),
         "fits": report.gpu.fits,
     }
-    fields = ["batch", "seq_len"] + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])
+    reads_text = spec.model_type not in (*denoisers(), *autoencoders())
+    fields = (
+        ["batch"]
+        + ["seq_len"] * reads_text
+        + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])
+    )
     for field in fields:
         most = largest(spec, setup, gpu, field)
         found[f"largest_{field}"] = most.value
