@@ -23,16 +23,37 @@ Live = list[int]
 
 
 class _Pool:
-    """The free blocks of one kind of segment, and its segments."""
+    """The free blocks of one kind of segment."""
 
-    __slots__ = ("keys", "lengths", "split_above")
+    __slots__ = ("begins", "ends", "keys", "lengths", "split_above")
 
     def __init__(self, split_above: int) -> None:
         self.split_above = split_above
         """What is left of a block is split off if it is larger."""
         self.keys: list[int] = []
+        self.begins: dict[int, int] = {}
+        """Size by address."""
+        self.ends: dict[int, int] = {}
+        """Address by the address behind it."""
         self.lengths: dict[int, int] = {}
         """Size of every segment by its address."""
+
+    def put_back(self, key: int) -> None:
+        """Merge a block with its free neighbours, and keep it."""
+        keys, begins, ends = self.keys, self.begins, self.ends
+        address = key & _ADDRESS
+        end = address + (key >> _SHIFT)
+        if address in ends:
+            before = ends.pop(address)
+            del keys[bisect_left(keys, address - before << _SHIFT | before)]
+            address = before
+        if end in begins:
+            behind = begins.pop(end)
+            del keys[bisect_left(keys, behind << _SHIFT | end)]
+            end += behind
+        begins[address] = end - address
+        ends[end] = address
+        insort(keys, end - address << _SHIFT | address)
 
 
 class PlainAllocator:
@@ -43,10 +64,6 @@ class PlainAllocator:
         self.retries = self.segments = self.peak_segments = 0
         self._allocated = self._reserved = self._peak_allocated = self._peak_reserved = 0
         self._small, self._large = _Pool(0), _Pool(_SMALL)
-        self._begins: dict[int, int] = {}
-        """Size of every free block by its address."""
-        self._ends: dict[int, int] = {}
-        """Address of every free block by the address behind it."""
         self._next_address = 0
 
     @property
@@ -71,56 +88,44 @@ class PlainAllocator:
 
     def run(self, codes: list[int], live: Live, workspace: int = 0) -> None:
         """Serve requests and frees (`Events`); `workspace` is what cuBLAS asks for. Raises OutOfDeviceMemory."""
-        small, large, begins, ends = self._small, self._large, self._begins, self._ends
-        small_keys, large_keys, append = small.keys, large.keys, live.append
+        small, large, append = self._small, self._large, live.append
         allocated, peak = self._allocated, self._peak_allocated
         for code in codes:
-            if code < 0:  # merged with its free neighbours, which are of its segment
+            if code < 0:
                 key = live[~code]
                 if key < 0:
-                    key, keys = -key, small_keys
+                    key = -key
+                    small.put_back(key)
                 else:
-                    keys = large_keys
-                address, size = key & _ADDRESS, key >> _SHIFT
-                allocated -= size
-                end = address + size
-                if address in ends:
-                    before = ends.pop(address)
-                    del keys[bisect_left(keys, address - before << _SHIFT | before)]
-                    address = before
-                if end in begins:
-                    behind = begins.pop(end)
-                    del keys[bisect_left(keys, behind << _SHIFT | end)]
-                    end += behind
-                begins[address] = size = end - address
-                ends[end] = address
-                insort(keys, size << _SHIFT | address)
+                    large.put_back(key)
+                allocated -= key >> _SHIFT
                 continue
             wanted = (code or workspace) + ALIGNMENT - 1 >> _UNIT
             if not wanted:
                 continue
-            keys = small_keys if wanted <= _SMALL else large_keys
+            pool = small if wanted <= _SMALL else large
+            keys = pool.keys
             index = bisect_left(keys, wanted << _SHIFT)
             if index < len(keys):
                 key = keys.pop(index)
                 address = key & _ADDRESS
                 left = (key >> _SHIFT) - wanted
-                del begins[address]
-                if left > _SMALL or (left and keys is small_keys):
+                del pool.begins[address]
+                if left > pool.split_above:
                     rest = address + wanted
-                    begins[rest] = left
-                    ends[rest + left] = rest
+                    pool.begins[rest] = left
+                    pool.ends[rest + left] = rest
                     insort(keys, left << _SHIFT | rest)
                     key = wanted << _SHIFT | address
                 else:
-                    del ends[address + (key >> _SHIFT)]
+                    del pool.ends[address + (key >> _SHIFT)]
             else:
-                key = self._obtained(small if keys is small_keys else large, wanted)
+                key = self._obtained(pool, wanted)
             allocated += key >> _SHIFT
             if allocated > peak:
                 peak = allocated
             if code:
-                append(-key if keys is small_keys else key)
+                append(-key if pool is small else key)
         self._allocated, self._peak_allocated = allocated, peak
 
     def _obtained(self, pool: _Pool, wanted: int) -> int:
@@ -140,19 +145,17 @@ class PlainAllocator:
         self._next_address += length + 1
         if length - wanted <= pool.split_above:
             return length << _SHIFT | address
-        rest = address + wanted
-        self._begins[rest], self._ends[address + length] = length - wanted, rest
-        insort(pool.keys, length - wanted << _SHIFT | rest)
+        pool.put_back(length - wanted << _SHIFT | address + wanted)
         return wanted << _SHIFT | address
 
     def empty_cache(self) -> None:
         """Give segments that nothing uses back to the device (`torch.cuda.empty_cache`)."""
         for pool in (self._large, self._small):
-            for address, length in list(pool.lengths.items()):
-                if self._begins.get(address) == length:
-                    del pool.keys[bisect_left(pool.keys, length << _SHIFT | address)]
-                    del self._begins[address], self._ends[address + length], pool.lengths[address]
-                    self._reserved -= length
+            for address, size in list(pool.begins.items()):
+                if pool.lengths.get(address) == size:
+                    del pool.keys[bisect_left(pool.keys, size << _SHIFT | address)]
+                    del pool.begins[address], pool.ends[address + size], pool.lengths[address]
+                    self._reserved -= size
                     self.segments -= 1
 
     def reset_peaks(self) -> None:

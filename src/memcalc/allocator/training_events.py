@@ -70,7 +70,8 @@ def training_events(
     return JobEvents(
         loaded_models(step, load),
         batch(step, together),
-        *(_with_update(events, gradients, update(step, first=first)) for first in (True, False)),
+        _with_update(events, gradients, update(step, first=True)),
+        _with_update(events, gradients, update(step, first=False)),
         workspace,
     )
 
