@@ -30,7 +30,7 @@ class _Piece:
 
     place: which of the traced blocks of its `stack` it is. made: ticks of the requests, each with its number in the
         span. outgoing: those among them that a neighbour frees, by region and distance.
-    own, incoming, last: what is freed after a tick: what the block itself made (region, number); what a neighbour made
+    own, incoming, last: what is freed after a tick: what the block itself made (region, tick); what a neighbour made
         for it (route, which of them, bytes); what the last of these blocks frees for all.
     """
 
@@ -115,7 +115,7 @@ class Unrolled:
         after, distance = dies - 1, releaser.place - maker.place
         same_stack = maker.stack is not None and maker.stack == releaser.stack
         if maker is releaser or (same_stack and distance == 0):
-            releaser.own[after].append((maker.region, maker.made[allocation.born]))
+            releaser.own[after].append((maker.region, allocation.born))
         elif same_stack and self._untraced.handed_on(allocation):
             outgoing = maker.outgoing[releaser.region, distance]
             releaser.incoming[after].append(((maker.region, distance), len(outgoing), allocation.raw_nbytes))
@@ -153,7 +153,8 @@ class Unrolled:
                 if tick in workspaces:
                     codes.append(WORKSPACE)
                     workspaces.remove(tick)
-                for region, made in piece.own.get(tick, ()):
+                for region, born in piece.own.get(tick, ()):
+                    made = self._block_of[region][position].made[born]
                     codes.append(~(first[region, position] + made))
                 for route, index, nbytes in piece.incoming.get(tick, ()):
                     codes.append(~self._taken_over(first, piece, position, route, index, nbytes))

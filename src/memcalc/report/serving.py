@@ -64,28 +64,16 @@ def _that_run(found: Capacity, spec: ModelSpec, setup: InferenceSetup, gpu: Gpu,
         def works(n: int) -> bool:
             return runs(generation_events(spec, setup.model_copy(update=change(n)), gpu), limit, conf)
 
-        return _largest(most, works)
-
-    batch = at_most(found.batch, lambda n: {"batch": n, "seq_len": length})
-    return Capacity(batch, at_most(found.context, lambda n: {"batch": 1, "seq_len": n}))
-
-
-def _largest(most: int, works: Callable[[int], bool]) -> int:
-    """By bisection, a number up to `most` that works where one more does not; 0 where there is none.
-
-    Fragmentation seldom takes a quarter. So what is less than the rest is taken to work, and is tried only where the
-    search ends there.
-    """
-    if not most or works(most):
-        return most
-    for taken in (most * 3 // 4, 0):
+        if not most or works(most):
+            return most
         fits, fails = 0, most
         while fails - fits > 1:
             middle = (fits + fails) // 2
-            fits, fails = (middle, fails) if middle <= taken or works(middle) else (fits, middle)
-        if fits > taken or (fits and works(fits)):
-            return fits
-    return 0
+            fits, fails = (middle, fails) if works(middle) else (fits, middle)
+        return fits
+
+    batch = at_most(found.batch, lambda n: {"batch": n, "seq_len": length})
+    return Capacity(batch, at_most(found.context, lambda n: {"batch": 1, "seq_len": n}))
 
 
 def _pools(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu, step: Step) -> Callable[[int], Pool] | None:
