@@ -28,17 +28,13 @@ def decoded_tokens(count: int) -> tuple[int, ...]:
 def inference_events(trace: Callable[[bool], Step], workspace: int, load: Callable[[Module], Events]) -> JobEvents:
     """The events of a generation that `trace` traces, with every block where it is told so.
 
-    The cache goes before the next prompt comes.
+    The cache goes before the next prompt comes, which asks for what the first one did, workspaces excepted.
     """
     step = trace(False)
     events = Events()
     try:
         Unrolled(step.tape, set()).append_to(events)
-        later = Events()
-        Unrolled(step.tape, set()).append_to(later, warm=True)
     except NotUniformError:
-        whole = trace(True)
-        events, later = Events(), Events()
-        Unrolled(whole.tape, set()).append_to(events)
-        Unrolled(whole.tape, set()).append_to(later, warm=True)
-    return JobEvents(load(step.network), batch(step), events, later, workspace)
+        events = Events()
+        Unrolled(trace(True).tape, set()).append_to(events)
+    return JobEvents(load(step.network), batch(step), events, events, workspace)

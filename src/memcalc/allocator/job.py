@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from memcalc.allocator.caching import OutOfDeviceMemory
 from memcalc.allocator.conf import AllocatorConf, parse_alloc_conf
-from memcalc.allocator.events import JobEvents, RunEvents
+from memcalc.allocator.events import Events, JobEvents, RunEvents
 from memcalc.allocator.inference_events import decoded_tokens, inference_events
 from memcalc.allocator.loading import loaded_on_gpu, moved
 from memcalc.allocator.simulation import simulate
@@ -16,6 +16,7 @@ from memcalc.allocator.smallest_device import smallest_capacity
 from memcalc.allocator.training_events import training_events
 from memcalc.breakdown.process_memory import AllocatorCounters
 from memcalc.models.spec import ModelSpec, SpecKey
+from memcalc.nn.module import Module
 from memcalc.nn.stack import every_block_by_itself
 from memcalc.setup.lengths import drawn_lengths, of_length, said
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -26,6 +27,7 @@ from memcalc.training.traced_step import Step, Tracing
 from memcalc.units import counted, parse_size
 
 if TYPE_CHECKING:
+    from memcalc.inference.served_model import ServedModel
     from memcalc.tables.gpus import Gpu
 
 
@@ -102,16 +104,33 @@ def _micro_batch_of_length(  # noqa: PLR0913 (the same for one length)
 def _generation(
     key: SpecKey, setup: InferenceSetup, given: frozenset[str], device: CudaDevice, workspace: int
 ) -> JobEvents:
-    load = moved if setup.load_on == "cpu" else loaded_on_gpu
-    return inference_events(partial(_prompt_and_tokens, key.spec, setup, device), workspace, load)
+    model = _served(key, setup.model_copy(update={"batch": 1, "seq_len": None}), given)
+    load = partial(_loading, on_cpu=setup.load_on == "cpu")
+    return inference_events(partial(_prompt_and_tokens, key.spec, setup, model, device), workspace, load)
 
 
-def _prompt_and_tokens(spec: ModelSpec, setup: InferenceSetup, device: CudaDevice, every_block: bool) -> Step:
+@lru_cache(maxsize=2)
+def _served(key: SpecKey, setup: InferenceSetup, given: frozenset[str]) -> ServedModel:
+    """A model that serves every batch and length."""
+    from memcalc.inference.served_model import served_model
+
+    return served_model(key.spec, setup)
+
+
+@lru_cache(maxsize=2)
+def _loading(model: Module, *, on_cpu: bool) -> Events:
+    return moved(model) if on_cpu else loaded_on_gpu(model)
+
+
+def _prompt_and_tokens(
+    spec: ModelSpec, setup: InferenceSetup, model: ServedModel, device: CudaDevice, every_block: bool
+) -> Step:
     from memcalc.inference.generate import generate
     from memcalc.inference.served_model import served_model
 
-    with every_block_by_itself() if every_block else nullcontext():
-        model = served_model(spec, setup)
+    if every_block:
+        with every_block_by_itself():
+            model = served_model(spec, setup)
     decoded = decoded_tokens(setup.max_new_tokens)
     return generate(spec, setup, model, tracing=Tracing(device, every_block, decoded=decoded))
 

@@ -66,11 +66,12 @@ def training_events(
     step = parts[0].step
     assert isinstance(step.setup, TrainingSetup)
     together = micro_batches if runs_trainer(step.setup) else 1
+    events, gradients = _micro_batches(parts, step)
     return JobEvents(
         loaded_models(step, load),
         batch(step, together),
-        _step(parts, step, first=True),
-        _step(parts, step, first=False),
+        _with_update(events, gradients, update(step, first=True)),
+        _with_update(events, gradients, update(step, first=False)),
         workspace,
     )
 
@@ -93,14 +94,24 @@ def batch(step: Step, count: int = 1) -> Events:
     return events
 
 
-def _step(parts: Iterable[MicroBatch], step: Step, *, first: bool) -> Events:
-    """Every micro-batch, then the optimizer; at last gradients go."""
+def _micro_batches(parts: Iterable[MicroBatch], step: Step) -> tuple[Events, list[int]]:
+    """Every micro-batch of a step, and the numbers of their gradients.
+
+    Those of later steps ask for the same: where cuBLAS has its workspaces, `WORKSPACE` asks for nothing.
+    """
     events = Events()
     gradients: list[int] = []
     scalars = loop_scalars(step)
     for part in parts:
         gradients += part.append_to(events, warm=bool(gradients), scalars=scalars if not gradients else {})
-    events.append(update(step, first=first))
+    return events, gradients
+
+
+def _with_update(micro_batches: Events, gradients: Iterable[int], optimizer: Events) -> Events:
+    """Micro-batches, then the optimizer; at last gradients go."""
+    events = Events()
+    events.append(micro_batches)
+    events.append(optimizer)
     for number in gradients:
         events.free(number)
     return events
