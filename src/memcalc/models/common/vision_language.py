@@ -252,8 +252,10 @@ def is_tied(c: Config) -> bool:
 
 def config_side(v: Config) -> int:
     """Height of the images of a vision config."""
-    given = v.items("image_size") if isinstance(v.get("image_size"), (list, tuple)) else None
-    return v.integer("image_size") if given is None else int(str(given[0]))
+    given = v.get("image_size")
+    if isinstance(given, (list, tuple)):
+        v = v.replaced(image_size=given[0] if given else None)
+    return v.integer("image_size")
 
 
 def check_size(v: Config, size: ImageSize) -> None:
