@@ -89,7 +89,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ("pipeline-parallel pp pipeline-parallel-size pp-size", "pipeline parallelism is {--pipeline-parallel-size}"),
     ("context-parallel cp sequence-parallel-degree context-parallel-degree", "{--context-parallel-size}"),
     ("expert-parallel ep enable-expert-parallel", "{--expert-parallel-size}"),
-    ("tensor-parallel tp tp-size num-shard tensor-split", "{--tensor-parallel-size}"),
+    ("tensor-parallel tp tp-size num-shard", "{--tensor-parallel-size}"),
     (
         "cpu-offload offload offload-params zero-offload optimizer-offload",
         "{--cpu-offload} keeps weights or optimizer states in host memory, {--activation-offloading} activations, "
@@ -121,6 +121,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "layers on the host are {--n-gpu-layers} and {--n-cpu-moe}, with {--engine} llama.cpp",
     ),
     ("device-map device max-memory", "the answer is for one GPU that holds all; {--gpu} names it"),
+    ("tensor-split split-mode sm main-gpu mg", "several GPUs under llama.cpp are not computed"),
     ("swap-space cpu-offload-gb", "memory of the host is not computed"),
     ("cuda-graph-max-bs", "CUDA graphs are counted for vLLM alone"),
     (

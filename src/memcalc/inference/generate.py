@@ -11,6 +11,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
 from memcalc.inference.encode import ONE_PASS, check_encoder, encode, encodes
 from memcalc.inference.engine_cache import PooledCache, QuantizedCache, pool_bytes
+from memcalc.inference.engine_options import idle_kv_dtype, refuse_llama_cpp_options
 from memcalc.inference.loading import loading_bytes
 from memcalc.inference.served_model import ServedModel, served_model
 from memcalc.models.registry import autoencoders, denoisers
@@ -64,16 +65,14 @@ def generate(
         raise UsageError(
             f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
         )
-    usual = network.default_length or DEFAULT_SEQ_LEN
-    length = setup.seq_len or usual + network.image_tokens(
-        setup.images_per_sequence, checked_sides(network, setup.image)
-    )
+    length = _length(network, setup)
     if (
         engine.name == "llama.cpp"
         and network.image_side(setup.image) is None
         and (row.blocks != "encoder-decoder" or network.encodes_only)
     ):
         return _llama_cpp(spec, setup, model, length, recorder)
+    refuse_llama_cpp_options(setup, spec.model_type)
     engine = _as_released(engine, setup, model.gpu, length)
     tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
     tape.device = tracing.device
@@ -110,6 +109,7 @@ def generate(
             cache_for = _cache_for(network, run.cache, engine, form)
             _decode(tape, network, setup, engine, form, sequences)
             passed = token
+        notes.extend(idle_kv_dtype(setup, run.cache))
     tape.finish()
     return Step(
         tape,
@@ -137,10 +137,20 @@ def generate(
     )
 
 
+def _length(network: Network, setup: InferenceSetup) -> int:
+    """Tokens of the prompt. Raises UsageError for sides of images that the model does not take."""
+    image = checked_sides(network, setup.image)
+    usual = network.default_length or DEFAULT_SEQ_LEN
+    return setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, image)
+
+
 def _refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
     """Raise UsageError for options of diffusion pipelines."""
     for name in OF_PIPELINES:
-        if name in setup.model_fields_set and getattr(setup, name) not in (None, False, 1, "none"):
+        value = getattr(setup, name)
+        # True equals 1; and guidance of 1 is a choice too: it switches guidance off
+        silent = value is not True and name != "guidance_scale" and value in (None, False, 1, "none")
+        if name in setup.model_fields_set and value is not None and not silent:
             if name == "num_frames" and "vision_config" in spec.config:
                 raise UsageError(VIDEO_AS_IMAGES)
             raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")

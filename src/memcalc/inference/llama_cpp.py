@@ -17,6 +17,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.inference.engine_cache import LayerWidth, PooledCache
+from memcalc.inference.engine_options import idle_llama_cpp_options
 from memcalc.inference.served_model import ServedModel
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
@@ -25,6 +26,7 @@ from memcalc.nn.layers.mlp import FusedGatedMLP, GatedMLP, PlainMLP
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
 from memcalc.nn.run_context import RunContext
+from memcalc.parallel.serving_layout import has_experts
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.engines import AUTO, GGML_TYPES, CacheFormat
@@ -51,6 +53,8 @@ class Buffers:
     host_states: int
     compute: int
     host_compute: int
+    idle: tuple[Assumption, ...] = ()
+    """Options that change nothing for the model."""
 
     def notes(self, setup: InferenceSetup) -> list[Assumption]:
         """What lies in host memory, and what decides the compute buffer."""
@@ -69,7 +73,7 @@ class Buffers:
             lines.append(Assumption("n_gpu_layers", "all layers are on the GPU (--n-gpu-layers)"))
         if setup.flash_attn is None:
             lines.append(Assumption("flash_attn", "flash attention on, as llama.cpp chooses (--flash-attn)"))
-        return lines
+        return [*lines, *self.idle]
 
 
 def buffers(spec: ModelSpec, setup: InferenceSetup, model: ServedModel, length: int, *, encoder: bool) -> Buffers:
@@ -98,6 +102,14 @@ def buffers(spec: ModelSpec, setup: InferenceSetup, model: ServedModel, length: 
         round(states * (1 - on_gpu)),
         graph.compute(setup, head=layers > 0, away=away, output_bytes=found.output),
         graph.host(),
+        tuple(
+            idle_llama_cpp_options(
+                setup,
+                cached=bool(cache),
+                windowed=any(width.window is not None for width, _ in graph.widths),
+                experts=has_experts(model.network),
+            )
+        ),
     )
 
 

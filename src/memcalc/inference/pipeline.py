@@ -47,6 +47,7 @@ _OF_TEXT_MODELS = {
     "device_map": None,
     "max_memory": None,
     "quantize_moe_experts": "none",
+    "load_on": None,
 }
 """Options that say how a language model generates, with the values at which they say nothing."""
 
@@ -150,6 +151,12 @@ def _check(spec: ModelSpec, setup: InferenceSetup) -> None:
                 f"{option_name(name)} says how a language model generates, but {spec.model_type} is part of a "
                 "diffusion pipeline; leave it out."
             )
+    if not any(part.model_type in autoencoders() for _, part in _described(spec)):
+        for name, silent in (("vae_tiling", False), ("vae_slicing", False), ("vae_dtype", None)):
+            if getattr(setup, name) != silent:
+                raise UsageError(
+                    f"{option_name(name)} is for a pipeline's autoencoder, and memcalc counts none here; leave it out."
+                )
     if setup.components_to_quantize is not None and setup.quantization == "none":
         raise UsageError("--components-to-quantize goes with --quantization, such as nf4; add it, or leave it out.")
     if setup.cpu_offload == "sequential" and setup.quantization != "none":

@@ -102,6 +102,8 @@ def served_model(spec: ModelSpec, setup: InferenceSetup, gpu: Gpu | None = None,
             *notes,
             Assumption("expert_parallel_idle", "expert parallel changes nothing: this model has no experts to spread"),
         ]
+    elif setup.enable_expert_parallel and layout.expert_ranks == 1:
+        notes = [*notes, Assumption("expert_parallel_idle", "--enable-expert-parallel changes nothing on one GPU")]
     if setup.state_space_kernels == "mamba-ssm":
         notes = [*notes, use_mamba_ssm(network)]
     if setup.linear_attention_kernels == "fla":

@@ -16,6 +16,8 @@ from memcalc.errors import ConfigError, UsageError, close_matches
 from memcalc.models.registry import family
 from memcalc.models.stored_weights import StoredWeights
 
+_POSITIONS = "max_position_embeddings"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineComponent:
@@ -92,7 +94,20 @@ class ModelSpec:
         Raises ConfigError where it says what no number of positions can be.
         """
         known = family(self.model_type)
-        return Config(self.config, known.defaults, known.aliases).optional("max_position_embeddings")
+        return Config(self.config, known.defaults, known.aliases).optional(_POSITIONS) or self._text_positions()
+
+    def _text_positions(self) -> int | None:
+        """Those of the decoder of `text_config`: stated there, or the default of its class."""
+        from memcalc.models.registry import families
+
+        text = self.config.get("text_config")
+        if not isinstance(text, Mapping):
+            return None
+        where, inner = "config.json's 'text_config'", text.get("model_type")
+        if inner not in families():
+            return Config(text, where=where).optional(_POSITIONS)
+        row = family(str(inner))
+        return Config(text, row.defaults, row.aliases, where).optional(_POSITIONS)
 
     @classmethod
     def from_config(cls, config: Mapping[str, object], name: str = "model") -> Self:

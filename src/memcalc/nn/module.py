@@ -249,8 +249,12 @@ class TrainedCopy(Module):
         """Run the copy."""
         return self.trained(x, *args, **kwargs)
 
-    @property
-    def weight(self) -> Parameter:
-        """The copy's weight, for those who look at it directly."""
-        weight: Parameter = self.trained.weight
-        return weight
+    if TYPE_CHECKING:
+        weight: Parameter
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            """What others look at in the module (a weight, a window) is the copy's, as in PEFT's wrapper."""
+            if "trained" not in self.__dict__:
+                raise AttributeError(name)
+            return getattr(self.trained, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from memcalc.common.assumption import Assumption
 from memcalc.common.image_sides import ImageSides
@@ -86,6 +86,13 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
 
 def left_out(spec: ModelSpec) -> Iterator[Assumption]:
     """The sizes that the config does not give, which Transformers takes from the defaults of the model's class."""
+    text = spec.config.get("text_config")
+    if isinstance(text, Mapping) and spec.positions and not {"max_position_embeddings", "n_positions"} & text.keys():
+        yield Assumption(
+            "text_positions",
+            f"text_config leaves out how long a text may be: {spec.positions:,} tokens, the default of its class "
+            "(max_position_embeddings)",
+        )
     row = family(spec.model_type)
     given = {row.aliases.get(key, key) for key in spec.config}
     taken = [f"{key} {row.defaults[key]}" for key in _SIZES if key not in given and row.defaults.get(key) is not None]

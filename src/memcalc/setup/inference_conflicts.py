@@ -22,6 +22,8 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
                     f"{_option(name)} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
                     f"use --engine {engine}."
                 )
+    if setup.engine == "llama.cpp" and setup.tensor_parallel_size > 1:
+        yield "several GPUs under llama.cpp are not computed; leave out --tensor-parallel-size."
     yield from _several_gpus(setup)
     if setup.load_on is not None and not setup.engine.startswith("transformers"):
         yield f"--load-on is for Transformers, and --engine {setup.engine} loads in its own way; leave it out."

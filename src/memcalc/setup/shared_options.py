@@ -135,6 +135,9 @@ class SharedOptions(DeviceMapOptions):
         if self.image_width is not None and self.image_size is not None:
             raise UsageError("--image-size makes a square of what --image-width and --image-height say; leave one out.")
         limits = (self.image_min_pixels, self.image_max_pixels)
+        least, most = limits
+        if least is not None and most is not None and least > most:
+            raise UsageError(f"--image-min-pixels {least} is more than --image-max-pixels {most}; change one of them.")
         side = self.image_size or (DEFAULT_IMAGE_SIDE if limits != (None, None) else None)
         height, width = self.image_height or side, self.image_width or side
         if height is None or width is None or (self.image_width is None and limits == (None, None)):

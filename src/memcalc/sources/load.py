@@ -46,6 +46,10 @@ def load(  # noqa: PLR0913 (one an option of the reader)
     where = _Hub(token, timeout, progress)
     model = where.read(name_or_path, kind, revision, weights)
     if model.adapter is None:
+        if base is not None:
+            raise UsageError(
+                f"--base names the model that an adapter needs, and {shown(model.name)} is none; leave it out."
+            )
         return model
     return replace(model, base=_base(model, kind, base, where))
 

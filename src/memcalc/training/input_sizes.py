@@ -24,6 +24,9 @@ _OF_SCRIPTS = {
 _OF_TEXT = ("seq_len", "target_len", "images_per_sequence", "image_size", "padding_mask")
 """Options of models that read text, of which a denoiser has none."""
 
+_OF_LANGUAGE_MODELS = {"packing": False, "keep_logits": False, "pad_to_multiple_of": 1, "attention": "sdpa"}
+"""Options of a language model's training, with the values at which they say nothing to a denoiser's."""
+
 
 def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
     """Raise UsageError for sizes of another kind of model than `network` is."""
@@ -51,3 +54,19 @@ def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None
         raise UsageError("--trainer diffusers trains denoisers, which this model is not; use plain, hf or trl.")
     if denoises and trainer in ("hf", "trl"):
         raise UsageError(f"--trainer {trainer} trains no denoisers; use diffusers or plain, or leave it out.")
+    if denoises and isinstance(setup, TrainingSetup):
+        _check_denoiser_training(setup)
+
+
+def _check_denoiser_training(setup: TrainingSetup) -> None:
+    """Raise UsageError for options that a denoiser's training step has no use for."""
+    for name, silent in _OF_LANGUAGE_MODELS.items():
+        if getattr(setup, name) != silent:
+            own = ", whose attention is sdpa" if name == "attention" else ""
+            raise UsageError(
+                f"{option_name(name)} is for training language models, but this one is a denoiser{own}; leave it out."
+            )
+    if setup.vae_dtype is not None and setup.cache_latents:
+        raise UsageError(
+            "--vae-dtype changes nothing where latents are cached; add --no-cache-latents, or leave it out."
+        )

@@ -16,7 +16,7 @@ from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.build import build
 from memcalc.models.common.causal_lm import CausalLM
-from memcalc.models.registry import denoisers, family
+from memcalc.models.registry import autoencoders, denoisers, family
 from memcalc.models.spec import ModelSpec, SpecKey
 from memcalc.nn.model import Network, checked_sides
 from memcalc.nn.module import Buffer, Module, Parameter
@@ -60,11 +60,8 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
     drawn = None if setup.lengths is None else max(map(max, drawn_lengths(setup)))
     if drawn is not None and not (network.reads_text and network.source_is_text):
         raise UsageError("--lengths are those of texts, and this model reads none; leave it out.")
-    length = (
-        setup.seq_len
-        or drawn
-        or usual + network.image_tokens(setup.images_per_sequence, checked_sides(network, setup.image))
-    )
+    image = checked_sides(network, setup.image)
+    length = setup.seq_len or drawn or usual + network.image_tokens(setup.images_per_sequence, image)
     if not network.source_is_text:
         length = setup.target_len or length
     length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
@@ -119,6 +116,11 @@ def trace(
         from memcalc.training.denoising import as_scripts_train  # language models do not pay for importing it
 
         setup = as_scripts_train(setup, spec)
+    elif spec.model_type in autoencoders():
+        raise UsageError(
+            f"{spec.model_type} is the autoencoder of a diffusion pipeline, whose training memcalc does not know; use "
+            "--mode inference, or give the pipeline or its denoiser."
+        )
     layout = layout_of(setup, spec.config) if layout is None else layout
     shared = {} if steps_in_backward(setup) else _UNTRACED
     own = engines.adapter_dtype(setup, layout)
