@@ -52,6 +52,11 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def given_option(field: str, value: object) -> str:
+    """The option as it was typed: a flag that is False is its `--no-`."""
+    return option_name(f"no_{field}" if value is False else field)
+
+
 def close_matches(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'a' or 'b'?"`, or an empty string when nothing known comes near `word`; case does not matter."""
     from difflib import get_close_matches  # costs milliseconds that only an error has to pay

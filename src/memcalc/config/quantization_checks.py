@@ -45,6 +45,9 @@ def check_settings(settings: Mapping[str, Any], where: str, depth: int = 4) -> N
             raise _wrong(key, where, value, "an object")
         if isinstance(value, Mapping) and depth:
             check_settings(value, f"{where}.{key}", depth - 1)
+    bits = settings.get("bits")
+    if settings.get("quant_method") == "gptq" and bits is not None and str(bits) not in ("2", "3", "4", "8"):
+        raise _wrong("bits", where, bits, "2, 3, 4 or 8")
     if settings.get("load_in_4bit") and settings.get("load_in_8bit"):
         raise ConfigError(
             f"config.json gives 'load_in_4bit' and 'load_in_8bit' in '{where}', which exclude each other; correct one."

@@ -253,7 +253,8 @@ class _Call:
         batch = setup.batch * setup.num_images_per_prompt
         height, width = setup.height or setup.resolution, setup.width or setup.resolution
         if model is not None:
-            return model.picture(batch, height, width, setup.num_frames, setup.max_sequence_length)
+            frames = model.frames_of_call(setup.num_frames)
+            return model.picture(batch, height, width, frames, setup.max_sequence_length)
         assert self.vae is not None
         assert isinstance(self.vae.network, Autoencoder)
         side = self.vae.network.default_side
@@ -304,6 +305,9 @@ class _Call:
         frames = f", {picture.frames} frames (--num-frames)" if picture.frames > 1 else ""
         size = f"{picture.width} x {picture.height} pixels (--height, --width, --resolution){frames}"
         yield Assumption("picture_size", size)
+        if setup.num_frames not in (None, picture.frames):
+            text = f"--num-frames {setup.num_frames} is rounded to {picture.frames}, as the pipeline does"
+            yield Assumption("frames_rounded", text)
         if self.denoiser is not None:
             yield Assumption("text_length", f"{picture.text} tokens of text for the denoiser (--max-sequence-length)")
             yield Assumption("guidance", _GUIDED[self.guidance])

@@ -186,7 +186,8 @@ def assumed_of_cluster(
 def _assumed_of_device_map(device_map: DeviceMap, found: Cluster) -> Iterator[Assumption]:
     yield Assumption(
         "most_loaded_gpu",
-        f"one process with {found.gpus} GPUs (device_map {device_map.word}, as Transformers 5.24 and Accelerate 1.15 "
+        f"one process with {found.gpus} GPU{'s' * (found.gpus > 1)} (device_map {device_map.word}, as Transformers "
+        "5.24 and Accelerate 1.15 "
         "place modules and copy their inputs): the report is for the most loaded one",
     )
     if not device_map.asked and any(room == float("inf") for device, room in device_map.room if device != "cpu"):

@@ -6,6 +6,8 @@ import os
 import re
 from typing import Any
 
+from memcalc.common.escaping import quoted
+from memcalc.errors import UsageError
 from memcalc.run_configs import shell, trl_keys
 from memcalc.run_configs.framework_lines import Launch, llama_server, trl_command, tune_run, vllm_serve, with_file
 from memcalc.run_configs.llama_factory import is_llama_factory
@@ -182,6 +184,10 @@ def _python(script: str, words: list[str]) -> Launch:
         return with_file("axolotl", "train", words)
     if "vllm.entrypoints" in script:
         return vllm_serve(words)
+    if "sglang" in script:
+        raise UsageError("SGLang's launch lines are not read; use from-file or from-hub with --engine sglang.")
+    if script.endswith(("launch_server", "api_server")):
+        raise UsageError(f"{quoted(script)} starts a server that is not read; vLLM's and llama.cpp's are.")
     if name == "unsloth-cli.py":
         values, _ = shell.options(words)
         return Launch("unsloth", values, name)

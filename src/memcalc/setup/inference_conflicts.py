@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from memcalc.errors import given_option
 from memcalc.setup.inference_options import InferenceOptions
 
 OPTIONS_OF: dict[str, tuple[str, ...]] = {
@@ -18,8 +19,9 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
     for engine, names in OPTIONS_OF.items():
         for name in names:
             if name in setup.model_fields_set and setup.engine != engine:
+                typed = given_option(name, getattr(setup, name))
                 yield (
-                    f"{_option(name)} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
+                    f"{typed} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
                     f"use --engine {engine}."
                 )
     if setup.engine == "llama.cpp" and setup.tensor_parallel_size > 1:

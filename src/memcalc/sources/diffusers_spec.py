@@ -62,7 +62,7 @@ def _others(model: LoadedModel, main: Component, lines: list[Assumption]) -> tup
 
 def _component(part: Component, lines: list[Assumption]) -> PipelineComponent:
     """A component beside the denoiser, with its spec where a family describes it; what to say of it joins `lines`."""
-    spec = _spec(part)
+    spec = component_spec(part)
     if spec is not None:
         if part.checkpoint is None:
             count = sum(parameter.numel * parameter.copies for _, parameter in build(spec).parameters())
@@ -87,10 +87,10 @@ def _component(part: Component, lines: list[Assumption]) -> PipelineComponent:
     )
 
 
-def _spec(part: Component) -> ModelSpec | None:
-    """The spec of a text encoder or an autoencoder; None where memcalc does not know its family."""
+def component_spec(part: Component) -> ModelSpec | None:
+    """The spec of a text encoder, an autoencoder or a denoiser; None where memcalc does not know its family."""
     config = dict(part.config or {})
-    if part.class_name in autoencoders():
+    if part.class_name in (*autoencoders(), *denoisers()):
         config["_class_name"] = part.class_name
         config.pop("model_type", None)
     elif part.library == "transformers" and not part.name.startswith(("image_encoder", "safety_checker")):

@@ -8,9 +8,12 @@ from typing import Any
 from memcalc.config.quantization import find_quantization
 from memcalc.errors import ConfigError, UnknownFamilyError
 from memcalc.models.build import build
+from memcalc.models.registry import denoisers
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.parameter_counts import active_parameters
 from memcalc.sources.config_vs_weights import dtypes, part_of
+from memcalc.sources.diffusers import ONLY_WEIGHTS
+from memcalc.sources.diffusers_spec import component_spec
 from memcalc.sources.display_names import some
 from memcalc.sources.loaded_model import LoadedModel
 from memcalc.sources.model_spec import Built, spec_of
@@ -125,6 +128,12 @@ def _pipeline(model: LoadedModel, name: str) -> Inspection:
         by_dtype.update(checkpoint.stored_bytes_by_dtype)
     stored = next(iter(dict(by_dtype.most_common())), None)
     counts = {part.name: checkpoint.parameters for part, checkpoint in held}
+    notes = [line.text for line in remarks(model)]
+    for part in model.components:
+        if part.checkpoint is None and (spec := component_spec(part)) is not None:
+            counts[part.name] = _built(spec).total
+            notes.append(f"{part.name}: {part.why}, so its config is counted")
+    known = any(part.class_name in denoisers() for part in model.components)
     total = sum(counts.values())
     return Inspection(
         name=name,
@@ -132,14 +141,14 @@ def _pipeline(model: LoadedModel, name: str) -> Inspection:
         architecture=None,
         shapes={},
         parameters=Counts(total=total, active=total, parts=counts),
-        stored_bytes=sum(checkpoint.stored_bytes for _, checkpoint in held),
+        stored_bytes=sum(checkpoint.stored_bytes for _, checkpoint in held) if held else None,
         stored_bytes_by_dtype=dict(by_dtype.most_common()),
         dtypes={"stored": stored, "declared": None, "loaded": stored},
         quantization=None,
         ignored=_ignored(model),
         notes=(
             *(f"{part.name}: {part.class_name}" for part in model.components),
-            *(line.text for line in remarks(model)),
+            *(note for note in notes if not (known and note == ONLY_WEIGHTS)),
         ),
     )
 

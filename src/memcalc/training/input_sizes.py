@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memcalc.errors import UsageError, option_name
+from memcalc.errors import UsageError, given_option, option_name
 from memcalc.nn.model import Network
 from memcalc.setup.sentences import VIDEO_AS_IMAGES
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
@@ -43,9 +43,11 @@ def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None
                 "out."
             )
     for name, silent in _OF_SCRIPTS.items():
-        if not denoises and getattr(setup, name, silent) != silent:
+        value = getattr(setup, name, silent)
+        if not denoises and value != silent:
             raise UsageError(
-                f"{option_name(name)} is for denoisers of a diffusion pipeline, which this model is not; leave it out."
+                f"{given_option(name, value)} is for denoisers of a diffusion pipeline, which this model is not; "
+                "leave it out."
             )
     if getattr(setup, "use_ema", False) and getattr(setup, "lora_rank", None) is not None:
         raise UsageError("--use-ema averages the weights of a whole denoiser; with --lora-rank leave it out.")

@@ -75,6 +75,7 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
     from memcalc.decide.largest import largest
     from memcalc.decide.what_fits import advise
     from memcalc.estimation import estimate, needed_bytes
+    from memcalc.models.registry import autoencoders, denoisers
 
     setup = job.setup
     report = estimate(spec, setup, gpu)
@@ -86,7 +87,12 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
         "needed_bytes": needed_bytes(spec, setup, gpu),
         "fits": report.gpu.fits,
     }
-    fields = ["batch", "seq_len"] + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])
+    reads_text = spec.model_type not in (*denoisers(), *autoencoders())
+    fields = (
+        ["batch"]
+        + ["seq_len"] * reads_text
+        + (["lora_rank"] if isinstance(setup, TrainingSetup) and setup.lora_rank else [])
+    )
     for field in fields:
         most = largest(spec, setup, gpu, field)
         found[f"largest_{field}"] = most.value

@@ -125,6 +125,14 @@ class Denoiser(Network):
     pixels_per_token = 2 * LATENT_SCALE
     """What height and width are multiples of."""
     makes_videos = False
+    rounds_frames = False
+    """The pipeline makes frames a multiple of four and one more, as WanPipeline of diffusers 0.42 does."""
+
+    def frames_of_call(self, frames: int | None) -> int | None:
+        """The frames that the pipeline makes where it is asked for `frames`."""
+        if frames is None or not self.rounds_frames or frames % 4 == 1:
+            return frames
+        return frames // 4 * 4 + 1
 
     def picture(
         self, batch: int, height: int | None, width: int | None, frames: int | None, text: int | None
@@ -137,7 +145,10 @@ class Denoiser(Network):
         sides = [("height", height or self.default_side), ("width", width or self._width(height))]
         for name, side in sides:
             if side % step:
-                raise UsageError(f"--{name} {side} is no multiple of {step}, as this model's pictures are; change it.")
+                raise UsageError(
+                    f"A {name} of {side} is no multiple of {step}, as this model's pictures are; change --{name} or "
+                    "--resolution."
+                )
         if frames is not None and not self.makes_videos and frames != 1:
             raise UsageError("--num-frames counts frames of a video, but this model makes pictures; leave it out.")
         return Picture(batch, sides[0][1], sides[1][1], frames or self.default_frames, text or self.default_text)

@@ -14,7 +14,7 @@ from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
-from memcalc.errors import ConfigError
+from memcalc.errors import ConfigError, UsageError
 from memcalc.models.common.denoiser import CLIP, CLIP_HIDDEN, LATENT_SCALE, Denoiser, Picture, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import Convolution, TimestepEmbedding, timestep_embedding
@@ -171,6 +171,17 @@ class UNet2DConditionModel(Denoiser):
     def latent_shape(self, picture: Picture) -> Shape:
         """[b, channels, h, w]."""
         return (picture.batch, self.channels, picture.latent_height, picture.latent_width)
+
+    def picture(
+        self, batch: int, height: int | None, width: int | None, frames: int | None, text: int | None
+    ) -> Picture:
+        """As every denoiser's. Raises UsageError for texts longer than CLIP reads."""
+        if text is not None and text > self.default_text and not self.projected:
+            raise UsageError(
+                f"--max-sequence-length {text} is more than the {self.default_text} tokens that CLIP reads, and "
+                "pipelines of Stable Diffusion have no such argument; leave it out."
+            )
+        return super().picture(batch, height, width, frames, text)
 
     def inputs(self, tape: Tape, picture: Picture) -> Inputs:
         """What it is given beside the latents."""

@@ -159,7 +159,7 @@ class WanTransformer3DModel(Denoiser):
     default_side, default_width, default_frames, default_text = 480, 832, 81, 512
     guidance_in = "two"
     fp32_latents = True
-    makes_videos = True
+    makes_videos = rounds_frames = True
 
     def __init__(self, c: Config) -> None:
         if c.optional("image_dim") is not None or c.optional("added_kv_proj_dim") is not None:
