@@ -181,7 +181,9 @@ def process_memory_of(
         raise UsageError(f"--alloc-conf sets up PyTorch's allocator, but {why}; leave it out.")
     lengths = setup.lengths if isinstance(setup, TrainingSetup) else None
     if why is not None and lengths is not None:
-        raise UsageError(f"--lengths has the allocator simulated, but {why}; leave it out.")
+        raise UsageError(
+            f"--lengths simulates PyTorch's allocator, and {why}; give --seq-len with the longest length in its place."
+        )
     limit = None if gpu is None else usable_bytes(setup, gpu) - memory.context - memory.nccl
     if limit is not None and memory.counted > limit and (setup.alloc_conf, lengths) == (None, None):
         why = why or "not simulated: no allocator makes its tensors fit"

@@ -71,7 +71,8 @@ def test_the_report_says_how_the_reserve_grows() -> None:
     ("options", "says"),
     [
         ({"lengths": "512-4096"}, "neither a range"),
-        ({"lengths": "9..3"}, "no sequence of 1 to"),
+        ({"lengths": "9..3"}, r"backwards; write 3\.\.9"),
+        ({"lengths": "nofile.txt"}, "no file that can be read"),
         ({"lengths": "0..3"}, "no sequence of 1 to"),
         ({"lengths": "5..9", "seq_len": 7}, "leave one out"),
         ({"lengths": "5..9", "packing": True}, "leave one out"),
@@ -79,7 +80,7 @@ def test_the_report_says_how_the_reserve_grows() -> None:
         ({"max_steps": 7}, "belongs to --lengths"),
         ({"lengths": "5..9", "max_steps": 501}, "500 are simulated at most"),
         ({"lengths": "5..9000", "max_steps": 300}, "different lengths; 128"),
-        ({"lengths": "5..9", "parallel": "ddp", "gpus": 2}, "for jobs on one GPU; leave it out"),
+        ({"lengths": "5..9", "parallel": "ddp", "gpus": 2}, "for jobs on one GPU; give --seq-len with the longest"),
     ],
 )
 def test_what_is_not_simulated_is_refused(options: dict[str, Any], says: str) -> None:
@@ -98,3 +99,10 @@ def test_a_file_has_one_length_a_line(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(UsageError, match="no line with a length"):
         read_lengths(str(path))
+
+
+def test_a_run_that_its_gpu_has_no_room_for_is_said_to_be_without_its_limit() -> None:
+    setup = TrainingSetup(batch=2, lengths="100..900", max_steps=3, precision="bf16")
+    spec = ModelSpec.from_config(MANY)
+    assert any("without the GPU's limit" in line for line in lines(estimate(spec, setup, "1GiB")))
+    assert not any("without the GPU's limit" in line for line in lines(estimate(spec, setup, "H100")))

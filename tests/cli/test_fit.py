@@ -42,3 +42,9 @@ def test_remedies_stand_below_what_does_not_fit() -> None:
         run(*job, *lines[index + 1].split(), "--check")
     assert "What makes it smaller" not in run("estimate", "--params", "1B", "--gpu", "H100").stdout
     json.loads(run(*job, "--json").stdout)
+
+
+def test_a_run_of_many_lengths_is_refused_and_has_no_remedies() -> None:
+    assert "give --seq-len with the longest" in run("fit", "1B", "--gpu", "24GB", "--lengths", "64..512", code=2).stderr
+    job = ("estimate", "1B", "--gpu", "8GB", "--lengths", "64..96", "--max-steps", "2", "--check")
+    assert "not searched for with --lengths" in run(*job, code=3).stdout

@@ -84,3 +84,19 @@ def test_many_setups_are_those_of_estimates_in_their_order(monkeypatch: pytest.M
         found = json.loads(run("estimate", "--params", "1B", *one).stdout)
         assert row["process_bytes"] == found["peak"]["process_bytes"]
     assert "--batch" in run("sweep", "1B", "--batch", "1..11,x", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "given", [("--lengths", "8..16"), ("--max-steps", "3"), ("--seed", "1"), ("--alloc-conf", "max_split_size_mb:64")]
+)
+def test_options_of_the_allocator_are_refused_by_name(given: tuple[str, str]) -> None:
+    said = run("sweep", "1B", "--batch", "1,2", *given, code=2).stderr
+    assert said.startswith(f"memcalc: {given[0]} is for a simulation of PyTorch's allocator, which sweep does not run")
+
+
+def test_the_reserve_is_said_to_be_assumed() -> None:
+    job = ("sweep", "1B", "--batch", "1,2", "--seq-len", "64", "--gpu", "24GB")
+    assert "allocator reserve 2%, not simulated" in run(*job).stdout
+    assert "not simulated" in run(*job, "--markdown").stdout
+    given = run(*job, "--allocator-reserve", "0.1", "--json").stdout.splitlines()
+    assert [json.loads(line)["assumption"] for line in given] == [None, None]

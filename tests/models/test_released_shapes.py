@@ -64,7 +64,7 @@ def test_the_documentations_example_stays() -> None:
     [
         ({"parameters": 8 * 10**9, "like": "qwen"}, "did you mean 'qwen3' or 'qwen2.5'"),
         ({"parameters": 8 * 10**9, "like": "zzz"}, "choose from llama-2, llama-3"),
-        ({"parameters": 8 * 10**9, "like": "qwen3", "num_layers": 4}, "leave out shape numbers"),
+        ({"parameters": 8 * 10**9, "like": "qwen3", "num_layers": 4}, "leave out --like, or --num-layers"),
         ({"parameters": None, "like": "qwen3"}, "give --params too"),
         ({"parameters": 10**8, "like": "llama-3"}, "its smallest has 323,491,840"),
         ({"parameters": 10**15, "like": "llama-3"}, "blocks as wide as Llama-3.1-405B's"),

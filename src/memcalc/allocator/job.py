@@ -150,9 +150,10 @@ def counters(
         if isinstance(job, RunEvents):
             after = "every step"
         lower.append((f"torch.cuda.empty_cache() after {after}", simulate(job, conf, empty_cache=True).reserved))
+    beyond = limit is not None and run.reserved > limit
     helps = tuple((how, reserved) for how, reserved in lower if reserved < run.reserved)
     by_step = tuple(max(peaks.reserved.values()) for peaks in run.steps) if isinstance(job, RunEvents) else ()
-    return AllocatorCounters(run.allocated, run.reserved, _ran(step.setup, len(run.steps)), helps, by_step)
+    return AllocatorCounters(run.allocated, run.reserved, _ran(step.setup, len(run.steps)), helps, by_step, beyond)
 
 
 def _ran(setup: TrainingSetup | InferenceSetup, count: int) -> str:

@@ -26,7 +26,7 @@ class AllocatorCounters(NamedTuple):
 
     allocated, reserved: the most of each, in bytes. ran: what was simulated, such as "3 equal steps". lower: what would
     reserve less, each with the bytes that it would reserve. by_step: the most reserved in each step of a run of many
-    lengths.
+    lengths. beyond: whether the GPU has less than that, so that the run was simulated without its limit.
     """
 
     allocated: int
@@ -34,6 +34,7 @@ class AllocatorCounters(NamedTuple):
     ran: str
     lower: tuple[tuple[str, int], ...] = ()
     by_step: tuple[int, ...] = ()
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,13 @@ class ProcessMemory:
         since = steps.index(max(steps)) + 1
         return f"{first} are reserved in the first, {last} from step {since} on"
 
+    def _limit(self) -> str:
+        """That the run is one without the GPU's limit, where it has no room within it."""
+        assert self.counters is not None
+        if not self.counters.beyond:
+            return ""
+        return "; simulated without the GPU's limit, within which the job runs out of memory"
+
     def resolved(self) -> dict[str, object]:
         """The values used for the options of this module."""
         return {
@@ -174,7 +182,7 @@ class ProcessMemory:
             )
         if self.counters is not None:
             code = "mixed_lengths" if self.counters.by_step else "allocator_simulated"
-            yield Assumption(code, f"allocator simulated for {self.counters.ran}: {self._growth()}")
+            yield Assumption(code, f"allocator simulated for {self.counters.ran}: {self._growth()}{self._limit()}")
             if self.counters.lower:
                 ways = " or ".join(f"{format_bytes(size)} with {how}" for how, size in self.counters.lower)
                 yield Assumption(

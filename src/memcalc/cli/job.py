@@ -9,7 +9,7 @@ import typer
 from memcalc.cli.options import build_setup, read_value
 from memcalc.cli.shown import Shown, read_shown, report_texts
 from memcalc.common.assumption import Assumption
-from memcalc.errors import UsageError
+from memcalc.errors import UsageError, option_name
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 DOES_NOT_FIT = 3
 """Exit code of --check."""
+
+_NOT_SEARCHED = (
+    "What makes it smaller is not searched for with --lengths, as every remedy would be a run of many steps; with "
+    "--seq-len\nand the longest length in its place it is.\n"
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,9 @@ class Job:
                 report = with_needed_bytes(report, spec, self.setup, self.gpu, teacher)
         else:
             report = drawn.report
+        if report.mixed_lengths is not None and report.gpu is not None and not report.gpu.fits:
+            self.show(report, _NOT_SEARCHED, drawn)
+            return
         advice = None if report.gpu is None or report.gpu.fits else self._advice(spec, teacher)
         if advice is None or self.gpu is None:
             self.show(report, drawn=drawn)
@@ -149,6 +157,12 @@ class Request:
     def json(self) -> bool:
         """Whether --json was given."""
         return bool(self.chosen["json"])
+
+    def refuse(self, fields: Sequence[str], why: str) -> None:
+        """Raise UsageError where one of `fields` was given, which a command cannot use; `why` follows its option."""
+        for name in fields:
+            if self.given.get(name) is not None:
+                raise UsageError(f"{option_name(name)} {why}")
 
     def shown(self, *, as_csv: bool = False) -> Shown:
         """How the answer is shown. Raises UsageError."""

@@ -30,7 +30,7 @@ class Command(TyperCommand):
             unknown = _first_unknown(typed, options)
             if unknown is None:
                 raise
-            raise UsageError(_no_such_option(unknown, typed, options, ctx.command_path)) from None
+            raise UsageError(_no_such_option(unknown, typed, options, ctx)) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the options in panels."""
@@ -53,7 +53,7 @@ def _first_unknown(typed: Sequence[str], options: Sequence[str]) -> str | None:
     return None
 
 
-def _no_such_option(unknown: str, typed: Sequence[str], options: Sequence[str], command: str) -> str:
+def _no_such_option(unknown: str, typed: Sequence[str], options: Sequence[str], ctx: Any) -> str:
     from difflib import get_close_matches  # only an error pays for these
 
     from memcalc.cli.other_tools import answered
@@ -61,9 +61,22 @@ def _no_such_option(unknown: str, typed: Sequence[str], options: Sequence[str], 
     sentence = answered(typed, options)
     if sentence is not None:
         return sentence
+    owners = " and ".join(f"`memcalc {name}`" for name in _with_option(unknown, ctx.parent))
+    if owners:
+        return f"{unknown} is an option of {owners}, which `{ctx.command_path}` does not have; leave it out."
     near = get_close_matches(unknown.lower(), options, n=2, cutoff=0.75) if unknown.startswith("--") else []
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
-    return f"No such option: {visible(unknown)}{meant} `{command} --help` lists the options."
+    return f"No such option: {visible(unknown)}{meant} `{ctx.command_path} --help` lists the options."
+
+
+def _with_option(name: str, program: Any) -> list[str]:
+    """The commands of `program` that have an option of this name."""
+    found = []
+    for command in () if program is None else program.command.list_commands(program):
+        parameters = program.command.get_command(program, command).params
+        if any(name in parameter.opts for parameter in parameters if not getattr(parameter, "hidden", False)):
+            found.append(command)
+    return found
 
 
 _LINE = "memcalc.command_line"

@@ -51,11 +51,6 @@ PAGE_EXAMPLE = 4_000_000_000
 """The count of the documentation page's example, which keeps the shape that was measured for it."""
 
 
-_CANNOT_BE_LIKE = (
-    "--like gives the whole shape of a model with so many parameters: give --params too, and leave out shape numbers."
-)
-
-
 class Shape(TypedDict, total=False):
     """Numbers of a shape, as `canonical_spec` takes them."""
 
@@ -114,8 +109,11 @@ def canonical_spec(
     }
     _check(sizes)
     given = {name for name, value in {**sizes, "tie_embeddings": tie_embeddings}.items() if value is not None}
-    if like is not None and (given or parameters is None):
-        raise UsageError(_CANNOT_BE_LIKE)
+    if like is not None and given:
+        numbers = " and ".join(option_name(name) for name in (*sizes, "tie_embeddings") if name in given)
+        raise UsageError(f"--like gives the whole shape of a model, {numbers} too: leave out --like, or {numbers}.")
+    if like is not None and parameters is None:
+        raise UsageError("--like gives the shape of a model with so many parameters: give --params too.")
     if parameters is not None and (like is not None or not (given or _is_older(parameters))):
         return spec_like(parameters, like)
     if parameters is None and (hidden_size is None or num_layers is None):

@@ -266,11 +266,18 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         )
     in_backward = setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
     if engine != "none" and in_backward:
-        yield f"--parallel {engine} needs all gradients before the optimizer steps; leave out the step in backward."
+        yield f"--parallel {engine} needs all gradients before the optimizer steps; {_without_its_step(setup)}."
     if "optimizer" in _offloaded(setup) and engine == "fsdp2" and "parameters" not in _offloaded(setup):
         yield "FSDP2 offloads parameters, and gradients and states with them: use --cpu-offload optimizer,parameters."
     if "parameters" in _offloaded(setup) and engine in ("zero1", "zero2"):
         yield f"--parallel {engine} keeps whole parameters on every GPU; use zero3 to offload them."
+
+
+def _without_its_step(setup: TrainingSetup) -> str:
+    """What to do about an optimizer that steps in backward."""
+    if setup.optimizer_in_backward:
+        return "leave out --optimizer-in-backward"
+    return f"--optimizer {setup.optimizer} steps in backward: use another, such as adamw"
 
 
 def _beside_device_map(setup: TrainingSetup) -> Iterator[str]:
@@ -288,7 +295,7 @@ def _beside_device_map(setup: TrainingSetup) -> Iterator[str]:
             "--objective and --trainer, or --device-map."
         )
     if setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward:
-        yield "--device-map is described for optimizers that step after backward; leave out the step in backward."
+        yield f"--device-map is described for optimizers that step after backward; {_without_its_step(setup)}."
 
 
 def _of_megatron(setup: TrainingSetup) -> Iterator[str]:

@@ -194,7 +194,8 @@ class Report(Contract):
         default=None, description="What the GPU can serve; null in training and where no GPU was asked about."
     )
     remedies: Remedies | None = Field(
-        default=None, description="What makes a training job smaller that does not fit; null where it fits."
+        default=None,
+        description="What makes a training job smaller that does not fit; null where it fits, and with --lengths.",
     )
     mixed_lengths: MixedLengths | None = Field(
         default=None, description="The run of many lengths that was simulated; null without --lengths."

@@ -223,18 +223,18 @@ def _objective(setup: TrainingOptions) -> Iterator[str]:
             f"--objective {setup.objective} learns from completions, and a sequence of one token has none; "
             "raise --seq-len."
         )
-    shaped = (
-        setup.loss_implementation != "eager"
-        or setup.label_smoothing
-        or setup.z_loss
-        or setup.logits_to_keep is not None
-    )
-    if shaped and setup.objective != "sft":
-        yield (
-            "--loss-implementation, --logits-to-keep, --label-smoothing and --z-loss shape the loss of "
-            "--objective sft, but it is "
-            f"{setup.objective}; leave them out."
-        )
+    shaping = {
+        "loss_implementation": setup.loss_implementation != "eager",
+        "logits_to_keep": setup.logits_to_keep is not None,
+        "label_smoothing": bool(setup.label_smoothing),
+        "z_loss": setup.z_loss,
+    }
+    for name, given in shaping.items():
+        if given and setup.objective != "sft":
+            yield (
+                f"{option_name(name)} shapes the loss of --objective sft, but --objective is {setup.objective}; leave "
+                f"{option_name(name)} out."
+            )
 
 
 def _trainer(setup: TrainingOptions) -> Iterator[str]:

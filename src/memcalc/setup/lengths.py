@@ -22,6 +22,8 @@ MOST_MICRO_BATCHES = 500
 MOST_LENGTHS = 128
 """Different lengths of micro-batches at most: each has to be traced."""
 
+_FILE = re.compile(r"[/\\]|[0-9A-Za-z_)-]\.[A-Za-z]\w*$")
+"""What looks like the path of a file."""
 _ITEM = re.compile(r"([0-9]{1,8})(?:\.\.([0-9]{1,8})|x([0-9]{1,9}))?")
 
 
@@ -34,12 +36,16 @@ def parse_lengths(text: str) -> tuple[Kind, ...]:
     for item in re.sub(r"\s", "", text).split(","):
         match = _ITEM.fullmatch(item)
         if match is None:
+            if _FILE.search(item):
+                raise UsageError(f"--lengths {quoted(text[:80])} is no file that can be read; check its path.")
             raise UsageError(
                 f"--lengths {quoted(text[:80])} is neither a range of tokens, such as 512..4096, nor lengths with "
                 "commas, nor the path of a file with one length a line."
             )
         low, high, count = match.groups()
         kind = int(low), int(high or low), int(count or 1)
+        if kind[1] < kind[0]:
+            raise UsageError(f"--lengths {quoted(item)} is a range backwards; write {kind[1]}..{kind[0]}.")
         if not 1 <= kind[0] <= kind[1] <= LONGEST or not kind[2]:
             raise UsageError(f"--lengths {quoted(item)} has no sequence of 1 to {LONGEST:,} tokens in it.")
         kinds.append(kind)

@@ -44,6 +44,11 @@ def command(
     shown.only("fit", "json", "markdown")
     if chosen["check"]:
         raise UsageError("fit says what fits, so there is nothing to check; leave out --check.")
+    request.refuse(
+        ("lengths", "max_steps", "seed"),
+        "is about a run of many lengths, which fit would simulate for every number it tries; give --seq-len with the "
+        "longest length, or one setup with --lengths to `memcalc estimate`.",
+    )
     if (chosen["gpu"] is None) == (budget is None):
         raise UsageError("fit needs a GPU or a budget: give --gpu, such as --gpu RTX-4090,A100-80GB, or --budget 20GB.")
     names = [name.strip() for name in (budget or chosen["gpu"]).split(",")]

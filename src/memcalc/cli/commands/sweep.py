@@ -3,6 +3,8 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from html import escape
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +22,13 @@ from memcalc.units import Unit, format_bytes
 
 if TYPE_CHECKING:
     from memcalc.render.heat_map import Grid
+
+_OF_THE_ALLOCATOR = ("lengths", "max_steps", "seed", "alloc_conf")
+"""Fields that change what a simulation of the allocator says, and nothing else."""
+_NOT_SIMULATED = (
+    "is for a simulation of PyTorch's allocator, which sweep does not run; leave it out, or give one setup to "
+    "`memcalc estimate`."
+)
 
 
 @with_job(without=("check", "svg", "snapshot"), groups=(MODEL,))
@@ -39,6 +48,8 @@ def command(
 ) -> None:
     """Estimate every combination of options that have several values: 1..64, 1..64*2 (doubling) or 1024,2048.
 
+    The allocator is not simulated: its reserve is --allocator-reserve, 2 % unless given.
+
     Two options make a heat map, any other number a table; --csv and --json (an object a line) are for programs.
     """
     shown = request.shown(as_csv=as_csv)
@@ -46,6 +57,7 @@ def command(
     shown.check_width()
     if request.chosen["check"]:
         raise UsageError("--check is for one job, and a sweep has many; leave it out.")
+    request.refuse(_OF_THE_ALLOCATOR, _NOT_SIMULATED)
     axes = [
         read_axis(name, option_name(name), text)
         for name, text in request.given.items()
@@ -84,7 +96,7 @@ def _row(model: ReadModel, request: Request, values: Mapping[str, str]) -> dict[
         found = model.described(job.setup)
         report = estimate(found.spec, found.setup, job.gpu, assumptions=found.assumptions, simulate=False)
     except MemcalcError as problem:
-        nothing = ("process_bytes", "allocated_bytes", "peak", "fits", "free_bytes")
+        nothing = ("process_bytes", "allocated_bytes", "peak", "fits", "free_bytes", "assumption")
         return {**row, **dict.fromkeys(nothing), "error": str(problem)}
     return {
         **row,
@@ -93,8 +105,24 @@ def _row(model: ReadModel, request: Request, values: Mapping[str, str]) -> dict[
         "peak": report.peak.moment,
         "fits": None if report.gpu is None else report.gpu.fits,
         "free_bytes": None if report.gpu is None else report.gpu.free_bytes,
+        "assumption": _reserve(job.setup.allocator_reserve, report.setup["allocator_reserve"]),
         "error": None,
     }
+
+
+def _reserve(given: float | None, used: Any) -> str | None:
+    """What is assumed of the allocator's reserve; None where it was given, or an engine has no such allocator."""
+    if given is not None or not used:
+        return None
+    return (
+        f"allocator reserve {used:.0%}, not simulated in a sweep (--allocator-reserve): `memcalc estimate --gpu` "
+        "simulates it where it can, and its verdict counts"
+    )
+
+
+def _notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the rows assume, each once."""
+    return list(dict.fromkeys(row["assumption"] for row in rows if row["assumption"]))
 
 
 def _texts(
@@ -105,10 +133,11 @@ def _texts(
     def text() -> str:
         from memcalc.render import heat_map, styles, tables
 
+        below = "".join(fill(note, shown.columns) + "\n" for note in _notes(rows))
         if len(axes) != 2:
-            return tables.text(*_table(axes, rows, shown.unit), shown.unicode, shown.columns)
+            return tables.text(*_table(axes, rows, shown.unit), shown.unicode, shown.columns) + below
         lines = heat_map.render(_grid(axes, rows), shown.columns, shown.unit, shown.unicode)
-        return styles.coloured(lines) if shown.coloured else styles.plain(lines)
+        return (styles.coloured(lines) if shown.coloured else styles.plain(lines)) + below
 
     def csv() -> str:
         from memcalc.render import tables
@@ -120,7 +149,8 @@ def _texts(
         from memcalc.render.areas import shown_name
         from memcalc.render.markdown import quoted
 
-        return f"**{quoted(shown_name(model))}**\n\n" + tables.markdown(*_table(axes, rows, shown.unit))
+        below = "".join(f"\n{note}\n" for note in _notes(rows))
+        return f"**{quoted(shown_name(model))}**\n\n" + tables.markdown(*_table(axes, rows, shown.unit)) + below
 
     return {
         "text": text,
@@ -141,7 +171,8 @@ def _page(model: str, axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]], s
         if len(axes) == 2
         else tables.html(*_table(axes, rows, shown.unit)[:2])
     )
-    return html.table_page(title, table, command_line())
+    below = "".join(f"<p>{escape(note)}</p>" for note in _notes(rows))
+    return html.table_page(title, table + below, command_line())
 
 
 def _grid(axes: Sequence[Axis], rows: Sequence[Mapping[str, Any]]) -> "Grid":
