@@ -121,7 +121,7 @@ def estimate(
             *alternatives(
                 spec, setup, step, process_memory.counted, partial(estimate, spec, teacher=teacher, simulate=False)
             ),
-            *(() if found_cluster is None else assumed_of_cluster(layout, found_cluster)),
+            *(() if found_cluster is None else assumed_of_cluster(setup, layout, found_cluster)),
             *process_memory.assumptions(),
             *((gpu.note,) if gpu is not None and gpu.note else ()),
         ),

@@ -174,6 +174,16 @@ IDLE: list[tuple[dict[str, Any], TrainingSetup | InferenceSetup, str]] = [
         TrainingSetup(keep_logits=True, loss_implementation="cut-cross-entropy"),
         "--keep-logits changes nothing: --loss-implementation cut-cross-entropy makes no logits",
     ),
+    (
+        LLAMA,
+        TrainingSetup(gpus=2, parallel="zero2", zero_allgather_bucket_size=9),
+        "--zero-allgather-bucket-size changes nothing",
+    ),
+    (
+        LLAMA,
+        TrainingSetup(gpus=2, parallel="zero2", optimizer="adafactor"),
+        "--optimizer adafactor keeps a whole variance",
+    ),
     (LLAMA, InferenceSetup(padding_mask=True, engine="vllm"), "--padding-mask is not used: vllm packs sequences"),
     (BLOOM, TrainingSetup(attention="flash"), "--attention flash is not used: Transformers has eager for bloom"),
     (WHISPER, TrainingSetup(seq_len=8, target_len=9), "--seq-len changes nothing: the source is no text"),

@@ -65,6 +65,16 @@ def test_the_order_of_options_does_not_matter() -> None:
         ({"pipeline_parallel_size": 2, "virtual_pipeline_size": 2}, "belongs to --pipeline-schedule interleaved"),
         ({"pipeline_parallel_size": 2, "pipeline_rank": 2}, "none of the 2 ranks"),
         ({"pipeline_parallel_size": 2, "grad_accum": 2}, "--microbatches does"),
+        ({"pipeline_parallel_size": 2, "keep_logits": True}, "--pipeline-keep-outputs says"),
+        ({"gpus": 8, "parallel": "zero2", "optimizer": "muon"}, "--optimizer muon works on whole matrices"),
+        ({"gpus": 8, "parallel": "fsdp2", "optimizer": "galore-adamw"}, "use --parallel ddp"),
+        ({"gpus": 8, "parallel": "megatron", "optimizer": "apollo-adamw"}, "use --parallel ddp"),
+        ({"gpus": 8, "parallel": "megatron", "float8_recipe": "tensorwise"}, "not beside --parallel megatron"),
+        ({"gpus": 8, "parallel": "zero2", "zero_sub_group_size": 5}, "belongs to --parallel zero3"),
+        ({"gpus": 8, "parallel": "zero3", "zero_round_robin_gradients": True}, "zero1 or zero2, not to zero3"),
+        ({"expert_imbalance": 2.0}, "add --expert-parallel-size"),
+        ({"gpus": 8, "sync_every_micro_step": True}, "add --grad-accum"),
+        ({"gpus": 8, "ranks": "all"}, "--ranks is about pipelines"),
     ],
 )
 def test_what_no_library_does_is_refused_by_name(options: dict[str, Any], words: str) -> None:

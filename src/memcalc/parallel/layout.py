@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from memcalc.errors import UsageError
+from memcalc.parallel.beside_engines import beside_engine
 from memcalc.parallel.setup import SINGLE, DeviceMap, Offloaded, Parallel, ParallelSetup, ZeroOptions
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
 from memcalc.setup.device_map_options import read_max_memory
@@ -37,10 +38,19 @@ _BELONGS: Mapping[str, tuple[Parallel, ...]] = {
     "recompute_modules": ("megatron",),
     **{name: _ZERO for name in ParallelOptions.model_fields if name.startswith("zero_")},
     **{name: ("zero3",) for name in ParallelOptions.model_fields if name.startswith("zero_stage3_")},
+    "zero_sub_group_size": ("zero3",),
+    "zero_round_robin_gradients": ("zero1", "zero2"),
 }
 """The engines that have an option."""
 
-_PIPELINED = ("pipeline_schedule", "microbatches", "pipeline_rank", "pipeline_keep_outputs", "virtual_pipeline_size")
+_PIPELINED = (
+    "pipeline_schedule",
+    "microbatches",
+    "pipeline_rank",
+    "pipeline_keep_outputs",
+    "virtual_pipeline_size",
+    "ranks",
+)
 
 _SIZES = {
     "tensor": "tensor_parallel_size",
@@ -228,6 +238,7 @@ def _refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
                 f"{' or '.join(name for name, axes in _AXES.items() if axis in axes and name not in (engine, 'none'))}."
             )
+    yield from beside_engine(setup, engine)
     yield from _of_context(setup)
     yield from _of_objective(setup, engine)
     if engine == "megatron":

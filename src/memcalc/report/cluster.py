@@ -12,6 +12,7 @@ from memcalc.parallel.setup import DeviceMap, ParallelSetup
 from memcalc.peak.ranks import phase_totals
 from memcalc.report.gpu_schema import Cluster, RankPeak
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.tables.optimizers import spelled
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
 
@@ -138,7 +139,9 @@ def communicators(layout: ParallelSetup) -> int:
     return sum(size > 1 for size in sizes)
 
 
-def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[Assumption]:
+def assumed_of_cluster(
+    setup: TrainingSetup | InferenceSetup, layout: ParallelSetup, found: Cluster
+) -> Iterator[Assumption]:
     """Lines about what was taken for granted of several GPUs."""
     axes = " × ".join(f"{words} {size}" for words, size in found.axes.items())
     if layout.device_map is not None:
@@ -164,6 +167,13 @@ def assumed_of_cluster(layout: ParallelSetup, found: Cluster) -> Iterator[Assump
         yield Assumption(
             "deepspeed",
             "DeepSpeed 0.19.6 with torch's optimizer; mixed-bf16 is DeepSpeed's bf16, with fp32 master weights",
+        )
+    flat = layout.engine == "megatron" or layout.engine.startswith("zero")
+    if flat and isinstance(setup, TrainingSetup) and spelled(setup.optimizer).row.startswith("adafactor"):
+        yield Assumption(
+            "adafactor_unfactored",
+            f"--optimizer {setup.optimizer} keeps a whole variance: --parallel {layout.engine} gives it flat pieces of "
+            "weights, which have no rows and columns",
         )
     if found.host_bytes:
         yield Assumption(

@@ -69,6 +69,11 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
             "prepare_kbit_training_unused",
             "--prepare-kbit-training and --no-prepare-kbit-training change nothing: the model is not quantized",
         )
+    if isinstance(setup, TrainingSetup) and setup.zero_allgather_bucket_size is not None:
+        yield Assumption(
+            "zero_allgather_bucket_size_unused",
+            "--zero-allgather-bucket-size changes nothing: DeepSpeed gathers weights into the buffers that they lie in",
+        )
     if setup.target_len is not None:
         if not step.training:
             yield Assumption(

@@ -221,6 +221,9 @@ def _zero_options(zero: Keys, found: Sharding) -> None:
         if found.stage != 3 and (name.startswith("stage3") or name == "sub_group_size"):
             zero.out.drop(given, f"it acts in ZeRO stage 3, and this is stage {found.stage}")
             continue
+        if found.stage == 3 and name == "round_robin_gradients":
+            zero.out.drop(given, "it acts in ZeRO stages 1 and 2, and this is stage 3")
+            continue
         if given.default or given.value == "auto" or found.stage == 0:
             continue
         value = given.value

@@ -3,6 +3,9 @@
 DEFAULT_SEQ_LEN = 256
 """Tokens per sequence when the user names none (the example of the documentation page)."""
 
+LONGEST = 2**24
+"""Tokens of a sequence at most."""
+
 WITH_REFERENCE = ("dpo", "kto", "grpo", "rloo", "ppo")
 """Objectives that compare the trained model with a reference."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
+from memcalc.setup.defaults import LONGEST
 
 if TYPE_CHECKING:
     from memcalc.setup.setup import TrainingSetup
@@ -21,7 +22,6 @@ MOST_MICRO_BATCHES = 500
 MOST_LENGTHS = 128
 """Different lengths of micro-batches at most: each has to be traced."""
 
-_LONGEST = 2**24
 _FILE = re.compile(r"[/\\]|[0-9A-Za-z_)-]\.[A-Za-z]\w*$")
 """What looks like the path of a file."""
 _ITEM = re.compile(r"([0-9]{1,8})(?:\.\.([0-9]{1,8})|x([0-9]{1,9}))?")
@@ -46,8 +46,8 @@ def parse_lengths(text: str) -> tuple[Kind, ...]:
         kind = int(low), int(high or low), int(count or 1)
         if kind[1] < kind[0]:
             raise UsageError(f"--lengths {quoted(item)} is a range backwards; write {kind[1]}..{kind[0]}.")
-        if not 1 <= kind[0] <= kind[1] <= _LONGEST or not kind[2]:
-            raise UsageError(f"--lengths {quoted(item)} has no sequence of 1 to {_LONGEST:,} tokens in it.")
+        if not 1 <= kind[0] <= kind[1] <= LONGEST or not kind[2]:
+            raise UsageError(f"--lengths {quoted(item)} has no sequence of 1 to {LONGEST:,} tokens in it.")
         kinds.append(kind)
     return tuple(kinds)
 

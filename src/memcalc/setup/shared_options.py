@@ -6,7 +6,7 @@ from pydantic import Field
 
 from memcalc.common.image_sides import ImageSides, ImageSize
 from memcalc.errors import UsageError
-from memcalc.setup.defaults import DEFAULT_IMAGE_SIDE, DEFAULT_SEQ_LEN
+from memcalc.setup.defaults import DEFAULT_IMAGE_SIDE, DEFAULT_SEQ_LEN, LONGEST
 from memcalc.setup.device_map_options import DeviceMapOptions
 from memcalc.setup.options import option
 
@@ -14,6 +14,7 @@ Attention = Literal["eager", "sdpa", "flash"]
 Quantization = Literal["none", "nf4", "nf4-double", "fp4", "int8", "gptq-4", "awq-4", "fp8", "mxfp4"]
 
 PositiveInt = Annotated[int, Field(ge=1, le=2**40)]
+Tokens = Annotated[int, Field(ge=1, le=LONGEST)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -25,13 +26,13 @@ class SharedOptions(DeviceMapOptions):
         1,
         "Micro-batch size: sequences per GPU and forward pass (pairs of dpo and reward, prompts of grpo and ppo).",
     )
-    seq_len: PositiveInt | None = option(
+    seq_len: Tokens | None = option(
         "Batch",
         None,
         "Sequence length in tokens (source length of an encoder-decoder).",
         unset=f"{DEFAULT_SEQ_LEN}, besides images",
     )
-    target_len: PositiveInt | None = option(
+    target_len: Tokens | None = option(
         "Batch", None, "Target length of an encoder-decoder in tokens.", unset="the source length"
     )
     images_per_sequence: int = option("Images", 1, "Images per sequence, where the model reads images.", ge=0, le=2**20)
