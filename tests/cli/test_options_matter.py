@@ -118,7 +118,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"objective": "dpo", "reference_model": "none"}, "--objective dpo .* use --reference-model copy"),
     ({"objective": "dpo", "num_generations": 2}, "--num-generations .* --objective is dpo"),
     ({"objective": "dpo", "keep_logits": True}, "--keep-logits .* leave it out"),
-    ({"objective": "grpo", "loss_implementation": "chunked"}, "--objective sft, but it is grpo"),
+    ({"objective": "grpo", "loss_implementation": "chunked"}, "--objective sft, but --objective is grpo"),
     ({"objective": "reward", "max_completion_length": 3}, "--max-completion-length .* reward"),
     ({"objective": "ppo", "trainer": "trl"}, "PPO is gone from TRL 1.16; use --trainer plain"),
     ({"objective": "kto", "trainer": "plain"}, "--objective kto .* leave --trainer out"),
