@@ -75,9 +75,9 @@ def _train_named(network: Module, what: str) -> None:
     alone = [name for name in names if name in ("all", "head", "bias") or _LAST.fullmatch(name)]
     if alone and len(names) > 1:
         raise UsageError(f"--train {alone[0]} stands alone, without names of modules beside it; leave one of them out.")
-    if any(re.search(r"(^|\.)[0-9]+(\.|$)", name) for name in names):
-        _split_by_name(network, names)
     tests = [_within(name) for name in names]
+    if any(re.search(r"(^|\.)[0-9]+(\.|$)", name) for name in names) or _begins_within(network, tests):
+        _split_by_name(network, names)
     for name, test in zip(names, tests, strict=True):
         if not any(test(full, parameter) for full, parameter in network.parameters()):
             raise UsageError(
@@ -86,6 +86,23 @@ def _train_named(network: Module, what: str) -> None:
                 f"has ({_leaves(network)})."
             )
     _mark(network, lambda full, parameter: any(test(full, parameter) for test in tests))
+
+
+def _begins_within(network: Module, tests: list[Chosen]) -> bool:
+    """Whether the first block of a stack that is trained has others before it, which need no gradient."""
+    for prefix, module in network.modules():
+        if isinstance(module, Stack):
+            chosen = [
+                any(
+                    test(f"{prefix}.{position}.{name}", parameter)
+                    for name, parameter in block.parameters()
+                    for test in tests
+                )
+                for position, block in module.positions
+            ]
+            if any(chosen) and not chosen[0]:
+                return True
+    return False
 
 
 def _split_by_name(network: Module, names: Iterable[str]) -> None:

@@ -14,6 +14,7 @@ from memcalc.nn.layers.linear import Conv1D, Embedding, Linear
 from memcalc.nn.layers.mixture_of_experts import Experts
 from memcalc.nn.module import Module
 from memcalc.nn.module_paths import Site, linear_names, matches, output_head, sites, split_names
+from memcalc.nn.stack import Stack
 from memcalc.peft.experts import AdaptedWeight
 from memcalc.peft.lora import LoraEmbedding, LoraLinear
 from memcalc.peft.modules_to_save import save_modules
@@ -85,6 +86,27 @@ def add_lora(network: Module, model_type: str, lora: Lora) -> list[Assumption]:
             for name in unsaved
         ),
     ]
+
+
+def tell_reached_apart(network: Module, model_type: str, lora: Lora) -> None:
+    """Split stacks where some blocks stand before the first that is adapted: those need no gradient and save nothing.
+
+    Call it before anything is done to the blocks, as they are built again.
+    """
+    found = sites(network)
+    lora, _ = _by_names_here(lora, model_type)
+    names, fused = _in_mixtures(_names(found, model_type, lora), model_type)
+    saved = split_names(lora.modules_to_save or "")
+    trained = {id(site.module) for site in _targeted(found, names, lora)}
+    trained |= {id(site.module) for site, _ in _mixtures(found, fused | _parameters(lora))}
+    trained |= {id(site.module) for site in found if any(site.name.endswith(name) for name in saved)}
+    for _, stack in network.modules():
+        if isinstance(stack, Stack) and not stack.shared:
+            adapted = (
+                at for at, block in stack.positions if any(id(module) in trained for _, module in block.modules())
+            )
+            if first := next(adapted, 0):
+                stack.split([position > first for position in range(stack.depth)])
 
 
 def _by_names_here(lora: Lora, model_type: str) -> tuple[Lora, list[Assumption]]:

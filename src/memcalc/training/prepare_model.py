@@ -41,6 +41,10 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
         from memcalc.peft.selection import tell_layers_apart  # the default, training in full, does not pay for these
 
         tell_layers_apart(network, _lora(setup).selection)
+        if setup.activation_checkpointing != "full":  # else what the embedding gives requires a gradient already
+            from memcalc.peft.injection import tell_reached_apart
+
+            tell_reached_apart(network, spec.model_type, _lora(setup))
     if setup.checkpoint_every_n_blocks > 1:
         _checkpoint_every(network, setup.checkpoint_every_n_blocks)
     reads_ids = network.reads_text and network.main_input == "input_ids"

@@ -111,7 +111,7 @@ class MixerBlock(Module):
     ) -> Tensor:
         """[b, s, h] to [b, s, h]."""
         residual = hidden
-        hidden = self.norm(ops.to(hidden, vars(self.norm)["weight"].dtype))
+        hidden = self.norm(ops.to(hidden, self.norm.weight.dtype))  # type: ignore[attr-defined]
         if self.fp32:
             residual = ops.to(residual, FP32)
         if self.alone:
