@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from memcalc.common.assumption import Assumption
@@ -44,7 +45,8 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
         if setup.activation_checkpointing != "full":  # else what the embedding gives requires a gradient already
             from memcalc.peft.injection import tell_reached_apart
 
-            tell_reached_apart(network, spec.model_type, _lora(setup))
+            with suppress(UsageError):  # what has no adapters is said by `add_lora`, after what `load` refuses
+                tell_reached_apart(network, spec.model_type, _lora(setup))
     if setup.checkpoint_every_n_blocks > 1:
         _checkpoint_every(network, setup.checkpoint_every_n_blocks)
     reads_ids = network.reads_text and network.main_input == "input_ids"
