@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module, Parameter
 from memcalc.nn.stack import Stack
 
 _LAST = re.compile(r"last-([0-9]{1,4})")
+_WORDS = ("all", "head", "bias")
 _HEADS = ("head", "LM head")
 _GROUPS = {"vision": "vision", "embedding": "embedding"}
 
 Chosen = Callable[[str, Parameter], bool]
 """Whether the parameter of this name is chosen."""
+
+
+def tell_trained_apart(network: Module, what: str) -> None:
+    """Split stacks whose blocks are not all trained alike, or that have blocks before the first that is.
+
+    Those need no gradient. Call it before anything is done to the blocks, as they are built again.
+    """
+    if what == "all":
+        return
+    if (last := _LAST.fullmatch(what)) is not None:
+        stack, first = _last_blocks(network, int(last[1]))
+        stack.split([min(max(position - first, -1), 1) for position in range(stack.depth)])
+        return
+    chosen = _meant(what)
+    for prefix, module in network.modules():
+        if not isinstance(module, Stack):
+            continue
+        trained = [
+            frozenset(
+                name for name, parameter in block.parameters() if chosen(f"{prefix}.{position}.{name}", parameter)
+            )
+            for position, block in module.positions
+        ]
+        if len(set(trained)) > 1:  # a first block that is trained as all others are is traced by itself anyway
+            first = next(position for position, names in enumerate(trained) if names)
+            module.split([(names, position > first) for position, names in enumerate(trained)])
 
 
 def train_only(network: Module, what: str) -> None:
@@ -25,12 +52,14 @@ def train_only(network: Module, what: str) -> None:
     if last is not None:
         _train_last(network, int(last[1]))
         return
-    if what == "head":
-        _mark(network, lambda name, parameter: parameter.group in _HEADS)
-    elif what == "bias":
-        _mark(network, lambda name, parameter: name.rpartition(".")[2] == "bias")
-    else:
-        _train_named(network, what)
+    for name in _names(what):
+        if name not in _WORDS and not any(_within(name)(full, p) for full, p in network.parameters()):
+            raise UsageError(
+                f"--train-only {name} means no weight of this model; use all, head, bias or last-N, or name "
+                "modules that it "
+                f"has ({_leaves(network)})."
+            )
+    _mark(network, _meant(what))
     if not any(parameter.trainable for _, parameter in network.parameters()):
         raise UsageError(
             f"--train-only {what} leaves nothing to train: no weight of this model is meant by it; name "
@@ -69,72 +98,34 @@ def _mark(network: Module, chosen: Chosen) -> None:
         parameter.trainable = chosen(name, parameter)
 
 
-def _train_named(network: Module, what: str) -> None:
-    """Train what the names mean. Names may hold positions of blocks, which are then told apart."""
+def _meant(what: str) -> Chosen:
+    """What head, bias, or names of modules with commas mean. Raises UsageError where a word has names beside it."""
+    if what == "head":
+        return lambda name, parameter: parameter.group in _HEADS
+    if what == "bias":
+        return lambda name, parameter: name.rpartition(".")[2] == "bias"
     names = _names(what)
-    alone = [name for name in names if name in ("all", "head", "bias") or _LAST.fullmatch(name)]
+    alone = [name for name in names if name in _WORDS or _LAST.fullmatch(name)]
     if alone and len(names) > 1:
         raise UsageError(f"--train {alone[0]} stands alone, without names of modules beside it; leave one of them out.")
     tests = [_within(name) for name in names]
-    if any(re.search(r"(^|\.)[0-9]+(\.|$)", name) for name in names) or _begins_within(network, tests):
-        _split_by_name(network, names)
-    for name, test in zip(names, tests, strict=True):
-        if not any(test(full, parameter) for full, parameter in network.parameters()):
-            raise UsageError(
-                f"--train-only {name} means no weight of this model; use all, head, bias or last-N, or name "
-                "modules that it "
-                f"has ({_leaves(network)})."
-            )
-    _mark(network, lambda full, parameter: any(test(full, parameter) for test in tests))
+    return lambda name, parameter: any(test(name, parameter) for test in tests)
 
 
-def _begins_within(network: Module, tests: list[Chosen]) -> bool:
-    """Whether the first block of a stack that is trained has others before it, which need no gradient."""
-    for prefix, module in network.modules():
-        if isinstance(module, Stack):
-            chosen = [
-                any(
-                    test(f"{prefix}.{position}.{name}", parameter)
-                    for name, parameter in block.parameters()
-                    for test in tests
-                )
-                for position, block in module.positions
-            ]
-            if any(chosen) and not chosen[0]:
-                return True
-    return False
-
-
-def _split_by_name(network: Module, names: Iterable[str]) -> None:
-    """Tell blocks apart by which of their weights are named, and by whether a weight before them is."""
-    tests = [_within(name) for name in names]
-    for prefix, module in network.modules():
-        if not isinstance(module, Stack):
-            continue
-        marks: list[tuple[frozenset[str], bool]] = []
-        reached = False
-        for position, block in module.positions:
-            chosen = frozenset(
-                inner
-                for inner, parameter in block.parameters()
-                if any(test(f"{prefix}.{position}.{inner}", parameter) for test in tests)
-            )
-            marks.append((chosen, reached))
-            reached = reached or bool(chosen)
-        module.split(marks)
-
-
-def _train_last(network: Module, count: int) -> None:
-    """Train the last `count` blocks of the last stack, and what comes behind it without being shared with the rest."""
+def _last_blocks(network: Module, count: int) -> tuple[Stack, int]:
+    """The last stack, and the position of the first of its last `count` blocks."""
     stacks = [module for _, module in network.modules() if isinstance(module, Stack)]
     if not stacks or not 0 < count <= stacks[-1].depth:
         depth = stacks[-1].depth if stacks else 0
         raise UsageError(
             f"--train-only last-{count} asks for {count} blocks, but the model has {depth}; lower the number."
         )
-    stack = stacks[-1]
-    first = stack.depth - count
-    stack.split([min(max(position - first, -1), 1) for position in range(stack.depth)])
+    return stacks[-1], stacks[-1].depth - count
+
+
+def _train_last(network: Module, count: int) -> None:
+    """Train the last `count` blocks of the last stack, and what comes behind it without being shared with the rest."""
+    stack, first = _last_blocks(network, count)
     inside = {id(module) for _, block in stack.positions for _, module in block.modules()}
     begun = False
     _mark(network, lambda name, parameter: False)

@@ -19,7 +19,7 @@ from memcalc.nn.module_paths import input_embeddings, sites
 from memcalc.nn.quantized_layers import Packed, QuantizedExperts, quantize, tell_apart
 from memcalc.nn.stack import Stack
 from memcalc.nn.state_space_kernels import use_fla, use_mamba_ssm
-from memcalc.peft.freezing import freeze, train_only
+from memcalc.peft.freezing import freeze, tell_trained_apart, train_only
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32, DType
 from memcalc.tables.frozen_bases import frozen_base
@@ -38,6 +38,7 @@ def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assum
     stated = find_quantization(spec.config)
     if stated is not None and (form := _base_format(spec, setup)[0]) is not None:
         tell_apart(network, module_formats(stated, form))
+    tell_trained_apart(network, setup.train_only)
     if setup.lora_rank is not None:
         from memcalc.peft.selection import tell_layers_apart  # the default, training in full, does not pay for these
 
