@@ -9,7 +9,7 @@ from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
-from memcalc.nn.state_space_kernels import has_linear_attention, has_mixers
+from memcalc.nn.state_space_kernels import LinearAttentionMixer, StateSpaceMixer, has_mixers
 from memcalc.report.schema import Report
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
@@ -61,11 +61,11 @@ def _attended(
 
 def _without_kernels(setup: TrainingSetup | InferenceSetup, step: Step, other: _Estimate) -> Iterator[Assumption]:
     """What kernels of other packages would take, where nobody said whether they are installed."""
-    for field, library, kernels, there in (
-        ("state_space_kernels", "mamba-ssm", "mamba-ssm", has_mixers),
-        ("linear_attention_kernels", "flash-linear-attention", "fla", has_linear_attention),
+    for field, library, kernels, kind in (
+        ("state_space_kernels", "mamba-ssm", "mamba-ssm", StateSpaceMixer),
+        ("linear_attention_kernels", "flash-linear-attention", "fla", LinearAttentionMixer),
     ):
-        if field in setup.model_fields_set or not there(step.network):
+        if field in setup.model_fields_set or not has_mixers(step.network, kind):
             continue
         with suppress(UsageError):  # weights that the kernels cannot take
             fused = other(setup.model_copy(update={field: kernels}))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from memcalc import ops
-from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
-from memcalc.models.families.vision_language.idefics3 import PatchesWithPositions
+from memcalc.models.common.vision_language import VisionLanguage, language_model
+from memcalc.models.families.vision_language.idefics3 import MaskedImages, PatchesWithPositions
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.attention_backends import attend, split_heads
@@ -16,11 +15,10 @@ from memcalc.nn.layers.masks import OWN_ONES_NOTE, bidirectional_mask
 from memcalc.nn.layers.mlp import GatedMLP
 from memcalc.nn.layers.norms import LayerNorm, RMSNorm
 from memcalc.nn.layers.vision_transformer import grid_of
-from memcalc.nn.model import IMAGES, Batch, Network
+from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Module, Parameter
-from memcalc.nn.run_context import run_context
 from memcalc.nn.towers import as_tower
-from memcalc.tables.dtypes import BOOL, INT64
+from memcalc.tables.dtypes import BOOL
 
 
 class PerceiverAttention(Module):
@@ -116,7 +114,7 @@ class Idefics2Tower(Module):
         return self.post_layernorm(hidden)
 
 
-class Idefics2VisionEncoder(VisionEncoder):
+class Idefics2VisionEncoder(MaskedImages):
     """An image becomes as many tokens as there are latents."""
 
     def __init__(self, c: Config, v: Config, p: Config, text: Config) -> None:
@@ -130,38 +128,14 @@ class Idefics2VisionEncoder(VisionEncoder):
         self.perceiver_resampler = PerceiverResampler(p, hidden)
         self.count = self.perceiver_resampler.count
 
-    def encode_images(self, batch: Batch) -> ImageFeatures:
-        """What it makes of the images of a batch, which come with a mask of the pixels that are no padding."""
-        tape, (height, width) = batch.ids.tape, self.config.sides("image_size")
-        lead = batch.ids.shape[0], batch.images
-        shape = (*lead, self.config.integer("num_channels"), height, width)
-        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
-        mask = tape.external_tensor((*lead, height, width), INT64, OVERHEAD, IMAGES)
-        return self(pixels, mask)
+    def pictures(self, batch: Batch) -> tuple[int, int, int]:
+        """How many images the tower gets of each sequence, and their height and width."""
+        height, width = self.config.sides("image_size")
+        return batch.images, height, width
 
-    def forward(self, pixels: Tensor, mask: Tensor) -> ImageFeatures:
-        """Pixels [b, images, c, height, width] to features, one tensor for each sequence.
-
-        Images of nothing but zeros are padding, so that all are looked through and those that are none are copied.
-        """
-        tape, batch = pixels.tape, pixels.shape[0]
-        pixels = ops.view(pixels, -1, *pixels.shape[2:])
-        count = pixels.shape[0]
-        blank = ops.compare(pixels)
-        sums = tape.empty((count,), INT64)
-        del blank
-        real = ops.compare(sums)
-        del sums
-        how_many = tape.empty((batch,), INT64)
-        pixels = ops.index_select(pixels, tape.empty((count,), INT64))
-        mask = ops.view(mask, -1, *mask.shape[2:])
-        mask = ops.index_select(mask, tape.empty((count,), INT64))
-        seen = tape.empty((count, *self.patches), BOOL)
-        states = self.vision_model(pixels)
-        features = self.perceiver_resampler(self.modality_projection(states), seen)
-        found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
-        del real, how_many, seen
-        return ImageFeatures(found, (states,))
+    def features(self, states: Tensor, seen: Tensor) -> Tensor:
+        """Latents of the tower's states."""
+        return self.perceiver_resampler(self.modality_projection(states), seen)
 
 
 class Idefics2(VisionLanguage):

@@ -63,7 +63,56 @@ class TiledTower(Module):
         return self.post_layernorm(hidden)
 
 
-class Idefics3VisionEncoder(VisionEncoder):
+class MaskedImages(VisionEncoder):
+    """A tower whose images come with a mask of the pixels that are no padding."""
+
+    config: Config
+    patches: tuple[int, int]
+    vision_model: Module
+
+    def pictures(self, batch: Batch) -> tuple[int, int, int]:
+        """How many images the tower gets of each sequence, and their height and width."""
+        raise NotImplementedError
+
+    def features(self, states: Tensor, seen: Tensor) -> Tensor:
+        """What becomes of the tower's states; `seen` says which patches are no padding."""
+        raise NotImplementedError
+
+    def encode_images(self, batch: Batch) -> ImageFeatures:
+        """What it makes of the images of a batch."""
+        tape, (images, *sides) = batch.ids.tape, self.pictures(batch)
+        lead = batch.ids.shape[0], images
+        shape = (*lead, self.config.integer("num_channels"), *sides)
+        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
+        mask = tape.external_tensor((*lead, *sides), INT64, OVERHEAD, IMAGES)
+        return self(pixels, mask)
+
+    def forward(self, pixels: Tensor, mask: Tensor) -> ImageFeatures:
+        """Pixels [b, images, c, height, width] to features, one tensor for each sequence.
+
+        Images of nothing but zeros are padding, so that all are looked through and those that are none are copied.
+        """
+        tape, batch = pixels.tape, pixels.shape[0]
+        pixels = ops.view(pixels, -1, *pixels.shape[2:])
+        count = pixels.shape[0]
+        blank = ops.compare(pixels)
+        sums = tape.empty((count,), INT64)
+        del blank
+        real = ops.compare(sums)
+        del sums
+        how_many = tape.empty((batch,), INT64)
+        pixels = ops.index_select(pixels, tape.empty((count,), INT64))
+        mask = ops.view(mask, -1, *mask.shape[2:])
+        mask = ops.index_select(mask, tape.empty((count,), INT64))
+        seen = tape.empty((count, *self.patches), BOOL)
+        states: Tensor = self.vision_model(pixels)
+        features = self.features(states, seen)
+        found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
+        del real, how_many, seen
+        return ImageFeatures(found, (states,))
+
+
+class Idefics3VisionEncoder(MaskedImages):
     """An image larger than the tower's is read in tiles, and whole as well."""
 
     def __init__(self, c: Config, v: Config, width: int) -> None:
@@ -85,38 +134,14 @@ class Idefics3VisionEncoder(VisionEncoder):
         rows, columns = self.patches
         return self.tiles(size) * (rows * columns // self.factor**2)
 
-    def encode_images(self, batch: Batch) -> ImageFeatures:
-        """What it makes of the images of a batch, which come with a mask of the pixels that are no padding."""
-        side, tape = self.config.integer("image_size"), batch.ids.tape
-        lead = batch.ids.shape[0], batch.images * self.tiles(batch.image_size)
-        shape = (*lead, self.config.integer("num_channels"), side, side)
-        pixels = tape.external_tensor(shape, run_context(tape).weights_dtype, OVERHEAD, IMAGES)
-        mask = tape.external_tensor((*lead, side, side), INT64, OVERHEAD, IMAGES)
-        return self(pixels, mask)
+    def pictures(self, batch: Batch) -> tuple[int, int, int]:
+        """How many images the tower gets of each sequence, and their height and width."""
+        side = self.config.integer("image_size")
+        return batch.images * self.tiles(batch.image_size), side, side
 
-    def forward(self, pixels: Tensor, mask: Tensor) -> ImageFeatures:
-        """Pixels [b, tiles, c, height, width] to features, one tensor for each sequence.
-
-        Tiles of nothing but zeros are padding, so that all are looked through and those that are none are copied.
-        """
-        tape, batch = pixels.tape, pixels.shape[0]
-        pixels = ops.view(pixels, -1, *pixels.shape[2:])
-        count = pixels.shape[0]
-        blank = ops.compare(pixels)
-        sums = tape.empty((count,), INT64)
-        del blank
-        real = ops.compare(sums)
-        del sums
-        how_many = tape.empty((batch,), INT64)
-        pixels = ops.index_select(pixels, tape.empty((count,), INT64))
-        mask = ops.view(mask, -1, *mask.shape[2:])
-        mask = ops.index_select(mask, tape.empty((count,), INT64))
-        patch_mask = tape.empty((count, *self.patches), BOOL)
-        states = self.vision_model(pixels)
-        features = self.connector(pixel_shuffle_flat(states, self.factor))
-        found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
-        del real, how_many, patch_mask
-        return ImageFeatures(found, (states,))
+    def features(self, states: Tensor, seen: Tensor) -> Tensor:
+        """What becomes of the tower's states."""
+        return self.connector(pixel_shuffle_flat(states, self.factor))
 
 
 def pixel_shuffle_flat(states: Tensor, factor: int) -> Tensor:
