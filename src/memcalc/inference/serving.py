@@ -72,7 +72,7 @@ def serving(
     here = size(setup.batch, step.seq_len) if pool_of is not None else process_of(step, setup)
     batch = largest_fit(lambda n: size(n, step.seq_len), room, setup.max_num_seqs or LIMIT, {setup.batch: here})
     context = 0
-    if step.network.reads_text and step.network.source_is_text and not step.network.longest_target:
+    if step.network.reads_text and step.network.source_is_text:
         known = {step.seq_len: here} if setup.batch == 1 else {}
         context = largest_fit(lambda n: size(1, n), room, min(spec.positions or LIMIT, LIMIT), known)
         if context and not run(1, context):  # nothing that fits is long enough

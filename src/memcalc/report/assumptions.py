@@ -77,7 +77,7 @@ def assumed(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) 
     yield from step.notes
     yield from in_host_memory(step)
     limit = spec.positions
-    if limit is not None and not step.network.length_unit and step.seq_len > limit:
+    if limit is not None and step.seq_len > limit:
         yield Assumption(
             "positions_exceeded",
             f"{step.seq_len} tokens exceed the {limit} positions that it was made for (max_position_embeddings)",

@@ -305,5 +305,6 @@ FAMILIES = table(
             "hidden_act": "decoder_hidden_act",
         },
         blocks="encoder-decoder",
+        positions_of_target=True,
     )
 )
