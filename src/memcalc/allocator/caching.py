@@ -23,13 +23,11 @@ PAGE = 2 * 2**20
 
 
 class OutOfDeviceMemory(Exception):
-    """The device has no room for `size` bytes more beside what is `taken`, after all cached segments were given back."""
+    """The device has no room for `size` bytes more, even after all cached segments were given back."""
 
-    def __init__(self, size: int, taken: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__(f"out of memory: {size:,} bytes more are not there")
         self.size = size
-        self.needed = taken + size
-        """Bytes that a device would have to have for this request."""
 
 
 class CachingAllocator:
@@ -180,7 +178,7 @@ class CachingAllocator:
             self.retries += 1
             block = self._new_block(pool, stream, size, length)
         if block is None:
-            raise OutOfDeviceMemory(length, self.taken)
+            raise OutOfDeviceMemory(length)
         return block
 
     def _segment_size(self, size: int) -> int:

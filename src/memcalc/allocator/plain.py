@@ -135,7 +135,7 @@ class PlainAllocator:
             self.empty_cache()
             self.retries += 1
             if self._reserved + length > self._capacity:
-                raise OutOfDeviceMemory(length << _UNIT, self.reserved)
+                raise OutOfDeviceMemory(length << _UNIT)
         self._reserved += length
         self._peak_reserved = max(self._peak_reserved, self._reserved)
         self.segments += 1

@@ -11,20 +11,13 @@ PRECISION = 1000
 """The answer is exact to one part in so many."""
 
 
-def reserved_on(job: JobEvents | RunEvents, capacity: int, conf: AllocatorConf = DEFAULT_CONF) -> int:
-    """What a job reserves on a device of `capacity` bytes, CUDA context excluded; more than that where it fails.
-
-    That is then what the request that failed would have needed.
-    """
-    try:
-        return simulate(job, conf, capacity).reserved
-    except OutOfDeviceMemory as full:
-        return max(full.needed, capacity + 1)
-
-
 def runs(job: JobEvents | RunEvents, capacity: int, conf: AllocatorConf = DEFAULT_CONF) -> bool:
     """Whether a job runs on a device of `capacity` bytes, CUDA context excluded."""
-    return reserved_on(job, capacity, conf) <= capacity
+    try:
+        simulate(job, conf, capacity)
+    except OutOfDeviceMemory:
+        return False
+    return True
 
 
 def smallest_capacity(job: JobEvents | RunEvents, unlimited: Simulated, conf: AllocatorConf = DEFAULT_CONF) -> int:
