@@ -156,12 +156,17 @@ def process_bytes(
     spec: ModelSpec, setup: TrainingSetup | InferenceSetup, gpu: Gpu, teacher: ModelSpec | None = None
 ) -> int:
     """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
-    steps, layout = _run(spec, setup, teacher, gpu)
-    step = steps[_most_loaded(steps)]
-    process = process_memory_of(Job(spec, setup, gpu, teacher), step, max(phase_totals(step).values()), layout).process
+    step, memory = process_memory(Job(spec, setup, gpu, teacher))
     if isinstance(setup, TrainingSetup):
-        return process
-    return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, process).free_bytes
+        return memory.process
+    return usable_bytes(setup, gpu) - _gpu_fit(spec, setup, gpu, step, memory.process).free_bytes
+
+
+def process_memory(job: Job) -> tuple[Step, ProcessMemory]:
+    """The traced step of the rank that holds most, and what its process takes. Raises MemcalcError."""
+    steps, layout = _run(job.spec, job.setup, job.teacher, job.gpu)
+    step = steps[_most_loaded(steps)]
+    return step, process_memory_of(job, step, max(phase_totals(step).values()), layout)
 
 
 def process_memory_of(
