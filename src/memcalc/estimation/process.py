@@ -74,10 +74,15 @@ def gpu_fit(job: Job, gpu: Gpu, step: Step, process: int) -> GpuFit:
 def process_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int:
     """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
     job = Job(spec, setup, gpu, teacher)
+    step, memory = process_memory(job)
+    return usable_bytes(setup, gpu) - gpu_fit(job, gpu, step, memory.process).free_bytes
+
+
+def process_memory(job: Job) -> tuple[Step, ProcessMemory]:
+    """The traced step of the rank that holds most, and what its process takes. Raises MemcalcError."""
     steps, layout = traced_steps(job)
     step = steps[most_loaded(steps)]
-    process = process_memory_of(job, step, max(phase_totals(step).values()), layout).process
-    return usable_bytes(setup, gpu) - gpu_fit(job, gpu, step, process).free_bytes
+    return step, process_memory_of(job, step, max(phase_totals(step).values()), layout)
 
 
 def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int | None:
