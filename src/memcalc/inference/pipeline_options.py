@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.errors import UsageError, option_name
+from memcalc.inference.component_offload import MOVED_BY_BLOCK
 from memcalc.inference.pipeline_components import described, names
 from memcalc.models.registry import autoencoders
 from memcalc.models.spec import ModelSpec
@@ -75,6 +76,12 @@ def check_pipeline(spec: ModelSpec, setup: InferenceSetup) -> None:
         raise UsageError(
             "--cpu-offload sequential moves single layers, which diffusers does not do with quantized ones; use model, "
             "or leave out --quantization."
+        )
+    unmoved = [part.model_type for _, part in described(spec) if part.model_type in autoencoders()]
+    if setup.cpu_offload == "group" and not set(unmoved) <= set(MOVED_BY_BLOCK):
+        raise UsageError(
+            f"--cpu-offload group moves blocks, but diffusers cannot move those of {unmoved[0]}: its decode fails; "
+            "use group-leaf or model."
         )
     if setup.components_to_quantize is not None:
         known = [name for name, _ in described(spec)]
