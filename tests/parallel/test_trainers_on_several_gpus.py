@@ -25,14 +25,15 @@ MORE = {
     "5:fsdp2-dpo": 9216,
     "10:zero3-dpo": 57_344,
     "14:fsdp1-hf": 16_384,
-    "18:fsdp1-dpo": 16_896,
+    "18:fsdp1-dpo": 1_966_592,
     "20:zero3-orpo": 43_008,
     "23:zero3-rloo": 22_016,
     "25:fsdp1-dpo": 16_384,
     "26:fsdp1-sft": 16_384,
     "27:zero3-grpo": 739_840,
 }
-"""More of them: casts of what a model returns, clipping's norms of FSDP1's shards, statistics, and small adapters; in the
+"""More of them: casts of what a model returns, clipping's norms of FSDP1's shards, statistics, small adapters; under FSDP1
+with LoRA two hidden states that backward leaves elsewhere (in the step, far below the peak); in the
 last, gathered weights that a stale order of submodules lets stand for a while (1.6 %)."""
 
 
