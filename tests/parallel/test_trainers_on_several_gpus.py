@@ -32,9 +32,8 @@ MORE = {
     "26:fsdp1-sft": 16_384,
     "27:zero3-grpo": 739_840,
 }
-"""More of them: casts of what a model returns, clipping's norms of FSDP1's shards, statistics, small adapters; under FSDP1
-with LoRA two hidden states that backward leaves elsewhere (in the step, far below the peak); in the
-last, gathered weights that a stale order of submodules lets stand for a while (1.6 %)."""
+"""More of them: casts of what a model returns, norms of FSDP1's clipping, statistics, small adapters; two hidden states
+in the step of FSDP1 with LoRA, far below the peak; and, in the last, weights that a stale order lets stand (1.6 %)."""
 
 
 def asked(row: dict[str, Any]) -> dict[str, Any]:
