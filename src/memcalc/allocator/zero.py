@@ -65,7 +65,7 @@ def sharded(network: Module, engine: Zero3) -> Events:
     _for_a_moment(events, max(groups) * MASTER)
     events.malloc(engine.options.reduce_bucket_size * itemsize)
     events.malloc(sum(engine.chunks) * itemsize)  # the gradients of its shards
-    for nbytes in engine.persistent():
+    for nbytes in () if engine.drops_small else engine.persistent():
         events.malloc(nbytes)
     events.malloc(1)  # whether a gradient is infinite
     return events

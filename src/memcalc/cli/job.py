@@ -52,9 +52,9 @@ class Job:
         self.shown.check_width()
         teacher = None
         if self.teacher is not None:
-            from memcalc.cli.teacher import read_teacher
+            from memcalc.cli.read_model import read_model
 
-            teacher = read_teacher(self.teacher)
+            teacher = read_model(self.teacher, what="--teacher").spec()
         job, lines = self._calibrated()
         job._respond(spec, (*assumptions, *lines), teacher)
 
@@ -84,7 +84,8 @@ class Job:
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
-        from memcalc.estimation import estimate, with_needed_bytes
+        from memcalc.estimation.estimate import estimate
+        from memcalc.estimation.process import with_needed_bytes
 
         self.shown.only("an estimate", "json", "markdown", "html", "svg")
         drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None

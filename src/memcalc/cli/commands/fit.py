@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import MODEL, ModelOptions
 from memcalc.cli.job import Job, Request
 from memcalc.cli.job_command import with_job
+from memcalc.cli.model_options import MODEL, ModelOptions
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
 from memcalc.render import tables
@@ -79,7 +79,8 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
     """What fits one GPU, as plain values; `smallest` is the least GPU of the table that the job fits."""
     from memcalc.decide.largest import largest
     from memcalc.decide.what_fits import advise
-    from memcalc.estimation import estimate, needed_bytes
+    from memcalc.estimation.estimate import estimate
+    from memcalc.estimation.process import needed_bytes
     from memcalc.models.registry import autoencoders, denoisers
 
     setup = job.setup
