@@ -21,7 +21,8 @@ from memcalc.allocator.loading import built, every_tensor
 from memcalc.allocator.simulation import Simulated, simulate
 from memcalc.allocator.smallest_device import smallest_capacity
 from memcalc.allocator.training_events import training_events
-from memcalc.estimation import estimate, needed_bytes
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.process import needed_bytes
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import find_gpu
