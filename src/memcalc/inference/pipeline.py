@@ -22,6 +22,7 @@ from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.nn.stack import Stack
+from memcalc.peft.injection import Lora, add_lora
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.cuda_devices import CudaDevice
 from memcalc.tables.dtypes import ALIASES, FP32, DType
@@ -212,6 +213,9 @@ def _load(name: str, spec: ModelSpec, setup: InferenceSetup) -> Loaded:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
         quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
+    if spec.adapter is not None:
+        kept = spec.adapter
+        add_lora(network, spec.model_type, Lora(kept.rank, kept.targets, ALIASES[weights.dtype], ranks=kept.ranks))
     for _, module in network.modules():
         if isinstance(module, Stack):
             module.rename(f"{name} {module.name}")
