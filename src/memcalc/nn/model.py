@@ -155,6 +155,8 @@ class Network(Module):
     """What the sequence length counts, if not tokens."""
     default_length: int | None = None
     """The sequence length if none is given; None: the options' default."""
+    longest_target: int | None = None
+    """Tokens of a target if none are asked for; None: as many as the source has."""
     accepts_past_key_values: bool = True
     """Transformers' forward takes `past_key_values`; if not, each call starts a new cache while the old one lives."""
 
