@@ -55,6 +55,7 @@ def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
         return of_diffusers(vae["model"], vae.get("config", {})), InferenceSetup(**options)
     spec = of_diffusers(case["model"], case["config"])
     spec = replace(spec, component="denoiser", components=components(case))
+    options["condition_images"] = case.get("references", 0)
     return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
 
 

@@ -216,7 +216,8 @@ def where(mask: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
         out = empty_like_both(a, mask, a.dtype)
         del fill
     else:
-        out = empty_like_both(a, b, a.dtype)
+        shape = broadcast_shapes(broadcast_shapes(a.shape, b.shape), mask.shape)
+        out = a.tape.empty(shape, a.dtype, elementwise_stride(shape, tuple((x.shape, x.stride) for x in (a, b, mask))))
     node = record(a.tape, out, _where_backward, (a,) if b is None else (a, b))
     if node is not None:
         node.save(mask)

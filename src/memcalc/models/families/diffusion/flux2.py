@@ -254,6 +254,7 @@ class Flux2Transformer2DModel(Denoiser):
     """The denoiser of FLUX.2."""
 
     default_text = 512
+    takes_images = True
     prompt_calls = _PROMPT_CALLS
 
     def __init__(self, c: Config) -> None:

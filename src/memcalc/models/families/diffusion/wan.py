@@ -48,7 +48,7 @@ class WanAttention(Module):
 
     scope = "attention"
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, image: int | None = None) -> None:
         self.heads = heads
         self.to_q = Linear(width, width, bias=True)
         self.to_k = Linear(width, width, bias=True)
@@ -56,6 +56,11 @@ class WanAttention(Module):
         self.to_out = [Linear(width, width, bias=True), NoDropout()]
         self.norm_q = RMSNorm(width)
         self.norm_k = RMSNorm(width)
+        self.looks = image is not None
+        if image is not None:
+            self.add_k_proj = Linear(image, width, bias=True)
+            self.add_v_proj = Linear(image, width, bias=True)
+            self.norm_added_k = RMSNorm(width)
 
     def _heads(self, x: Tensor) -> Tensor:
         return ops.reshape(x, *x.shape[:2], self.heads, -1)
@@ -63,6 +68,10 @@ class WanAttention(Module):
     def forward(self, hidden: Tensor, encoder: Tensor | None, tables: Tables | None) -> Tensor:
         """[b, s, h] to the same."""
         encoder = hidden if encoder is None else encoder
+        image = None
+        if self.looks:
+            length = encoder.shape[1] - _TEXT_BEHIND_IMAGE
+            image, encoder = ops.narrow(encoder, 1, length), ops.narrow(encoder, 1, _TEXT_BEHIND_IMAGE)
         query, key, value = self.to_q(hidden), self.to_k(encoder), self.to_v(encoder)
         query = self.norm_q(query)
         key = self.norm_k(key)
@@ -72,9 +81,20 @@ class WanAttention(Module):
         if tables is not None:
             query = _rotated(query, tables)
             key = _rotated(key, tables)
+        seen = None
+        if image is not None:
+            key_img, value_img = self.add_k_proj(image), self.add_v_proj(image)
+            key_img = self.norm_added_k(key_img)
+            key_img = self._heads(key_img)
+            value_img = self._heads(value_img)
+            seen = native_attention(query, key_img, value_img)
+            seen = ops.reshape(seen, *seen.shape[:2], -1)
+            seen = ops.to(seen, query.dtype)
         hidden = native_attention(query, key, value)
         hidden = ops.reshape(hidden, *hidden.shape[:2], -1)
         hidden = ops.to(hidden, query.dtype)
+        if seen is not None:
+            hidden = ops.add(hidden, seen)
         return self.to_out[0](hidden)  # type: ignore[no-any-return]
 
 
@@ -83,10 +103,10 @@ class WanTransformerBlock(Module):
 
     scope = "residual stream"
 
-    def __init__(self, width: int, inner: int, heads: int, *, cross_norm: bool) -> None:
+    def __init__(self, width: int, inner: int, heads: int, *, cross_norm: bool, image: int | None) -> None:
         self.norm1 = FP32LayerNorm(width)
         self.attn1 = WanAttention(width, heads)
-        self.attn2 = WanAttention(width, heads)
+        self.attn2 = WanAttention(width, heads, image=image)
         self.norm2 = FP32LayerNorm(width, affine=True) if cross_norm else NoDropout()
         self.ffn = FeedForward(width, inner)
         self.norm3 = FP32LayerNorm(width)
@@ -115,25 +135,48 @@ def _in_fp32(norm: Module, hidden: Tensor, scale: Tensor, shift: Tensor) -> Tens
     return ops.to(out, hidden.dtype)
 
 
+class ImageEmbedding(Module):
+    """What an image encoder saw, between norms in fp32."""
+
+    scope = "embedding"
+
+    def __init__(self, inputs: int, width: int) -> None:
+        self.norm1 = FP32LayerNorm(inputs, affine=True)
+        self.ff = FeedForward(inputs, inputs, width)
+        self.norm2 = FP32LayerNorm(width, affine=True)
+        keep_in_fp32(self.norm1, self.norm2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[b, i, inputs] to [b, i, width]."""
+        hidden = self.norm1(image)
+        hidden = self.ff(hidden)
+        return self.norm2(hidden)
+
+
 class ConditionEmbedder(Module):
     """Time step and text (WanTimeTextImageEmbedding)."""
 
     scope = "embedding"
 
-    def __init__(self, width: int, freq: int, text: int) -> None:
+    def __init__(self, width: int, freq: int, text: int, image: int | None) -> None:
         self.freq = freq
         self.time_embedder = TimestepEmbedding(freq, width)
         self.time_proj = Linear(width, 6 * width, bias=True)
         self.text_embedder = CaptionProjection(text, width)
+        self.image_embedder = None if image is None else ImageEmbedding(image, width)
         keep_in_fp32(self.time_embedder)
 
-    def forward(self, timestep: Tensor, encoder: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[b] and [b, t, text] to [b, h], [b, 6 h] and [b, t, h]."""
+    def forward(
+        self, timestep: Tensor, encoder: Tensor, image: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """[b], [b, t, text] and [b, i, image] to [b, h], [b, 6 h], [b, t, h] and [b, i, h]."""
         timestep = timestep_embedding(timestep, self.freq)
         temb = ops.to(self.time_embedder(timestep), encoder.dtype)
         timestep_proj = self.time_proj(ops.silu(temb))
         encoder = self.text_embedder(encoder)
-        return temb, timestep_proj, encoder
+        if image is not None and self.image_embedder is not None:
+            image = self.image_embedder(image)
+        return temb, timestep_proj, encoder, image
 
 
 class Rope(Module):
@@ -161,8 +204,12 @@ class WanTransformer3DModel(Denoiser):
     makes_videos = rounds_frames = True
 
     def __init__(self, c: Config) -> None:
-        if c.optional("image_dim") is not None or c.optional("added_kv_proj_dim") is not None:
-            raise ConfigError(f"{c.where} has embeddings of an image ('image_dim'), which memcalc does not describe.")
+        self.image_width, image = c.optional("image_dim"), c.optional("added_kv_proj_dim")
+        if c.optional("pos_embed_seq_len") is not None or (self.image_width is None) != (image is None):
+            raise ConfigError(
+                f"{c.where} has images at both ends ('pos_embed_seq_len'), or one of 'image_dim' and "
+                "'added_kv_proj_dim' alone, which memcalc does not describe."
+            )
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
         width, self.channels = heads * dim, c.integer("in_channels")
         self.patch = tuple(c.integers("patch_size", minimum=1))
@@ -173,11 +220,11 @@ class WanTransformer3DModel(Denoiser):
         self.prompt_calls = _PROMPT_CALLS
         self.rope = Rope(dim, c.integer("rope_max_seq_len"))
         self.patch_embedding = Convolution(self.channels, width, *self.patch, stride=self.patch)
-        self.condition_embedder = ConditionEmbedder(width, c.integer("freq_dim"), self.text_width)
+        self.condition_embedder = ConditionEmbedder(width, c.integer("freq_dim"), self.text_width, self.image_width)
         inner, cross = c.integer("ffn_dim"), c.flag("cross_attn_norm", True)
         self.blocks = Stack(
             ["block"] * c.integer("num_layers"),
-            lambda _: WanTransformerBlock(width, inner, heads, cross_norm=cross),
+            lambda _: WanTransformerBlock(width, inner, heads, cross_norm=cross, image=image),
             name="block",
         )
         self.norm_out = FP32LayerNorm(width)
@@ -193,13 +240,15 @@ class WanTransformer3DModel(Denoiser):
         """[b, channels, frames, h, w] to the same."""
         tape, batch = latents.tape, picture.batch
         timestep, encoder = given(tape, batch, dtype=INT64), given(tape, batch, picture.text, self.text_width)
+        image = None if self.image_width is None else given(tape, batch, _IMAGE_TOKENS, self.image_width)
         grid = [size // step for size, step in zip(latents.shape[2:], self.patch, strict=True)]
         tables = self.rope(latents, prod(grid))
         hidden = self.patch_embedding(latents)
         hidden = ops.transpose(ops.view(hidden, *hidden.shape[:2], -1), 1, 2)
         hidden = ops.contiguous(hidden)
-        temb, timestep_proj, encoder = self.condition_embedder(timestep, encoder)
+        temb, timestep_proj, encoder, image = self.condition_embedder(timestep, encoder, image)
         timestep_proj = ops.view(timestep_proj, batch, 6, -1)
+        encoder = encoder if image is None else ops.cat([image, encoder], 1)
         for block in self.blocks:
             hidden = block(hidden, encoder, timestep_proj, tables)
         shift, scale = ops.chunk(ops.add(self.scale_shift_table, ops.unsqueeze(temb, 1)), 2, 1)
@@ -212,6 +261,12 @@ class WanTransformer3DModel(Denoiser):
 
 _CHANNELS_OF_22 = 48
 """Latents of the autoencoder that Wan 2.2 brought, each of 16 pixels a side."""
+
+_IMAGE_TOKENS = 257
+"""What CLIP makes of the picture of 224 pixels that a video begins with."""
+
+_TEXT_BEHIND_IMAGE = 512
+"""Tokens of text, always, where there are tokens of a picture before them."""
 
 _PROMPT_CALLS = {"UMT5EncoderModel": PromptCall(mask=True)}
 
