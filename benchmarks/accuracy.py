@@ -16,7 +16,8 @@ from as_it_ran import as_it_ran
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, find_gpu
 from memcalc.breakdown.process_memory import ProcessMemory
-from memcalc.estimation import Job, process_memory
+from memcalc.estimation.job import Job
+from memcalc.estimation.process import process_memory
 from memcalc.models.spec import PipelineComponent
 
 ROOT = Path(__file__).resolve().parent.parent

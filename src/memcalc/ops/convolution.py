@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride, is_contiguous
+from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import fp32_under_autocast
 from memcalc.ops.matmul import cached_cast
 from memcalc.ops.split_cat import memory_format_like
@@ -11,20 +12,26 @@ from memcalc.tables.dtypes import INT64
 
 
 def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int | tuple[int, ...] = 1, padding: int = 0
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
 ) -> Tensor:
     """Convolution of x [b, c, *sizes] with weight [out, c / groups, *widths]: [b, out, *sizes'].
 
     Keeps x and weight; backward makes the gradients of x, weight and bias at once. A patch embedding strides as far as
-    it is wide. `stride` may be one for each of the sizes. Channels that lie innermost stay there, in all gradients too.
+    it is wide. `stride` and `padding` may be one for each of the sizes. Channels that lie innermost stay there, in all
+    gradients too.
     """
     if x.tape.autocast is not None:
         bias = None if bias is None else cached_cast(bias)
         weight = cached_cast(weight)
         x = cached_cast(x)
-    steps = (stride,) * (len(x.shape) - 2) if isinstance(stride, int) else stride
-    sizes = zip(x.shape[2:], weight.shape[2:], steps, strict=True)
-    spatial = tuple((size + 2 * padding - width) // step + 1 for size, width, step in sizes)
+    steps, zeros = ((n,) * (len(x.shape) - 2) if isinstance(n, int) else n for n in (stride, padding))
+    sizes = zip(x.shape[2:], weight.shape[2:], steps, zeros, strict=True)
+    spatial = tuple((size + 2 * more - width) // step + 1 for size, width, step, more in sizes)
     shape = (x.shape[0], weight.shape[0], *spatial)
     # The kernel for one channel at a time over time makes everything contiguous.
     depthwise = len(shape) == 3 and weight.shape[1] == 1
@@ -46,17 +53,30 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None, None]
     shape, stride, copies = node.context
     weight = node.edges[1]
-    copied = node.tape.empty(shape, grad.dtype) if copies else None
+    copied = [node.tape.empty(shape, grad.dtype)] if copies else []
+    if node.tape.device is not None and _lies_otherwise(grad, shape, stride):
+        copied.append(node.tape.empty(grad.shape, grad.dtype))  # cuDNN wants it as the input lies
     of_weight = None if weight is None else memory_format_like(weight[2], [(shape, stride)])
-    layouts = (dense_stride(shape, stride), of_weight, None)
+    layouts = (dense_stride(shape, stride), of_weight)
     made = [
         None if edge is None else node.tape.empty(edge[2], grad.dtype, layout)
-        for edge, layout in zip(node.edges, layouts, strict=True)
+        for edge, layout in zip(node.edges[:2], layouts, strict=True)
     ]
-    del copied
-    if node.needs(2):  # the bias's is a sum
+    copied.clear()
+    bias = node.edges[2]
+    made.append(None if bias is None else node.tape.empty(bias[2], grad.dtype))
+    if bias is not None:  # its gradient is a sum
         node.tape.reduce(grad, (0, *range(2, len(grad.shape))))
     return made
+
+
+def _lies_otherwise(grad: Tensor, shape: Shape, stride: Shape) -> bool:
+    """Whether a gradient is no dense tensor in the memory format that the input [shape, stride] suggests.
+
+    Source: `cudnn_convolution_backward` in aten/src/ATen/native/cudnn/ConvShared.cpp, PyTorch 2.14.
+    """
+    wanted = memory_format_like(grad.shape, [(shape, stride)])
+    return any(size > 1 and a != b for size, a, b in zip(grad.shape, grad.stride, wanted, strict=True))
 
 
 def avg_pool2d(x: Tensor, kernel: int, rows: int | None = None) -> Tensor:
