@@ -185,6 +185,19 @@ class Network(Module):
         """Run the model without its hooks."""
         return self.forward(batch)
 
+    @property
+    def is_redirected(self) -> bool:
+        """Whether something else runs in place of `forward`."""
+        return "forward" in vars(self)
+
+    def redirected(self, batch: Batch, run: Callable[[], Outputs]) -> Outputs:
+        """Run something else in place of `forward`, between the model's hooks (TRL's _ForwardRedirection)."""
+        vars(self)["forward"] = lambda _: run()
+        try:
+            return self(batch)
+        finally:
+            del vars(self)["forward"]
+
 
 def positions(tape: Tape, length: int) -> Tensor:
     """Position ids [1, s]: a range, plus the number of tokens seen before."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.autograd.graph import AccumulateGrad
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Allocation, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Batch, Network, Outputs
@@ -50,12 +50,20 @@ class Engine:
 
     STANDING = "gradients of trained weights"
     """What gradients are called that stood before the micro-batch."""
+    LOSSES = 0
+    """Tensors of one element that the library makes of the loss before backward."""
+    reduces_afterwards = False
+    """Whether gradients are reduced once backward is through, not in its final callback."""
+    prepares_teachers = False
+    """Whether TRL gives it a teacher as it does a reference (`prepare_deepspeed`); elsewhere a teacher stays whole."""
     learns = False
     """Whether a step differs from the one before it because of what that one showed."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.layout = job.layout
+        self.held: list[Allocation] = []
+        """What was made on the tape and stays until the optimizer has stepped."""
         self.parameters = [value for _, value in job.tensors if not isinstance(value, Buffer)]
         self.buffers_of_model = [value for _, value in job.tensors if isinstance(value, Buffer)]
 
@@ -69,7 +77,7 @@ class Engine:
 
     def run_root(self, network: Network, batch: Batch) -> Outputs:
         """Run the model as the loop's library does: Accelerate puts autocast inside it and converts what comes out."""
-        if not self.layout.accelerate:
+        if not self.layout.accelerate or network.is_redirected:  # autocast is around the forward that was replaced
             return network.call(batch)
         tape = batch.ids.tape
         with tape.autocasting(self.job.autocast):
@@ -88,6 +96,10 @@ class Engine:
         """Backward is through: what libraries do in its final callback."""
 
     # -- what stands ----------------------------------------------------------------------------------------------
+
+    def kept_bytes(self, tensor: Parameter) -> int:
+        """Bytes that this rank has of a weight or buffer from the start."""
+        return tensor.numel * tensor.dtype.itemsize
 
     def weights(self) -> Iterable[Part]:
         """Parts of the weights row, the same in every phase."""
@@ -148,6 +160,22 @@ class Engine:
 def leaf(parameter: Parameter) -> AccumulateGrad | None:
     """The end of the graph at a trained weight."""
     return parameter.node if isinstance(parameter.node, AccumulateGrad) else None
+
+
+def same_modules(trained: Network, again: Network) -> dict[str, Module] | None:
+    """The modules of `trained` by the names that they have without adapters; None where blocks of `again` differ."""
+    copies = [{name: module.copies for name, module in one.modules() if module.copies} for one in (trained, again)]
+    found = {name.replace(".base_layer", ""): module for name, module in reversed(list(trained.modules()))}
+    if any(name not in found for name, _ in again.modules()):
+        return None
+    return found if all(copies[0].get(name) == count for name, count in copies[1].items()) else None
+
+
+def see_weights(trained: Sequence[tuple[str, Parameter]], again: Sequence[tuple[str, Parameter]]) -> None:
+    """Let the weights of a network be those of the trained one, which has them as base layers of adapters."""
+    of_base = {name.replace(".base_layer.", "."): parameter for name, parameter in trained}
+    for name, parameter in again:
+        parameter.storage, parameter.dtype = of_base[name].storage, of_base[name].dtype
 
 
 def own_parameters(modules: Iterable[Module], taken: set[int]) -> list[Parameter]:

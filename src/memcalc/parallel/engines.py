@@ -62,7 +62,8 @@ def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
 def adapter_dtype(setup: TrainingSetup, layout: ParallelSetup) -> dict[str, str]:
     """The dtype that adapters come to have: DeepSpeed casts the whole model, plain FSDP wants one dtype of a group."""
     weights = short(precision(setup.precision, layout).weights)
-    plain_fsdp = layout.engine in _CASTING and not layout.accelerate and "lora_dtype" not in setup.model_fields_set
+    plain = setup.trainer_used == "plain" and "lora_dtype" not in setup.model_fields_set
+    plain_fsdp = layout.engine in _CASTING and plain
     if setup.lora_rank is None or weights == "fp16" or not (layout.engine in _BUCKETS or plain_fsdp):
         return {}
     return {"lora_dtype": weights}
@@ -152,5 +153,5 @@ def bind(  # noqa: PLR0913 (what an engine is put around)
     tape.casts_outlast_step = layout.pipeline > 1
     tape.casts_precede = tape.casts_outlast_step and accumulates
     engine.attach(tape)
-    tape.final_callbacks.append(engine.backward_over)
+    (tape.after_backward if engine.reduces_afterwards else tape.final_callbacks).append(engine.backward_over)
     return engine
