@@ -14,7 +14,8 @@ from memcalc.models.spec import ModelSpec, PipelineComponent
 from memcalc.nn.model import Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.stack import Stack
-from memcalc.peft.injection import Lora, add_lora
+from memcalc.peft.injection import add_lora
+from memcalc.peft.targets import Lora
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, FP32, DType
 from memcalc.tables.engines import ENGINES
