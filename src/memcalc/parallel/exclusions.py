@@ -50,6 +50,7 @@ _PIPELINED = (
 _SIZES = {
     "tensor": "tensor_parallel_size",
     "context": "context_parallel_size",
+    "sequence": "sequence_parallel_size",
     "pipeline": "pipeline_parallel_size",
     "expert": "expert_parallel_size",
 }
@@ -60,9 +61,9 @@ _AXES: Mapping[Parallel, tuple[str, ...]] = {
     "ddp": ("pipeline",),
     "fsdp2": ("tensor", "context", "pipeline", "expert"),
     "fsdp1": (),
-    "zero1": (),
-    "zero2": (),
-    "zero3": (),
+    "zero1": ("sequence",),
+    "zero2": ("sequence",),
+    "zero3": ("sequence",),
     "megatron": ("tensor", "pipeline"),
 }
 """Axes that may stand beside each engine's data parallel."""
@@ -191,6 +192,8 @@ def _of_objective(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
 
 def _of_context(setup: TrainingSetup) -> Iterator[str]:
     """What ranks that share a sequence do not have."""
+    if setup.sequence_parallel_size > 1:
+        yield from _of_ulysses(setup)
     size = setup.context_parallel_size
     if size == 1:
         if "context_parallel_rotate_method" in setup.model_fields_set:
@@ -222,6 +225,23 @@ def _of_context(setup: TrainingSetup) -> Iterator[str]:
         )
     if setup.objective != "sft":
         yield f"--context-parallel-size is described for --objective sft only, not for {setup.objective}; leave it out."
+
+
+def _of_ulysses(setup: TrainingSetup) -> Iterator[str]:
+    """What ranks that share a sequence and exchange heads do not have."""
+    size, length = setup.sequence_parallel_size, setup.seq_len or DEFAULT_SEQ_LEN
+    if length % size:
+        yield f"--sequence-parallel-size {size} does not divide sequences of {length} tokens; change --seq-len."
+    if setup.padding_mask or setup.packing or setup.attention != "sdpa":
+        yield (
+            "--sequence-parallel-size attends with sdpa and without masks; leave out --padding-mask, --packing and "
+            "--attention."
+        )
+    if setup.objective != "sft" or setup.trainer_used == "trl":
+        yield (
+            "--sequence-parallel-size is described for --objective sft in a plain loop and under Hugging Face Trainer; "
+            "leave out --objective and --trainer trl, or --sequence-parallel-size."
+        )
 
 
 def _of_pipeline(setup: TrainingSetup) -> Iterator[str]:

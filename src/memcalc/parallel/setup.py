@@ -64,6 +64,8 @@ class ParallelSetup:
     """The one of them that is traced."""
     gathers_keys: bool = True
     """Whether they gather all keys and values at once, instead of passing them on."""
+    ulysses: bool = False
+    """Whether they exchange heads in attention instead (DeepSpeed-Ulysses)."""
     pipeline: int = 1
     expert: int = 1
     expert_imbalance: float = 1.0
