@@ -34,6 +34,7 @@ _BELONGS: Mapping[str, tuple[Parallel, ...]] = {
     **{name: _ZERO for name in ParallelOptions.model_fields if name.startswith("zero_")},
     **{name: ("zero3",) for name in ParallelOptions.model_fields if name.startswith("zero_stage3_")},
     "zero_sub_group_size": ("zero3",),
+    "zero_hpz_partition_size": ("zero3",),
     "zero_round_robin_gradients": ("zero1", "zero2"),
 }
 """The engines that have an option."""
@@ -80,8 +81,8 @@ def offloaded(setup: TrainingSetup) -> tuple[Offloaded, ...]:
     return tuple(what for what in get_args(Offloaded) if what in names)
 
 
-def refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
-    """What an engine does not have, or what has no effect."""
+def refused(setup: TrainingSetup, engine: Parallel, shards: int) -> Iterator[str]:
+    """What an engine whose weights `shards` ranks share does not have, or what has no effect."""
     for name, engines in _BELONGS.items():
         if name in setup.model_fields_set and engine not in engines:
             option = f"--{name.replace('_', '-')}"
@@ -117,6 +118,11 @@ def refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         yield (
             "ZeRO-3 does not shard weights that bitsandbytes or a packed format holds; leave out --quantization, or "
             "use --parallel zero2."
+        )
+    if (setup.zero_hpz_partition_size or 1) > 1 and shards % (setup.zero_hpz_partition_size or 1):
+        yield (
+            f"--zero-hpz-partition-size {setup.zero_hpz_partition_size} does not divide the {shards} GPUs that share "
+            "the weights; change it."
         )
     in_backward = setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
     if engine != "none" and in_backward:

@@ -69,7 +69,7 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None, fre
     if context > 1:
         default = "zero3" if setup.sequence_parallel_size > 1 else "fsdp2"
     engine = setup.parallel or default
-    for sentence in refused(setup, engine):
+    for sentence in refused(setup, engine, data * context):
         raise UsageError(sentence)
     if copies * context == 1 and engine in (*FSDP, "ddp"):
         engine = "none"  # nothing is shared: the single GPU, to the byte (DeepSpeed and Megatron keep master copies)

@@ -26,6 +26,7 @@ class ZeroOptions:
     stage3_max_live_parameters: int = 1_000_000_000
     stage3_param_persistence_threshold: int = 100_000
     stage3_prefetch_bucket_size: int = 50_000_000
+    hpz_partition_size: int = 1
 
 
 @dataclass(frozen=True)

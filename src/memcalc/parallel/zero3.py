@@ -21,7 +21,7 @@ from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, leaf, same_modules, see_weights
 from memcalc.parallel.zero3_coordinator import Coordinator, Recorded
-from memcalc.parallel.zero3_shards import REDUCE_STREAM, Sharded
+from memcalc.parallel.zero3_shards import REDUCE_STREAM, SECONDARY, Sharded
 from memcalc.parallel.zero3_submodules import Submodule
 from memcalc.parallel.zero_bucket import LOSSES
 from memcalc.tables.dtypes import FP32, short
@@ -215,6 +215,8 @@ class Zero3(Engine):
             yield NORMS, SCALAR * (2 + len(self.sub_groups()) * (phase == "step"))
         elif phase == "step":
             yield NORMS, SCALAR * len(self.chunks) + max(self._persistent(), _SUMMING * SCALAR)
+        if phase == "step" and self.options.hpz_partition_size > 1:
+            yield SECONDARY, sum(shard.secondary * shard.parameter.copies for shard in self.sharded.values())
         if phase == "backward":
             yield "scaled loss", LOSSES * SCALAR
 

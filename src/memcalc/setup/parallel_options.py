@@ -114,6 +114,9 @@ class ParallelOptions(Options):
     zero_stage3_prefetch_bucket_size: int | None = option(
         "DeepSpeed", None, "DeepSpeed's stage3_prefetch_bucket_size, in elements.", unset="5e7", ge=0
     )
+    zero_hpz_partition_size: PositiveInt | None = option(
+        "DeepSpeed", None, "DeepSpeed's zero_hpz_partition_size (ZeRO++): GPUs that share a second copy.", unset="1"
+    )
     recompute_method: Literal["uniform", "block"] | None = option(
         "Megatron",
         None,
