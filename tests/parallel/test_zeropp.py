@@ -19,8 +19,8 @@ ROWS = [json.loads(line) for line in (DATA / "zeropp.jsonl").read_text().splitli
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row["case"]["zero"]["zero_hpz_partition_size"]))
 def test_every_phase_to_the_byte(row: dict[str, Any]) -> None:
-    """The second copy of a weight is made when it is first freed; in the step of the first row weights of the last block
-    still wait for another stream."""
+    """The second copy of a weight is made when it is first freed; in the step of the first row some weights still wait
+    for another stream."""
     case = row["case"]
     setup = TrainingSetup(
         batch=case["batch"],
