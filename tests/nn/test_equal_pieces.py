@@ -76,8 +76,12 @@ def test_one_image_stands_for_many_that_are_put_together_out_of_tiles(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    tower |= {"image_size": 28, "patch_size": 14, "model_type": "clip_vision_model"}
-    config = {"model_type": "llava_next", "text_config": {**TEXT, "model_type": "llama"}, "vision_config": tower}
+    tower |= {"image_size": 28, "patch_size": 14}
+    sections = {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": tower | {"model_type": "clip_vision_model"},
+    }
+    config = {"model_type": "llava_next", **sections}
     spec = ModelSpec.from_config({**config, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]})
     setup = SETUPS[name].model_copy(update={"batch": 7, "images_per_sequence": 10, "image_size": 50})
     quick = estimate(spec, setup).model_dump()
