@@ -52,9 +52,9 @@ class Job:
         self.shown.check_width()
         teacher = None
         if self.teacher is not None:
-            from memcalc.cli.teacher import read_teacher
+            from memcalc.cli.read_model import read_model
 
-            teacher = read_teacher(self.teacher)
+            teacher = read_model(self.teacher, what="--teacher").spec()
         job, lines = self._calibrated()
         job._respond(spec, (*assumptions, *lines), teacher)
 

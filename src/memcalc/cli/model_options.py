@@ -1,18 +1,17 @@
-"""What the commands for models outside share: options of `from-file`, `from-hub` and `inspect`, and their answer."""
+"""The options of a model: one by one, and as a group for commands that take MODEL as `memcalc MODEL` does."""
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.job import Job
+from memcalc.cli.option_groups import Group, spelt
 from memcalc.cli.options import read_count, read_value
-from memcalc.common.assumption import Assumption
+from memcalc.cli.shape_options import read_shape, shape_parameters
+from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
-
-if TYPE_CHECKING:
-    from memcalc.sources import LoadedModel
 
 _HEADING = "Model"
 LONGEST_TIMEOUT = 3600.0
@@ -91,7 +90,7 @@ def read_timeout(text: str | None) -> float:
     return seconds
 
 
-_FOR_TRANSFORMERS = "--generic and --teacher are for transformers; a diffusion pipeline has no use for them."
+FOR_TRANSFORMERS = "--generic and --teacher are for transformers; a diffusion pipeline has no use for them."
 
 
 def read_head(how: Mapping[str, Any], *, pipeline: bool) -> tuple[list[str], int | None]:
@@ -110,45 +109,86 @@ def read_head(how: Mapping[str, Any], *, pipeline: bool) -> tuple[list[str], int
     if pipeline and (how["head"] is not None or labels is not None):
         raise UsageError("--task and --num-labels choose what a transformer is trained for; a pipeline has none.")
     if pipeline and how["generic"]:
-        raise UsageError(_FOR_TRANSFORMERS)
+        raise UsageError(FOR_TRANSFORMERS)
     from memcalc.nn.module_paths import split_names
 
     return sorted(split_names(how["generic_ignore"] or "")), labels
 
 
-def answer(  # noqa: PLR0913 (the options of three commands)
-    job: Job,
-    model: "LoadedModel",
-    name: str,
-    *,
-    generic: bool,
-    generic_ignore: str | None,
-    head: str | None,
-    num_labels: str | None,
-    assumptions: tuple[Assumption, ...] = (),
-) -> None:
-    """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
-    how = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
-    passed_over, labels = read_head(how, pipeline=bool(model.components))
-    if model.components:
-        from memcalc.sources.diffusers_report import pipeline_report
-        from memcalc.sources.diffusers_spec import describe_pipeline
+_WHERE = {
+    "revision": (str | None, REVISION),
+    "token": (str | None, TOKEN),
+    "timeout": (str | None, TIMEOUT),
+    "weights": (str | None, WEIGHTS),
+    "base": (str | None, BASE),
+}
+_HOW = {
+    "generic": (bool, GENERIC),
+    "generic_ignore": (str | None, GENERIC_IGNORE),
+    "head": (str | None, HEAD),
+    "num_labels": (str | None, LABELS),
+}
 
-        if job.teacher is not None:
-            raise UsageError(_FOR_TRANSFORMERS)
-        if (found := describe_pipeline(model, name, job.setup)) is not None:
-            replace(job, setup=found.setup).answer(found.spec, found.assumptions)
-            return
-        job.show(pipeline_report(model, name, job.setup, job.gpu))
-        return
-    if (model.config or {}).get("model_type") is None and not generic:
-        from memcalc.sources.weights_only import timm_architecture, timm_report
 
-        if timm_architecture(model) is not None:
-            job.show(timm_report(model, name, job.setup, job.gpu))
-            return
-    from memcalc.sources.model_spec import describe
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of a model as they were given: None, or False, where they were not."""
 
-    found = describe(model, name, job.setup, generic=generic, generic_ignore=passed_over)
-    with (model.base or model).naming_its_file():
-        replace(job, setup=found.setup).answer(found.spec.with_head(head, labels), (*assumptions, *found.assumptions))
+    given: Mapping[str, Any]
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """Those that say what a config stands for: generic, generic_ignore, head and num_labels."""
+        return {name: self.given.get(name, False if name == "generic" else None) for name in _HOW}
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Those that say what is read and from where: revision, token, weights, base, and timeout in seconds."""
+        found = {name: self.given.get(name) for name in _WHERE}
+        return {**found, "timeout": read_timeout(found["timeout"])}
+
+    def shape(self, model: str) -> dict[str, Any]:
+        """The shape of `model`, which is a count. Raises UsageError for an option that says nothing about a count."""
+        self.refuse((*_HOW, *(name for name in _WHERE if name != "timeout")), model)
+        return read_shape(self.given)
+
+    def refuse(self, names: Iterable[str], model: str) -> None:
+        """Raise UsageError for one of the options `names` that was given, and says nothing about `model`."""
+        for name in names:
+            if self.given.get(name) not in (None, False):
+                raise UsageError(f"{spelt(name)} says nothing about {quoted(model)}; leave it out.")
+
+
+NOTHING_GIVEN = ModelOptions({})
+
+
+def _options() -> list[Parameter]:
+    return [*(_parameter(name, *kind) for name, kind in {**_WHERE, **_HOW}.items()), *shape_parameters()]
+
+
+def _parameter(name: str, kind: Any, info: Any) -> Parameter:
+    default = False if kind is bool else None
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+MODEL = Group("options", _options, ModelOptions)
+"""The options of a command's models."""
+
+RUN_FILE = Group(
+    "of_run",
+    lambda: [
+        _parameter(
+            "of_run",
+            str | None,
+            typer.Option(
+                "--model",
+                metavar="PATH|ID|COUNT",
+                help="The model of a run file, in place of its own.",
+                show_default=False,
+                rich_help_panel="Model",
+            ),
+        )
+    ],
+    lambda given: given["of_run"],
+)
+"""The option of a command that takes run files too."""

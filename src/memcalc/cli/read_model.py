@@ -3,8 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memcalc.cli.any_model import NOTHING_GIVEN, ModelOptions, load_model, no_model
-from memcalc.cli.model_options import read_head
+from memcalc.cli.errors import warn
+from memcalc.cli.model_options import NOTHING_GIVEN, ModelOptions, read_head
+from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,3 +84,22 @@ def read_model(text: str, options: ModelOptions = NOTHING_GIVEN, what: str = "MO
     options.refuse(SHAPE, text)
     loaded = load_model(text, options, local=local)
     return ReadModel(short_name(text) if local else loaded.name, options, loaded=loaded)
+
+
+def load_model(model: str, options: ModelOptions, *, local: bool) -> "LoadedModel":
+    """What a path or a model of the Hub holds. Raises MemcalcError."""
+    from memcalc.sources import load
+
+    where = options.where
+    if local:
+        options.refuse(("revision", "token"), model)
+        return load(model, kind="file", weights=where["weights"], base=where["base"], timeout=where["timeout"])
+    return load(model, kind="hub", progress=warn, **where)
+
+
+def no_model(text: str, what: str = "MODEL") -> UsageError:
+    """The error for a word that names no model; `what` is the argument or option that it stands in."""
+    return UsageError(
+        f"{what} cannot be {quoted(text)}: give a path, a model of the Hub such as ORG/NAME, or a parameter count "
+        "such as 8B."
+    )

@@ -11,13 +11,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Tape, TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.tables.dtypes import FP32, DType
 
 if TYPE_CHECKING:
     from memcalc.nn.kv_cache import Cache
-    from memcalc.nn.layers.routers import Routed
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Logits [n, experts] that the router of a block gave, of which each token meets `per_token` experts."""
+
+    block: TracedBlock | None
+    logits: Tensor
+    per_token: int
 
 
 @dataclass(eq=False)

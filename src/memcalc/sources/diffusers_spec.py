@@ -8,8 +8,9 @@ from memcalc.errors import ConfigError, MemcalcError
 from memcalc.models.build import build
 from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import ModelSpec, PipelineComponent
+from memcalc.models.stored_weights import StoredWeights
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
+from memcalc.sources.checkpoint.bytes_when_loaded import SHORT, stored_weights
 from memcalc.sources.diffusers import ONLY_WEIGHTS
 from memcalc.sources.display_names import shown
 from memcalc.sources.loaded_model import Component, LoadedModel
@@ -28,6 +29,8 @@ def describe_pipeline(model: LoadedModel, name: str, setup: TrainingSetup | Infe
     if main is None:
         return None
     found = describe(_alone(model, main), name, setup)
+    if main.counted:
+        found = replace(found, spec=replace(found.spec, stored=_stored(main)))
     lines: list[Assumption] = []
     spec = replace(found.spec, component=main.name, components=_others(model, main, lines))
     return Described(spec, found.setup, (*found.assumptions, *(() if isinstance(setup, TrainingSetup) else lines)))
@@ -43,6 +46,8 @@ def pipeline_spec(model: LoadedModel, name: str) -> tuple[ModelSpec, tuple[Assum
         )
     lines: list[Assumption] = []
     spec = ModelSpec.from_config(_alone(model, main).require_config(), name)
+    if main.counted:
+        spec = replace(spec, stored=_stored(main))
     return replace(spec, component=main.name, components=_others(model, main, lines)), tuple(lines)
 
 
@@ -53,7 +58,13 @@ def _denoiser(model: LoadedModel) -> Component | None:
 def _alone(model: LoadedModel, main: Component) -> LoadedModel:
     notes = tuple(note for note in model.notes if note != ONLY_WEIGHTS)
     config = {**(main.config or {}), "_class_name": main.class_name}
-    return LoadedModel(model.name, model.origin, config, main.checkpoint, notes=(*notes, *main.notes))
+    weights = None if main.counted else main.checkpoint  # its names are not those of the config's class
+    return LoadedModel(model.name, model.origin, config, weights, notes=(*notes, *main.notes))
+
+
+def _stored(part: Component) -> StoredWeights:
+    """The weights of a part whose number is that of its config: what is stored in fp8 is widened when it is loaded."""
+    return StoredWeights(dtype=SHORT.get((part.checkpoint and part.checkpoint.stored_dtype) or ""))
 
 
 def _others(model: LoadedModel, main: Component, lines: list[Assumption]) -> tuple[PipelineComponent, ...]:
@@ -104,7 +115,7 @@ def component_spec(part: Component) -> ModelSpec | None:
         return None
     if part.checkpoint is None:
         return _with_fp32(spec) if "pickle" in part.why else spec
-    return replace(spec, stored=stored_weights(part.checkpoint))
+    return replace(spec, stored=_stored(part) if part.counted else stored_weights(part.checkpoint))
 
 
 def _with_fp32(spec: ModelSpec) -> ModelSpec:

@@ -25,7 +25,8 @@ class Traffic:
 class Component:
     """One module of a pipeline that model_index.json names and that has weights.
 
-    `checkpoint` is None where they cannot be read; `why` says why.
+    `checkpoint` is None where they cannot be read; `why` says why. `counted`: its config was read off its weights,
+    which are as many as that config has, under other names.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Component:
     checkpoint: Checkpoint | None
     notes: tuple[str, ...] = ()
     why: str = ""
+    counted: bool = False
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -63,6 +65,8 @@ class LoadedModel:
     notes: tuple[str, ...] = ()
     config_file: str = CONFIG
     """The name of the file that `config` was read from: a GGUF has no config.json."""
+    unfit: str = ""
+    """Why weights without a config are those of no model that memcalc describes, where that is known."""
 
     @contextmanager
     def naming_its_file(self) -> Iterator[None]:
@@ -101,6 +105,8 @@ class LoadedModel:
             raise ConfigError(
                 f"{shown(self.name)} is a pipeline of several models: inspect shows each component's weights."
             )
+        if self.unfit:
+            raise ConfigError(f"{shown(self.name)} {self.unfit}")
         raise ConfigError(
             f"{shown(self.name)} has no config.json: try --generic, which reads the shapes from the weights' names."
         )

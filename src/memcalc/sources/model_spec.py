@@ -179,7 +179,13 @@ def spec_of(
 
 def _offering_generic(problem: MemcalcError, model: LoadedModel) -> MemcalcError:
     text = str(problem).rstrip(".")
-    if "--generic" in text or "diffusion pipeline" in text or model.components or model.adapter is not None:
+    if (
+        "--generic" in text
+        or "diffusion pipeline" in text
+        or model.components
+        or model.unfit
+        or model.adapter is not None
+    ):
         return problem
     config, file = model.config or {}, model.config_file
     if "model_type" not in config and (vendor := _vendor(config)):

@@ -68,9 +68,14 @@ def read_model(folder: Folder, origin: str, wanted: str | None = None) -> Loaded
             f"{shown(folder.name)} has neither a config.json nor weights that memcalc reads; is it a model's folder?"
         )
     ignored = found.checkpoint.ignored if found.checkpoint else ignored_files(files, (), choice)
-    return LoadedModel(
+    model = LoadedModel(
         folder.name, origin, config, found.checkpoint, ignored=ignored, notes=found.notes, config_file=config_file
     )
+    if config is not None:
+        return model
+    from memcalc.sources.single_file.read import as_pipeline  # builds models, which a config makes needless
+
+    return as_pipeline(model)
 
 
 def read_texts(folder: Folder, names: Sequence[str | None]) -> dict[str, bytes]:

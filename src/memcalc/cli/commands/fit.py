@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import MODEL, ModelOptions
 from memcalc.cli.job import Job, Request
 from memcalc.cli.job_command import with_job
+from memcalc.cli.model_options import MODEL, ModelOptions
 from memcalc.cli.read_model import read_model
 from memcalc.errors import UsageError, option_name
 from memcalc.render import tables

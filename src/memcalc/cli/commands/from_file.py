@@ -6,7 +6,8 @@ import typer
 
 from memcalc.cli.job import Job
 from memcalc.cli.job_command import with_job
-from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS, answer
+from memcalc.cli.loaded_model import answer
+from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS
 from memcalc.sources.display_names import short_name
 
 

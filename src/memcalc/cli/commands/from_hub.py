@@ -7,6 +7,7 @@ import typer
 from memcalc.cli.errors import warn
 from memcalc.cli.job import Job
 from memcalc.cli.job_command import with_job
+from memcalc.cli.loaded_model import answer
 from memcalc.cli.model_options import (
     BASE,
     GENERIC,
@@ -17,7 +18,6 @@ from memcalc.cli.model_options import (
     TIMEOUT,
     TOKEN,
     WEIGHTS,
-    answer,
     read_timeout,
 )
 

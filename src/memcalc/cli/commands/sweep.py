@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memcalc.cli.any_model import MODEL, ModelOptions
 from memcalc.cli.job import Request
 from memcalc.cli.job_command import with_job
+from memcalc.cli.model_options import MODEL, ModelOptions
 from memcalc.cli.options import declared
 from memcalc.cli.progress import watched
 from memcalc.cli.read_model import ReadModel, read_model

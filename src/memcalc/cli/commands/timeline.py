@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.any_model import answer_for
 from memcalc.cli.job import Job, Request
 from memcalc.cli.job_command import with_job
+from memcalc.cli.model_options import MODEL, RUN_FILE, ModelOptions
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
 from memcalc.report.schema import Report

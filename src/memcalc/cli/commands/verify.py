@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memcalc.cli.any_model import MODEL, RUN_FILE, ModelOptions, answer_for
+from memcalc.cli.any_model import answer_for
 from memcalc.cli.errors import warn
 from memcalc.cli.job import Job, Request
 from memcalc.cli.job_command import with_job
+from memcalc.cli.model_options import MODEL, RUN_FILE, ModelOptions
 from memcalc.cli.options import read_count
 from memcalc.cli.parser import CommandWithLine, command_line
 from memcalc.common.assumption import Assumption

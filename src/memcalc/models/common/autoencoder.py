@@ -100,8 +100,11 @@ def one_by_one(tape: Tape, kinds: Sequence[Hashable], run: Callable[[int], Tenso
     return results
 
 
-def tiled(x: Tensor, tiles: Tiles, half: Half) -> Tensor:
-    """What `half` makes of x [..., height, width] tile by tile, blended and put together (`tiled_decode`)."""
+def tiled(x: Tensor, tiles: Tiles, half: Half, finish: Half | None = None) -> Tensor:
+    """What `half` makes of x [..., height, width] tile by tile, blended and put together (`tiled_decode`).
+
+    finish: what is made of the whole while its tiles are still there.
+    """
     heights, widths = tiles.cuts(x.shape[-2]), tiles.cuts(x.shape[-1])
     places = [(height, width) for height in heights for width in widths]
 
@@ -123,7 +126,7 @@ def tiled(x: Tensor, tiles: Tiles, half: Half) -> Tensor:
             kept = ops.narrow(tile, -2, min(tiles.kept, tile.shape[-2]))
             result_row.append(ops.narrow(kept, -1, min(tiles.kept, tile.shape[-1])))
         result_rows.append(ops.cat(result_row, -1))
-    return ops.cat(result_rows, -2)
+    return ops.cat(result_rows, -2) if finish is None else finish(ops.cat(result_rows, -2))
 
 
 def put_together(row: Sequence[Tensor], dim: int, tiles: Tiles, first: int = 0) -> Tensor:

@@ -15,10 +15,9 @@ from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.load_balancing_loss import load_balancing_loss
 from memcalc.nn.layers.losses import causal_lm_loss, shifted_logits_loss, with_z_loss
 from memcalc.nn.layers.masks import RECURRENT, SAME, causal_mask, padding_input, recurrent_mask
-from memcalc.nn.layers.routers import Routed
 from memcalc.nn.model import Batch, Network, Outputs, positions
 from memcalc.nn.module import Module
-from memcalc.nn.run_context import run_context
+from memcalc.nn.run_context import Routed, run_context
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import INT64
 

@@ -129,9 +129,8 @@ class Resample(Module):
 
     scope = "resampling"
 
-    def __init__(self, width: int, *, down: bool, timed: bool) -> None:
+    def __init__(self, width: int, outputs: int, *, down: bool, timed: bool) -> None:
         self.down, self.timed = down, timed
-        outputs = width if down else width // 2
         self.resample = [NoDropout(), Convolution(width, outputs, 3, 3, stride=2 if down else 1, padding=int(not down))]
         if timed and down:
             self.time_conv = CausalConv3d(width, width, 3, 1, 1, stride=2)

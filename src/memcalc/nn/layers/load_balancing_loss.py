@@ -9,7 +9,8 @@ from memcalc import ops
 from memcalc.autograd.tape import Tape, TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.masks import padding_input
-from memcalc.nn.layers.routers import Routed, Router
+from memcalc.nn.layers.routers import Router
+from memcalc.nn.run_context import Routed
 from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT32
 

@@ -5,27 +5,16 @@ Each gives logits, weights and indices. The logits stay with the caller, as in T
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from memcalc import ops
-from memcalc.autograd.tape import TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.module import Buffer, Module, Parameter
-from memcalc.nn.run_context import run_context
+from memcalc.nn.run_context import Routed, run_context
 from memcalc.tables.dtypes import BOOL, FP32
 
 Routing = tuple[Tensor, Tensor, Tensor]
 """Logits [n, experts], weights [n, k] and indices [n, k]."""
-
-
-@dataclass(frozen=True)
-class Routed:
-    """Logits [n, experts] that the router of a block gave, of which each token meets `per_token` experts."""
-
-    block: TracedBlock | None
-    logits: Tensor
-    per_token: int
 
 
 class Router(Module):

@@ -1,4 +1,4 @@
-"""AutoencoderKLWan (Wan 2.1) and AutoencoderKLQwenImage: causal convolutions that see a video a few frames at a time.
+"""AutoencoderKLWan (Wan 2.1 and 2.2) and AutoencoderKLQwenImage: causal convolutions over a few frames at a time.
 
 Source: diffusers 0.42.1, models/autoencoders/{autoencoder_kl_wan,autoencoder_kl_qwenimage}.py.
 """
@@ -6,7 +6,6 @@ Source: diffusers 0.42.1, models/autoencoders/{autoencoder_kl_wan,autoencoder_kl
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
@@ -15,118 +14,27 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.autoencoder import Autoencoder, Tiles, tiled
 from memcalc.models.common.denoiser import Picture
+from memcalc.models.families.autoencoders.wan_blocks import Decoder, Encoder
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.causal_video import Caches, CausalConv3d, ChannelNorm, FrameAttention, Resample, ResidualBlock
-from memcalc.nn.module import Module
-
-
-class MidBlock(Module):
-    """A residual block, attention, and a residual block."""
-
-    scope = "mid block"
-
-    def __init__(self, width: int) -> None:
-        self.attentions = [FrameAttention(width)]
-        self.resnets = [ResidualBlock(width, width) for _ in range(2)]
-
-    def forward(self, x: Tensor, caches: Caches) -> Tensor:
-        """[b, c, t, h, w] to the same."""
-        x = self.resnets[0](x, caches)
-        x = self.attentions[0](x, caches)
-        return self.resnets[1](x, caches)
-
-
-class UpBlock(Module):
-    """Residual blocks, and an upsampler where there is one."""
-
-    scope = "residual stream"
-
-    def __init__(self, inputs: int, outputs: int, depth: int, upsampler: Module | None) -> None:
-        self.resnets = [ResidualBlock(outputs if i else inputs, outputs) for i in range(depth)]
-        self.upsamplers = [] if upsampler is None else [upsampler]
-
-    def forward(self, x: Tensor, caches: Caches) -> Tensor:
-        """[b, inputs, t, h, w] to [b, outputs, t', h', w']."""
-        for resnet in self.resnets:
-            x = resnet(x, caches)
-        for upsampler in self.upsamplers:
-            x = upsampler(x, caches)
-        return x
-
-
-class Encoder(Module):
-    """Some frames at a time to moments."""
-
-    scope = "residual stream"
-
-    def __init__(self, c: Config, dims: list[int], timed: list[bool]) -> None:
-        self.conv_in = CausalConv3d(c.integer("in_channels"), dims[0], 3, 3, 3, padding=(1, 1))
-        blocks: list[Module] = []
-        for level, (inputs, outputs) in enumerate(pairwise(dims)):
-            depth = range(c.integer("num_res_blocks"))
-            blocks += [ResidualBlock(outputs if i else inputs, outputs) for i in depth]
-            if level < len(timed):
-                blocks.append(Resample(outputs, down=True, timed=timed[level]))
-        self.down_blocks = blocks
-        self.mid_block = MidBlock(dims[-1])
-        self.norm_out = ChannelNorm(dims[-1], 3)
-        self.conv_out = CausalConv3d(dims[-1], 2 * c.integer("z_dim"), 3, 3, 3, padding=(1, 1))
-
-    def forward(self, x: Tensor, caches: Caches) -> Tensor:
-        """[b, c, t, h, w] to [b, 2 z, t', h', w']."""
-        x = self.conv_in.cached(x, caches)
-        for block in self.down_blocks:
-            x = block(x, caches)
-        x = self.mid_block(x, caches)
-        x = self.norm_out(x)
-        x = ops.silu(x)
-        return self.conv_out.cached(x, caches)
-
-
-class Decoder(Module):
-    """Some latents at a time to frames."""
-
-    scope = "residual stream"
-
-    def __init__(self, c: Config, dims: list[int], timed: list[bool]) -> None:
-        self.conv_in = CausalConv3d(c.integer("z_dim"), dims[0], 3, 3, 3, padding=(1, 1))
-        self.mid_block = MidBlock(dims[0])
-        depth = c.integer("num_res_blocks") + 1
-        self.up_blocks = [
-            UpBlock(
-                inputs // 2 if level else inputs,
-                outputs,
-                depth,
-                Resample(outputs, down=False, timed=timed[level]) if level < len(timed) else None,
-            )
-            for level, (inputs, outputs) in enumerate(pairwise(dims))
-        ]
-        self.norm_out = ChannelNorm(dims[-1], 3)
-        self.conv_out = CausalConv3d(dims[-1], c.integer("out_channels"), 3, 3, 3, padding=(1, 1))
-
-    def forward(self, x: Tensor, caches: Caches) -> Tensor:
-        """[b, z, t, h, w] to [b, c, t', h', w']."""
-        x = self.conv_in.cached(x, caches)
-        x = self.mid_block(x, caches)
-        for block in self.up_blocks:
-            x = block(x, caches)
-        x = self.norm_out(x)
-        x = ops.silu(x)
-        return self.conv_out.cached(x, caches)
+from memcalc.nn.layers.causal_video import Caches, CausalConv3d
 
 
 class AutoencoderKLWan(Autoencoder):
-    """The autoencoder of Wan 2.1 and of Qwen-Image."""
+    """The autoencoder of Wan 2.1 and of Qwen-Image, and Wan 2.2's, which works on patches of pixels."""
 
     default_side = 480
 
     def __init__(self, c: Config) -> None:
-        if c.flag("is_residual") or c.optional("patch_size") is not None or c.items("attn_scales"):
-            raise ConfigError(f"{c.where} is of Wan 2.2's autoencoder, which memcalc does not describe.")
+        if c.items("attn_scales"):
+            raise ConfigError(f"{c.where} has attention between its blocks ('attn_scales'), which is not described.")
         factors, timed = (
             c.integers("dim_mult", minimum=1),
             [bool(part) for part in c.items("temperal_downsample") or []],
         )
+        self.patch = c.optional("patch_size") or 1
+        self.ratio = c.integer("scale_factor_spatial")
+        if self.ratio != 2 ** len(timed) * self.patch or len(factors) != len(timed) + 1 or sum(timed) != 2:
+            raise ConfigError(f"{c.where} has levels that do not make the {self.ratio} pixels of a latent it names.")
         base, self.latents = c.integer("base_dim"), c.integer("z_dim")
         decoder = c.optional("decoder_base_dim") or base
         self.encoder = Encoder(c, [base * factor for factor in (1, *factors)], timed)
@@ -135,8 +43,8 @@ class AutoencoderKLWan(Autoencoder):
         self.decoder = Decoder(c, [decoder * factor for factor in (factors[-1], *factors[::-1])], timed[::-1])
 
     def latent_shape(self, picture: Picture) -> Shape:
-        """[b, z, t, h / 8, w / 8]."""
-        sides = picture.height // _RATIO, picture.width // _RATIO
+        """[b, z, t, h / ratio, w / ratio]."""
+        sides = picture.height // self.ratio, picture.width // self.ratio
         return (picture.batch, self.latents, picture.latent_frames, *sides)
 
     def pixel_shape(self, picture: Picture) -> Shape:
@@ -145,31 +53,62 @@ class AutoencoderKLWan(Autoencoder):
 
     def encoded(self, pixels: Tensor) -> Tensor:
         """[b, c, frames, h, w] to [b, 2 z, t, h', w']."""
+        x = self._patches(pixels)
         if self.tiling and max(pixels.shape[3:]) > _TILE:
-            stride, ratio = _STRIDE, _RATIO
-            tiles = Tiles(_TILE, stride, (_TILE - stride) // ratio, stride // ratio)
-            return tiled(pixels, tiles, self._encoded_tile)
+            ratio = self.ratio // self.patch
+            tiles = Tiles(_TILE, _STRIDE, (_TILE - _STRIDE) // ratio, _STRIDE // ratio)
+            time: list[Tensor] = []  # what is made of a tile stays until another begins
+            return tiled(x, tiles, lambda tile: self._encoded_tile(tile, time))
         caches: Caches = {}
-        out = _in_turn(pixels, 4, lambda part: self.encoder(part, caches))
-        return self.quant_conv(out)
+        out, last = _in_turn(x, 4, lambda part: self.encoder(part, caches))
+        moments: Tensor = self.quant_conv(out)
+        del last
+        return moments
 
     def decoded(self, latents: Tensor) -> Tensor:
         """[b, z, t, h, w] to [b, c, frames, h', w']."""
-        if self.tiling and max(latents.shape[3:]) > _TILE // _RATIO:
-            tiles = Tiles(_TILE // _RATIO, _STRIDE // _RATIO, _TILE - _STRIDE, _STRIDE)
+        if self.tiling and max(latents.shape[3:]) > _TILE // self.ratio:
+            side, stride = _TILE // self.patch, _STRIDE // self.patch
+            tiles = Tiles(_TILE // self.ratio, _STRIDE // self.ratio, side - stride, stride)
             last: list[Tensor] = []  # the frames that were decoded last stay until there are others
-            return ops.clamp(tiled(latents, tiles, lambda tile: self._decoded_tile(tile, last)))
+            time: list[Tensor] = []  # and those of a tile until another begins
+            return tiled(latents, tiles, lambda tile: self._decoded_tile(tile, time, last), self._finished)
         caches: Caches = {}
         x = self.post_quant_conv(latents)
-        out = _in_turn(x, 1, lambda part: self.decoder(part, caches))
+        out, made = _in_turn(x, 1, lambda part: self.decoder(part, caches))
+        out = self._pixels(out)
+        out = ops.clamp(out)
+        del made
+        return out
+
+    def _finished(self, out: Tensor) -> Tensor:
+        out = self._pixels(out)
         return ops.clamp(out)
 
-    def _encoded_tile(self, pixels: Tensor) -> Tensor:
-        caches: Caches = {}
-        parts = _one_after_another(pixels, 4, lambda part: self.quant_conv(self.encoder(part, caches)))
-        return ops.cat(parts, 2)
+    def _patches(self, pixels: Tensor) -> Tensor:
+        """[b, c, t, h, w] to [b, c · patch², t, h / patch, w / patch], a copy (`patchify`)."""
+        if self.patch == 1:
+            return pixels
+        (batch, channels, frames, height, width), patch = pixels.shape, self.patch
+        x = ops.view(pixels, batch, channels, frames, height // patch, patch, width // patch, patch)
+        x = ops.contiguous(ops.permute(x, 0, 1, 6, 4, 2, 3, 5))
+        return ops.view(x, batch, channels * patch**2, frames, height // patch, width // patch)
 
-    def _decoded_tile(self, latents: Tensor, last: list[Tensor]) -> Tensor:
+    def _pixels(self, out: Tensor) -> Tensor:
+        """[b, c · patch², t, h, w] to [b, c, t, h · patch, w · patch], a copy (`unpatchify`)."""
+        if self.patch == 1:
+            return out
+        (batch, channels, frames, height, width), patch = out.shape, self.patch
+        x = ops.view(out, batch, channels // patch**2, patch, patch, frames, height, width)
+        x = ops.contiguous(ops.permute(x, 0, 1, 4, 5, 3, 6, 2))
+        return ops.view(x, batch, channels // patch**2, frames, height * patch, width * patch)
+
+    def _encoded_tile(self, pixels: Tensor, time: list[Tensor]) -> Tensor:
+        caches: Caches = {}
+        time[:] = _one_after_another(pixels, 4, lambda part: self.quant_conv(self.encoder(part, caches)), time)
+        return ops.cat(time, 2)
+
+    def _decoded_tile(self, latents: Tensor, time: list[Tensor], last: list[Tensor]) -> Tensor:
         caches: Caches = {}
 
         def half(part: Tensor) -> Tensor:
@@ -177,11 +116,12 @@ class AutoencoderKLWan(Autoencoder):
             last[:] = [decoded]
             return decoded
 
-        return ops.cat(_one_after_another(latents, 1, half), 2)
+        time[:] = _one_after_another(latents, 1, half, time)
+        return ops.cat(time, 2)
 
 
-_RATIO, _TILE, _STRIDE = 8, 256, 192
-"""Pixels of a latent; side of a tile in pixels, and from one to the next."""
+_TILE, _STRIDE = 256, 192
+"""Side of a tile in pixels (of patches, where it works on them), and from one to the next."""
 
 _ALIKE = 3
 """Parts of a video from which on each is worked on as the one before."""
@@ -193,8 +133,8 @@ def _parts(x: Tensor, step: int) -> list[Tensor]:
     return [ops.narrow(x, 2, step if index else 1) for index in range(count)]
 
 
-def _in_turn(x: Tensor, step: int, half: Callable[[Tensor], Tensor]) -> Tensor:
-    """What `half` makes of the parts, each put behind what there is already."""
+def _in_turn(x: Tensor, step: int, half: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """What `half` makes of the parts, each put behind what there is already; and of the last part."""
     first, *rest = _parts(x, step)
     out = half(first)
     made = out
@@ -205,11 +145,12 @@ def _in_turn(x: Tensor, step: int, half: Callable[[Tensor], Tensor]) -> Tensor:
             continue
         made = half(part)
         out = ops.cat([out, made], 2)
-    return out
+    return out, made
 
 
-def _one_after_another(x: Tensor, step: int, half: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """What `half` makes of every part."""
+def _one_after_another(x: Tensor, step: int, half: Callable[[Tensor], Tensor], before: list[Tensor]) -> list[Tensor]:
+    """What `half` makes of every part, those `before` gone."""
+    before.clear()
     made: list[Tensor] = []
     parts = _parts(x, step)
     for index, part in enumerate(parts):
@@ -229,6 +170,8 @@ DEFAULTS: dict[str, object] = {
     "in_channels": 3,
     "out_channels": 3,
     "patch_size": None,
+    "scale_factor_spatial": 8,
+    "is_residual": False,
 }
 
 FAMILIES = table(
