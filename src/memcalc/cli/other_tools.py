@@ -161,7 +161,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ("tensor-split split-mode sm main-gpu mg", "several GPUs under llama.cpp are not computed"),
     (
         "b n-batch",
-        "llama.cpp's logical batch changes no buffer; tokens of one pass are {--ubatch-size}, with {--engine} llama.cpp",
+        "llama.cpp's logical batch changes no buffer; those of one pass are {--ubatch-size}, with {--engine} llama.cpp",
     ),
     ("fa", "{--flash-attn} on or off, with {--engine} llama.cpp"),
     ("max-num-tokens", "TensorRT-LLM is not computed; under vLLM tokens of one pass are {--max-num-batched-tokens}"),
