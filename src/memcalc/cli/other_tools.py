@@ -51,7 +51,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ),
     (
         "opt-level amp-opt-level apex-opt-level fp16-opt-level",
-        "Apex is not computed; O1 allocates as {--precision} mixed-fp16 does but for what it casts, and O2 keeps 16-bit "
+        "Apex is not computed; O1 is near to {--precision} mixed-fp16, and O2 keeps 16-bit "
         "weights and fp32 masters, as {--parallel} zero1 with {--precision} fp16 does on one GPU",
     ),
     (
