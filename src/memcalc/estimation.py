@@ -112,7 +112,7 @@ def estimate(
     peaks = {phase: Phase(peak_bytes=total) for phase, total in totals.items()}
     return Report(
         model=Model(name=spec.name, family=spec.model_type, parameters=parameters),
-        setup=step.resolved() | process_memory.resolved(),
+        setup=step.resolved() | process_memory.resolved() | _frames(setup),
         assumptions=(
             *spec.assumptions,
             *assumptions,
@@ -142,6 +142,11 @@ def estimate(
         cluster=found_cluster,
         ranks=() if found_cluster is None else tuple(rank_peaks(steps, layout)),
     )
+
+
+def _frames(setup: Setup) -> dict[str, int]:
+    """The frames that were asked for, where the step has them as images."""
+    return {} if setup.num_frames is None else {"num_frames": setup.num_frames}
 
 
 def _found(gpu: Gpu | str) -> Gpu:

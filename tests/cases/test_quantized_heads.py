@@ -66,7 +66,7 @@ def test_a_tied_head_stays_wide(tmp_path: Path) -> None:
         ({"bits": 4, "group_size": 64}, "vllm", ("mlx", "Apple")),
         ({"quant_method": "quanto", "weights": "int8"}, "vllm", ("quanto", "--engine transformers")),
         ({"quant_method": "eetq", "weights": "int8"}, "sglang", ("eetq", "--engine transformers")),
-        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "transformers", ("modelopt", "--engine vllm or sglang")),
+        ({"quant_method": "bitnet"}, "vllm", ("bitnet", "--engine transformers")),
     ],
 )
 def test_an_engine_that_does_not_load_them(

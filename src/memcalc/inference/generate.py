@@ -20,12 +20,13 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
-from memcalc.setup.sentences import VIDEO_AS_IMAGES
+from memcalc.setup.sentences import NO_VIDEO
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables import sglang
 from memcalc.tables.dtypes import INT64
 from memcalc.tables.engines import CacheFormat, Engine
 from memcalc.tables.gpus import Gpu
+from memcalc.training.input_sizes import with_frames
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import PLAIN, Step, Tracing
 
@@ -65,6 +66,9 @@ def generate(
         raise UsageError(
             f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
         )
+    setup = with_frames(network, setup)
+    if setup.num_frames is not None:
+        raise UsageError(NO_VIDEO)
     length = _length(network, setup)
     if (
         engine.name == "llama.cpp"
@@ -152,7 +156,7 @@ def _refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
         silent = value is not True and name != "guidance_scale" and value in (None, False, 1, "none")
         if name in setup.model_fields_set and value is not None and not silent:
             if name == "num_frames" and "vision_config" in spec.config:
-                raise UsageError(VIDEO_AS_IMAGES)
+                continue  # the model says whether it reads videos
             raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
 
 

@@ -129,7 +129,7 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
             ),
         )
     unloaded = does_not_load(setup.engine, stated.method)
-    if unloaded is not None and "engine" in setup.model_fields_set:
+    if unloaded is not None and setup.engine not in ("transformers", "transformers-static"):  # nobody chose these
         raise UsageError(f"{unloaded}; change --engine, or take the model that it was made from.")
     lines = [
         Assumption(

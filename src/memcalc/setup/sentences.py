@@ -89,9 +89,8 @@ def _sentence(error: "ErrorDetails", fields: Mapping[str, "FieldInfo"]) -> str:
     return f"{option} cannot be {quoted(str(value))}: {error['msg']}."
 
 
-VIDEO_AS_IMAGES = (
-    "--num-frames counts frames of a denoiser's video; a video that a language model reads is given as images: one of "
-    "--images-per-sequence for every two frames in Qwen-VL and GLM-V (temporal_patch_size), with --image-width and "
-    "--image-height of a frame."
+NO_VIDEO = (
+    "--num-frames is described for denoisers and for Qwen-VL, GLM-V, InternVL and SmolVLM, whose processors make images "
+    "of frames; how this model reads a video is not: give images with --images-per-sequence and --image-size."
 )
-"""What is said of frames for a model that reads images."""
+"""What is said of frames for another model that reads images."""

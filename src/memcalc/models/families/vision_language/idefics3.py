@@ -167,11 +167,18 @@ def idefics3(c: Config, architecture: str | None) -> Network:
     return VisionLanguage(vision_encoder, text)
 
 
+def smolvlm(c: Config, architecture: str | None) -> Network:
+    """SmolVLM: Idefics 3 that reads videos too, whose frames are never split into tiles."""
+    network = idefics3(c, architecture)
+    network.frames_per_image = 1
+    return network
+
+
 _TOWER: dict[str, object] = vit_sizes(
     (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
 )
 
 FAMILIES = {
-    name: Family(name, idefics3, {"scale_factor": 2, "tie_word_embeddings": False}, kinds="vision tower, decoder")
-    for name in ("idefics3", "smolvlm")
+    name: Family(name, build, {"scale_factor": 2, "tie_word_embeddings": False}, kinds="vision tower, decoder")
+    for name, build in (("idefics3", idefics3), ("smolvlm", smolvlm))
 }
