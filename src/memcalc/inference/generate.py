@@ -67,8 +67,6 @@ def generate(
             f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
         )
     setup = with_frames(network, setup)
-    if setup.num_frames is not None:
-        raise UsageError(NO_VIDEO)
     length = _length(network, setup)
     if (
         engine.name == "llama.cpp"
@@ -142,7 +140,9 @@ def generate(
 
 
 def _length(network: Network, setup: InferenceSetup) -> int:
-    """Tokens of the prompt. Raises UsageError for sides of images that the model does not take."""
+    """Tokens of the prompt. Raises UsageError for a video or sides of images that the model does not take."""
+    if setup.num_frames is not None:
+        raise UsageError(NO_VIDEO)
     image = checked_sides(network, setup.image)
     usual = network.default_length or DEFAULT_SEQ_LEN
     return setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, image)

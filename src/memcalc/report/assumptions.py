@@ -138,7 +138,8 @@ def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
 
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """What stands for images among the tokens, where the user did not say all of it."""
-    frames, setup = setup.num_frames, with_frames(step.network, setup)
+    frames = setup.num_frames
+    setup = with_frames(step.network, setup)
     picture = setup.image
     side = step.network.image_side(picture)
     if side is None or not setup.images_per_sequence:

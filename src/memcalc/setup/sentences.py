@@ -90,7 +90,7 @@ def _sentence(error: "ErrorDetails", fields: Mapping[str, "FieldInfo"]) -> str:
 
 
 NO_VIDEO = (
-    "--num-frames is described for denoisers and for Qwen-VL, GLM-V, InternVL and SmolVLM, whose processors make images "
-    "of frames; how this model reads a video is not: give images with --images-per-sequence and --image-size."
+    "--num-frames is described for denoisers and for Qwen-VL, GLM-V, InternVL and SmolVLM, which read frames as "
+    "images; how this model reads a video is not: give images with --images-per-sequence and --image-size."
 )
 """What is said of frames for another model that reads images."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from memcalc.errors import UsageError, given_option, option_name
 from memcalc.nn.model import Network
@@ -50,7 +50,7 @@ def with_frames(network: Network, setup: AnySetup) -> AnySetup:
         least, most = setup.image_min_pixels, setup.image_max_pixels
         update["image_min_pixels"] = None if least is None else -(-least // frames)
         update["image_max_pixels"] = None if most is None else max(1, most // frames)
-    return setup.model_copy(update=update)
+    return cast("AnySetup", setup.model_copy(update=update))
 
 
 def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
