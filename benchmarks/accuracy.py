@@ -14,7 +14,10 @@ from typing import Any
 
 from as_it_ran import as_it_ran
 
-from memcalc import InferenceSetup, ModelSpec, Report, TrainingSetup, estimate, find_gpu
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, find_gpu
+from memcalc.breakdown.process_memory import ProcessMemory
+from memcalc.estimation.job import Job
+from memcalc.estimation.process import process_memory
 from memcalc.models.spec import PipelineComponent
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,16 +81,17 @@ class Compared:
         return {"reserved": RESERVED, "nvidia-smi": PROCESS}.get(self.row["counter"], ALLOCATED)
 
 
-def counted(report: Report, counter: str) -> int:
+def counted(memory: ProcessMemory, counter: str) -> int:
     """What the named counter would show. Active bytes are allocated ones that no stream still waits to free."""
     if counter == "reserved":
-        return report.peak.reserved_bytes
-    return report.peak.process_bytes if counter == "nvidia-smi" else report.peak.allocated_bytes
+        return memory.reserved
+    return memory.process if counter == "nvidia-smi" else memory.allocated
 
 
 def _counted(row: dict[str, Any], config: dict[str, Any], options: dict[str, Any]) -> int:
     setup = (InferenceSetup if row["mode"] == "inference" else TrainingSetup)(**options)
-    return counted(estimate(_spec(config, row["model"]), setup, find_gpu(row["gpu"])), row["counter"])
+    _, memory = process_memory(Job(_spec(config, row["model"]), setup, find_gpu(row["gpu"])))
+    return counted(memory, row["counter"])
 
 
 def _spec(config: dict[str, Any], name: str) -> ModelSpec:

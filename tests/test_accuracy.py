@@ -1,4 +1,7 @@
-"""Published measurements: docs/accuracy.md says what memcalc computes now, and the medians hold."""
+"""Published measurements: docs/accuracy.md says what memcalc computes now, and the medians hold.
+
+One process runs all of it, so that every row is computed once.
+"""
 
 import importlib.util
 import json
@@ -21,6 +24,8 @@ def _script() -> ModuleType:
 
 
 accuracy = _script()
+
+pytestmark = pytest.mark.xdist_group("accuracy")
 
 
 @pytest.fixture(scope="module", name="results")

@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memcalc import ModelSpec, Report, TrainingSetup, estimate, estimation
+from memcalc import ModelSpec, Report, TrainingSetup, estimate
+from memcalc.estimation import estimate as estimation
 from memcalc.nn.run_context import run_context
 from memcalc.training.step import _trace, trace
 

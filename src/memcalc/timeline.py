@@ -8,7 +8,8 @@ from dataclasses import replace
 from memcalc.autograd.tape import ROWS
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError
-from memcalc.estimation import estimate, most_loaded_step
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.traced_steps import most_loaded_step
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.sweep import swept
 from memcalc.peak.timeline import OFF_TAPE_SHARE, Run, phases_of, resampled, runs_of, stacks_of

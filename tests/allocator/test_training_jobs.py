@@ -10,6 +10,8 @@ from memcalc.allocator.events import JobEvents
 from memcalc.allocator.simulation import Simulated, simulate
 from memcalc.allocator.smallest_device import runs, smallest_capacity
 
+pytestmark = pytest.mark.xdist_group("training jobs")  # each job is simulated once
+
 SMALL_SEGMENT = 2 * 2**20
 NAMES = list(map(name, ROWS))
 

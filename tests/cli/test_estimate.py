@@ -5,7 +5,7 @@ import json
 import pytest
 from support.cli_runs import answer, refused, run
 
-from memcalc import estimation
+from memcalc.estimation import estimate as estimation
 from memcalc.tables.gpus import GPUS
 
 FOUR_B = ("estimate", "--params", "4B", "--batch", "16")

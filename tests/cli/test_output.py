@@ -130,12 +130,12 @@ def test_a_full_disk_is_told(command: list[str]) -> None:
 
 def test_ctrl_c_is_quiet() -> None:
     program = (
-        "import os, signal, memcalc.estimation\n"
+        "import os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a parent in the background may ignore it
         "def slow(*_, **__):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    import time; time.sleep(10)\n"
-        "import memcalc.estimation; memcalc.estimation.estimate = slow\n"
+        "import memcalc.estimation.estimate as estimation; estimation.estimate = slow\n"
         "from memcalc.cli import main; main()"
     )
     start = time.monotonic()

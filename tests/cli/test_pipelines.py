@@ -132,6 +132,13 @@ def test_what_a_pipeline_refuses(folder: str, options: tuple[str, ...], said: st
     assert said in refused(2, "from-file", folder, "--mode", "inference", *options)
 
 
+def test_blocks_that_diffusers_cannot_move_are_refused(folder: str) -> None:
+    config, index = Path(folder) / "vae" / "config.json", Path(folder) / "model_index.json"
+    for file in (config, index):
+        file.write_text(file.read_text().replace('"AutoencoderKL"', '"AutoencoderKLFlux2"'))
+    assert "group-leaf" in refused(2, "from-file", folder, "--mode", "inference", "--cpu-offload", "group")
+
+
 def test_a_language_model_refuses_what_is_a_pipelines() -> None:
     said = refused(2, "estimate", "--params", "1B", "--mode", "inference", "--cpu-offload", "model")
     assert "diffusion pipelines" in said

@@ -3,7 +3,7 @@
 import pytest
 from support.reports import lines
 
-from memcalc.estimation import estimate
+from memcalc.estimation.estimate import estimate
 from memcalc.inference.generate import generate
 from memcalc.models.spec import ModelSpec
 from memcalc.peak.sweep import Sweep

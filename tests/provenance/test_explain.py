@@ -11,7 +11,7 @@ from support.paths import DATA, SOURCE
 from support.shapes import decoder
 
 from memcalc.errors import UsageError
-from memcalc.estimation import estimate
+from memcalc.estimation.estimate import estimate
 from memcalc.models.llama_shape import canonical_spec
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.explain import explain

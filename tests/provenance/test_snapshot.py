@@ -18,7 +18,7 @@ from support.shapes import decoder
 
 from memcalc.common.sizes import rounded
 from memcalc.errors import ConfigError, UsageError
-from memcalc.estimation import estimate
+from memcalc.estimation.estimate import estimate
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.comparison import compare_snapshot
 from memcalc.provenance.snapshot import snapshot

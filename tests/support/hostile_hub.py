@@ -1,7 +1,7 @@
 """A server on loopback that misbehaves in the way that the model's name asks for.
 
-What comes at once stands in `AT_ONCE`: those that begin with "answer" are what it sends for the model itself, those
-with "file" for a file of a model whose list is in order. What never ends stands in `SLOWLY`.
+What comes at once stands in `AT_ONCE` and `LARGE`: those that begin with "answer" are what it sends for the model
+itself, those with "file" for a file of a model whose list is in order. What never ends stands in `SLOWLY`.
 """
 
 import asyncio
@@ -87,7 +87,6 @@ AT_ONCE: dict[str, bytes | dict[str, bytes]] = {
     "answer: header with a line end": HEAD + b"X-Error-Message: a\x00b\x1b[2J\r\nContent-Length: 2\r\n\r\n{}",
     "answer: bad chunk size": CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
     "answer: gzip": HEAD + b"Content-Encoding: gzip\r\nContent-Length: 22\r\n\r\n" + gzip.compress(b"{}"),
-    "answer: a bomb of gzip": whole(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"),
     "answer: unknown coding": whole(b"{}", Content_Encoding="rot13"),
     "answer: not UTF-8": whole(b'{"sha": "\xff\xfe"}'),
     "answer: nested deep": whole(DEEP),
@@ -121,8 +120,6 @@ AT_ONCE: dict[str, bytes | dict[str, bytes]] = {
     "answer: sizes are text": listing("config.json", "model.safetensors", size="20"),
     "answer: sizes are floats": listing("config.json", "model.safetensors", size=1e300),
     "answer: sizes are true": listing("config.json", "model.safetensors", size=True),
-    "answer: many files": listing(*(f"f{i}" for i in range(120_000))),
-    "answer: many values": whole(b'{"sha": [' + b"[]," * 2_500_000 + b"0]}"),
     "answer: tree is null": tree(b"null"),
     "answer: tree is an object": tree(b"{}"),
     "answer: tree nested deep": tree(DEEP),
@@ -145,13 +142,11 @@ AT_ONCE: dict[str, bytes | dict[str, bytes]] = {
     "file: config is a list": file(whole([])),
     "file: config is a page": file(whole(b"<html>")),
     "file: config nested deep": file(whole(b'{"a":' + DEEP)),
-    "file: config of many values": file(whole(b'{"a": [' + b"[]," * 3_000_000 + b"0]}")),
     "file: config of a terabyte": file(HEAD + b"Content-Length: 1000000000000\r\n\r\n{}"),
     "file: config is shorter than said": file(HEAD + b"Content-Length: 400\r\n\r\n{}"),
     "file: config is shorter than listed": file(whole({}), size=9),
     "file: config is not there": file(whole(b"{}", 404)),
     "file: config has surrogates": file(whole({"model_type": "\ud800\x1b[2J", "architectures": ["\udfff"]})),
-    "file: config has many keys": file(whole({f"k{i}": 1 for i in range(1_000_000)})),
     "file: weights begin elsewhere": file(whole(bytes(8), 206, Content_Range="bytes 5-12/20"), "a.safetensors", 20),
     "file: weights are beyond all": file(
         whole(b"\xff" * 8, 206, Content_Range=f"bytes 0-7/{10**30}"), "model.safetensors"
@@ -159,10 +154,21 @@ AT_ONCE: dict[str, bytes | dict[str, bytes]] = {
     "file: weights claim 2**63 bytes": file(whole(b"\0" * 7 + b"\x80"), "model.safetensors"),
     "file: weights are nothing": file(whole(b""), "model.safetensors"),
     "file: weights end early": file(whole(b"\x10" + bytes(7) + b"{"), "model.safetensors", 24),
-    "file: weights are too much": file(whole(bytes(3_000_000), 206), "model.safetensors", 3_000_000),
     "file: GGUF of many things": file(
         whole(b"GGUF\3\0\0\0" + b"\xff\xff\xff\0\0\0\0\0" * 2 + bytes(4000)), "m.gguf", 4024
     ),
+}
+
+# The same, too large to be made before it is sent.
+LARGE: dict[str, Callable[[], bytes | dict[str, bytes]]] = {
+    "answer: a bomb of gzip": lambda: whole(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"),
+    "answer: many files": lambda: listing(*(f"f{i}" for i in range(120_000))),
+    "answer: many values": lambda: whole(b'{"sha": [' + b"[]," * 2_500_000 + b"0]}"),
+    "file: config of many values": lambda: file(whole(b'{"a": [' + b"[]," * 3_000_000 + b"0]}")),
+    "file: config has many keys": lambda: file(
+        whole(b"{" + b",".join(b'"k%d":1' % i for i in range(1_000_000)) + b"}")
+    ),
+    "file: weights are too much": lambda: file(whole(bytes(3_000_000), 206), "model.safetensors", 3_000_000),
 }
 
 

@@ -84,7 +84,8 @@ class Job:
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate and print the report."""
-        from memcalc.estimation import estimate, with_needed_bytes
+        from memcalc.estimation.estimate import estimate
+        from memcalc.estimation.process import with_needed_bytes
 
         self.shown.only("an estimate", "json", "markdown", "html", "svg")
         drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None

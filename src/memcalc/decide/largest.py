@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memcalc.common.largest_fit import ENDLESS, LIMIT, largest_fit
 from memcalc.errors import MemcalcError
-from memcalc.estimation import process_bytes, usable_bytes
+from memcalc.estimation.process import process_bytes, usable_bytes
 from memcalc.models.spec import ModelSpec
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.gpus import GPUS, Gpu

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memcalc.decide.largest import fewest_gpus, sharding
 from memcalc.decide.remedies import Remedy, remedies
 from memcalc.errors import MemcalcError
-from memcalc.estimation import process_bytes, usable_bytes
+from memcalc.estimation.process import process_bytes, usable_bytes
 from memcalc.models.spec import ModelSpec
 from memcalc.report.gpu_schema import Remedies, RemedyOffer
 from memcalc.setup.setup import TrainingSetup

@@ -130,6 +130,10 @@ def _outside_blocks(network: Module) -> Iterator[Parameter]:
             yield from (tensor for _, tensor in value.tensors())
 
 
+MOVED_BY_BLOCK = ("AutoencoderKL", "AutoencoderKLWan")
+"""Autoencoders that group offload can move by blocks: of the others only `forward` would bring the weights, which a
+pipeline does not call (RuntimeError in diffusers 0.42.1)."""
+
 _HALVES = ("encoder", "decoder", "quant_conv", "post_quant_conv")
 """`_group_offload_block_modules` of autoencoders."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from memcalc.autograd.tape import Tape
 from memcalc.common.assumption import Assumption
 from memcalc.errors import UsageError, option_name
-from memcalc.inference.component_offload import Placement
+from memcalc.inference.component_offload import MOVED_BY_BLOCK, Placement
 from memcalc.inference.pipeline_stages import Prompted, decode_latents, denoise_once, encode_prompts
 from memcalc.inference.weights import LoadedWeights, load_weights
 from memcalc.models.build import build
@@ -163,6 +163,12 @@ def _check(spec: ModelSpec, setup: InferenceSetup) -> None:
         raise UsageError(
             "--cpu-offload sequential moves single layers, which diffusers does not do with quantized ones; use model, "
             "or leave out --quantization."
+        )
+    unmoved = [part.model_type for _, part in _described(spec) if part.model_type in autoencoders()]
+    if setup.cpu_offload == "group" and not set(unmoved) <= set(MOVED_BY_BLOCK):
+        raise UsageError(
+            f"--cpu-offload group moves blocks, but diffusers cannot move those of {unmoved[0]}: its decode fails; "
+            "use group-leaf or model."
         )
     if setup.components_to_quantize is not None:
         known = [name for name, _ in _described(spec)]

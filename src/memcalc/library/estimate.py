@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, overload
 
-from memcalc import estimation
 from memcalc.common.assumption import Assumption
+from memcalc.estimation import estimate as estimation
 from memcalc.library.report import (
     InferenceReport,
     InferenceReportOnGpu,

@@ -180,9 +180,11 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "z_image": ("ZImageTransformer2DModel",),
     },
     "autoencoders": {
+        "cogvideox": ("AutoencoderKLCogVideoX",),
         "dc": ("AutoencoderDC",),
         "hunyuan_video": ("AutoencoderKLHunyuanVideo",),
         "kl": ("AutoencoderKL", "AutoencoderKLFlux2"),
+        "ltx": ("AutoencoderKLLTXVideo",),
         "wan": ("AutoencoderKLQwenImage", "AutoencoderKLWan"),
     },
 }

@@ -11,20 +11,26 @@ from memcalc.tables.dtypes import INT64
 
 
 def convolution(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, stride: int | tuple[int, ...] = 1, padding: int = 0
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    stride: int | tuple[int, ...] = 1,
+    padding: int | tuple[int, ...] = 0,
 ) -> Tensor:
     """Convolution of x [b, c, *sizes] with weight [out, c / groups, *widths]: [b, out, *sizes'].
 
     Keeps x and weight; backward makes the gradients of x, weight and bias at once. A patch embedding strides as far as
-    it is wide. `stride` may be one for each of the sizes. Channels that lie innermost stay there, in all gradients too.
+    it is wide. `stride` and `padding` may be one for each of the sizes. Channels that lie innermost stay there, in all
+    gradients too.
     """
     if x.tape.autocast is not None:
         bias = None if bias is None else cached_cast(bias)
         weight = cached_cast(weight)
         x = cached_cast(x)
-    steps = (stride,) * (len(x.shape) - 2) if isinstance(stride, int) else stride
-    sizes = zip(x.shape[2:], weight.shape[2:], steps, strict=True)
-    spatial = tuple((size + 2 * padding - width) // step + 1 for size, width, step in sizes)
+    steps, zeros = ((n,) * (len(x.shape) - 2) if isinstance(n, int) else n for n in (stride, padding))
+    sizes = zip(x.shape[2:], weight.shape[2:], steps, zeros, strict=True)
+    spatial = tuple((size + 2 * more - width) // step + 1 for size, width, step, more in sizes)
     shape = (x.shape[0], weight.shape[0], *spatial)
     # The kernel for one channel at a time over time makes everything contiguous.
     depthwise = len(shape) == 3 and weight.shape[1] == 1

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from memcalc.errors import UsageError
-from memcalc.estimation import Setup
+from memcalc.estimation.job import Setup
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.explain import process_memory
 from memcalc.provenance.formulas import Sizes

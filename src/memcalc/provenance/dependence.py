@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from memcalc.common.sizes import Shape
 from memcalc.errors import MemcalcError
-from memcalc.estimation import Setup
+from memcalc.estimation.job import Setup
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.formulas import Depends
 from memcalc.provenance.origins import Birth, Recording, RecordingTape

@@ -11,7 +11,9 @@ from memcalc.autograd.tape import ROWS, Allocation
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.common.assumption import Assumption
 from memcalc.common.sizes import rounded
-from memcalc.estimation import Job, Setup, estimate, process_memory_of
+from memcalc.estimation.estimate import estimate
+from memcalc.estimation.job import Job, Setup
+from memcalc.estimation.process import process_memory_of
 from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.parallel.layout import layout_of

@@ -8,7 +8,7 @@ from memcalc.autograd.tape import NEVER
 from memcalc.breakdown import standing
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches
-from memcalc.estimation import Setup
+from memcalc.estimation.job import Setup
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.moments import Lives, find_moment, live_bytes
 from memcalc.provenance.origins import Recording

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from memcalc.decide.remedies import Remedy, remedies
 from memcalc.errors import MemcalcError
-from memcalc.estimation import Setup
+from memcalc.estimation.job import Setup
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.dependence import Dependence
 from memcalc.provenance.explain import process_memory, sizes_of

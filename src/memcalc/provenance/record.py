@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from memcalc.errors import UsageError
-from memcalc.estimation import Setup, tracing_of_pipeline, within_positions
+from memcalc.estimation.job import Setup
+from memcalc.estimation.traced_steps import tracing_of_pipeline, within_positions
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel.layout import layout_of

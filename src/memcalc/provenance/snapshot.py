@@ -15,7 +15,7 @@ from memcalc.allocator.caching import CachingAllocator
 from memcalc.autograd.tape import GRADIENTS, Allocation
 from memcalc.breakdown.process_memory import ProcessMemory
 from memcalc.errors import UsageError
-from memcalc.estimation import Setup
+from memcalc.estimation.job import Setup
 from memcalc.models.spec import ModelSpec
 from memcalc.provenance.explain import process_memory, sizes_of
 from memcalc.provenance.formulas import Sizes

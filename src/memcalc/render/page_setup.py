@@ -51,7 +51,7 @@ def page_setup(
     heading: str = "",
 ) -> Setup:
     """Estimate a job for a page. Parameters and errors as of `estimate`; `heading` tells it from others."""
-    from memcalc.estimation import estimate
+    from memcalc.estimation.estimate import estimate
     from memcalc.tables.gpus import find_gpu
     from memcalc.timeline import has_timeline, timeline
 

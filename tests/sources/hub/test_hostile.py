@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hostile_hub import AT_ONCE, SLOWLY, HostileHub, Way, echoes, file, listing, whole
+from support.hostile_hub import AT_ONCE, LARGE, SLOWLY, HostileHub, Way, echoes, file, listing, whole
 from support.hub_server import serving
 
 from memcalc.errors import HubError, MemcalcError, UsageError
@@ -72,10 +72,10 @@ def written(folder: Path) -> set[str]:
     return {name for name in found if not name.startswith(os.path.join("home", "assets", "memcalc"))}
 
 
-@pytest.mark.parametrize("way", AT_ONCE)
+@pytest.mark.parametrize("way", [*AT_ONCE, *LARGE])
 def test_odd_answers(server: tuple[HostileHub, str], home: Path, way: str) -> None:
     hub, url = server
-    hub.way, hub.asked = Way(AT_ONCE[way]), []
+    hub.way, hub.asked = Way(LARGE[way]() if way in LARGE else AT_ONCE[way]), []
     ask(url)
     assert written(home) == set()
     assert not Path("/tmp/memcalc-was-here").exists()

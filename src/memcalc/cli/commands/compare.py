@@ -105,7 +105,7 @@ def _methods(text: str | None) -> list[str | None]:
 def _column(request: Request, read: ReadModel, model: str, method: str | None, *, pictured: bool) -> Setup:
     """A column: its report, and its picture for a page. What was given comes before what the method stands for."""
     from memcalc.decide.methods import METHODS
-    from memcalc.estimation import estimate
+    from memcalc.estimation.estimate import estimate
 
     job = request.job("training", METHODS[method]) if method else request.read()
     heading = f"{model} {method or ''}".strip()

@@ -79,7 +79,8 @@ def _answer(spec: Any, job: Job, gpu: Any, smallest: Any) -> dict[str, Any]:
     """What fits one GPU, as plain values; `smallest` is the least GPU of the table that the job fits."""
     from memcalc.decide.largest import largest
     from memcalc.decide.what_fits import advise
-    from memcalc.estimation import estimate, needed_bytes
+    from memcalc.estimation.estimate import estimate
+    from memcalc.estimation.process import needed_bytes
     from memcalc.models.registry import autoencoders, denoisers
 
     setup = job.setup

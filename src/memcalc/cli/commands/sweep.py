@@ -88,7 +88,7 @@ def _rows(model: ReadModel, request: Request, axes: Sequence[Axis]) -> list[dict
 
 def _row(model: ReadModel, request: Request, values: Mapping[str, str]) -> dict[str, Any]:
     """One setup: the values of its options, and its answer or what is wrong with it."""
-    from memcalc.estimation import estimate
+    from memcalc.estimation.estimate import estimate
 
     job = Request(request.mode, {**request.given, **values}, request.chosen).read()
     row: dict[str, Any] = {name: declared()[name].read(value) for name, value in values.items()}

@@ -36,7 +36,7 @@ class VerifiedJob(Job):
 
     def respond(self, spec: "ModelSpec", assumptions: tuple[Assumption, ...], teacher: "ModelSpec | None") -> None:
         """Estimate, run, and print both."""
-        from memcalc.estimation import estimate
+        from memcalc.estimation.estimate import estimate
         from memcalc.verification.run import measured_in_a_folder
 
         report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)

@@ -100,12 +100,14 @@ def one_by_one(tape: Tape, kinds: Sequence[Hashable], run: Callable[[int], Tenso
     return results
 
 
-def tiled(x: Tensor, tiles: Tiles, half: Half, finish: Half | None = None) -> Tensor:
+def tiled(x: Tensor, tiles: Tiles, half: Half, finish: Half | None = None, *, across: Tiles | None = None) -> Tensor:
     """What `half` makes of x [..., height, width] tile by tile, blended and put together (`tiled_decode`).
 
     finish: what is made of the whole while its tiles are still there.
+    across: how widths are cut where it is not as heights are.
     """
-    heights, widths = tiles.cuts(x.shape[-2]), tiles.cuts(x.shape[-1])
+    across = across or tiles
+    heights, widths = tiles.cuts(x.shape[-2]), across.cuts(x.shape[-1])
     places = [(height, width) for height in heights for width in widths]
 
     def run(index: int) -> Tensor:
@@ -122,9 +124,9 @@ def tiled(x: Tensor, tiles: Tiles, half: Half, finish: Half | None = None) -> Te
             if i > 0:
                 _blend(tile, -2, min(rows[i - 1][j].shape[-2], tile.shape[-2], tiles.blended))
             if j > 0:
-                _blend(tile, -1, min(row[j - 1].shape[-1], tile.shape[-1], tiles.blended))
+                _blend(tile, -1, min(row[j - 1].shape[-1], tile.shape[-1], across.blended))
             kept = ops.narrow(tile, -2, min(tiles.kept, tile.shape[-2]))
-            result_row.append(ops.narrow(kept, -1, min(tiles.kept, tile.shape[-1])))
+            result_row.append(ops.narrow(kept, -1, min(across.kept, tile.shape[-1])))
         result_rows.append(ops.cat(result_row, -1))
     return ops.cat(result_rows, -2) if finish is None else finish(ops.cat(result_rows, -2))
 

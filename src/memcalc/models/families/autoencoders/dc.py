@@ -23,7 +23,8 @@ from memcalc.models.families.autoencoders.dc_blocks import (
     repeated,
 )
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.diffusion import Convolution, EagerRMSNorm
+from memcalc.nn.layers.diffusion import Convolution
+from memcalc.nn.layers.diffusion_norms import EagerRMSNorm
 from memcalc.nn.module import Module
 
 _TILE, _STRIDE = 512, 448

@@ -11,7 +11,8 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.nn.layers.diffusion import Convolution, EagerRMSNorm
+from memcalc.nn.layers.diffusion import Convolution
+from memcalc.nn.layers.diffusion_norms import EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.module import Module
 from memcalc.tables.dtypes import FP32

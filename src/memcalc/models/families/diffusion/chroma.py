@@ -12,14 +12,8 @@ from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.families.diffusion.flux import FluxAttention, Tables
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.diffusion import (
-    FeedForward,
-    RMSNorm,
-    TextProjection,
-    modulated,
-    rotary_tables,
-    timestep_embedding,
-)
+from memcalc.nn.layers.diffusion import FeedForward, TextProjection, modulated, rotary_tables, timestep_embedding
+from memcalc.nn.layers.diffusion_norms import RMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Buffer, Module

@@ -12,17 +12,15 @@ from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import CLIP, Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
-    AdaLayerNormContinuous,
-    AdaLayerNormZero,
     CombinedTimestepTextEmbedding,
     FeedForward,
     NoDropout,
-    RMSNorm,
     apply_rotary_emb,
     modulated,
     native_attention,
     rotary_tables,
 )
+from memcalc.nn.layers.diffusion_norms import AdaLayerNormContinuous, AdaLayerNormZero, RMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module

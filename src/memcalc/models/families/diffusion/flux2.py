@@ -12,15 +12,14 @@ from memcalc.config.reader import Config
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
-    AdaLayerNormContinuous,
     NoDropout,
-    RMSNorm,
     TimestepEmbedding,
     apply_rotary_emb,
     native_attention,
     rotary_tables,
     timestep_embedding,
 )
+from memcalc.nn.layers.diffusion_norms import AdaLayerNormContinuous, RMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module

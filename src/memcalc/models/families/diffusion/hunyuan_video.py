@@ -23,7 +23,8 @@ from memcalc.models.families.diffusion.hunyuan_video_blocks import (
     TokenRefiner,
 )
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.diffusion import AdaLayerNormContinuous, Convolution
+from memcalc.nn.layers.diffusion import Convolution
+from memcalc.nn.layers.diffusion_norms import AdaLayerNormContinuous
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.module import Module
 from memcalc.nn.stack import Stack

@@ -8,8 +8,6 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.diffusion import (
-    AdaLayerNormZero,
-    EagerRMSNorm,
     FeedForward,
     NoDropout,
     TextProjection,
@@ -20,6 +18,7 @@ from memcalc.nn.layers.diffusion import (
     timestep_embedding,
 )
 from memcalc.nn.layers.diffusion_blocks import CrossAttention
+from memcalc.nn.layers.diffusion_norms import AdaLayerNormZero, EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module

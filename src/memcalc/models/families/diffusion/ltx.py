@@ -14,7 +14,8 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.families.diffusion.pixart import AdaLayerNormSingle
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.diffusion import CaptionProjection, FeedForward, NoDropout, RMSNorm, native_attention
+from memcalc.nn.layers.diffusion import CaptionProjection, FeedForward, NoDropout, native_attention
+from memcalc.nn.layers.diffusion_norms import BareRMSNorm, RMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module, Parameter
@@ -22,19 +23,6 @@ from memcalc.nn.stack import Stack
 from memcalc.tables.dtypes import FP32, INT64
 
 Tables = tuple[Tensor, Tensor]
-
-
-class BareRMSNorm(Module):
-    """diffusers' own RMSNorm without a weight."""
-
-    scope = "norms"
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to the same."""
-        dtype = hidden.dtype
-        variance = ops.mean(ops.pow(ops.to(hidden, FP32)))
-        hidden = ops.mul(hidden, ops.rsqrt(ops.add_scalar(variance)))
-        return ops.to(hidden, dtype)
 
 
 def _rotated(x: Tensor, tables: Tables) -> Tensor:

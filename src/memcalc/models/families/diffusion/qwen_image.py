@@ -13,15 +13,8 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.complex_rotary import complex_rotated
-from memcalc.nn.layers.diffusion import (
-    AdaLayerNormContinuous,
-    EagerRMSNorm,
-    FeedForward,
-    NoDropout,
-    TimestepEmbedding,
-    native_attention,
-    timestep_embedding,
-)
+from memcalc.nn.layers.diffusion import FeedForward, NoDropout, TimestepEmbedding, native_attention, timestep_embedding
+from memcalc.nn.layers.diffusion_norms import AdaLayerNormContinuous, EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module

@@ -13,15 +13,9 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.families.diffusion.pixart import AdaLayerNormSingle
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.diffusion import (
-    CaptionProjection,
-    Convolution,
-    EagerRMSNorm,
-    NoDropout,
-    PatchProjection,
-    unpatchified,
-)
+from memcalc.nn.layers.diffusion import CaptionProjection, Convolution, NoDropout, PatchProjection, unpatchified
 from memcalc.nn.layers.diffusion_blocks import CrossAttention
+from memcalc.nn.layers.diffusion_norms import EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module, Parameter

@@ -13,16 +13,14 @@ from memcalc.errors import UsageError
 from memcalc.models.common.denoiser import CLIP_HIDDEN, LATENT_SCALE, Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.diffusion import (
-    AdaLayerNormContinuous,
-    AdaLayerNormZero,
     CombinedTimestepTextEmbedding,
-    EagerRMSNorm,
     FeedForward,
     NoDropout,
     PatchProjection,
     modulated,
     unpatchified,
 )
+from memcalc.nn.layers.diffusion_norms import AdaLayerNormContinuous, AdaLayerNormZero, EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Buffer, Module

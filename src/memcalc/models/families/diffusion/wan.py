@@ -18,14 +18,13 @@ from memcalc.nn.layers.diffusion import (
     CaptionProjection,
     Convolution,
     FeedForward,
-    FP32LayerNorm,
     NoDropout,
-    RMSNorm,
     TimestepEmbedding,
     keep_in_fp32,
     native_attention,
     timestep_embedding,
 )
+from memcalc.nn.layers.diffusion_norms import FP32LayerNorm, RMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.module import Buffer, Module, Parameter
 from memcalc.nn.stack import Stack

@@ -16,7 +16,8 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.family import Family, table
 from memcalc.nn.layers.complex_rotary import complex_rotated
-from memcalc.nn.layers.diffusion import EagerRMSNorm, NoDropout, native_attention
+from memcalc.nn.layers.diffusion import NoDropout, native_attention
+from memcalc.nn.layers.diffusion_norms import EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module, Parameter

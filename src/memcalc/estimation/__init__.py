@@ -1,0 +1,1 @@
+"""A spec and a setup become a report: traced steps, the sweep, what the process holds."""
