@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from memcalc import ModelSpec, TrainingSetup, UsageError, estimate
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, UsageError, estimate
 
 TEXT = {
     "hidden_size": 256,
@@ -53,9 +53,10 @@ def test_limits_of_pixels_are_those_of_all_frames() -> None:
 
 def test_frames_of_internvl_are_images_and_the_setup_says_both() -> None:
     assert saved(INTERNVL, num_frames=3) == saved(INTERNVL, images_per_sequence=3)
-    report = estimate(ModelSpec.from_config(INTERNVL), TrainingSetup(num_frames=3))
-    assert report.setup["num_frames"] == 3
-    assert any("3 frames, read as 3 images" in line.text for line in report.assumptions)
+    for setup in (TrainingSetup(num_frames=3), InferenceSetup(num_frames=3)):
+        report = estimate(ModelSpec.from_config(INTERNVL), setup)
+        assert report.setup["num_frames"] == 3
+        assert any("3 frames, read as 3 images" in line.text for line in report.assumptions)
 
 
 @pytest.mark.parametrize(("model_type", "words"), [("llava", "how this model reads a video"), ("vit", "leave it out")])

@@ -66,7 +66,7 @@ def generate(
         raise UsageError(
             f"{engine.name} serves models that read text, and {spec.model_type} reads none; leave out --engine."
         )
-    setup = with_frames(network, setup)
+    frames, setup = setup.num_frames, with_frames(network, setup)
     length = _length(network, setup)
     if (
         engine.name == "llama.cpp"
@@ -134,6 +134,7 @@ def generate(
         resolved_options={
             **model.resolved_options,
             "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
+            "num_frames": frames,
         },
         notes=tuple(notes),
     )
