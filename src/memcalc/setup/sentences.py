@@ -55,7 +55,7 @@ _ENGINE = (
     "--float8-recipe tensorwise (torchao) over --precision bf16 is near to it"
 )
 _APEX = (
-    "Apex's O2 is not computed; it has weights and gradients in 16 bits beside fp32 masters, their gradients and states "
+    "Apex's O2 is not computed; it has 16-bit weights and gradients beside fp32 masters, their gradients and states "
     "(20 bytes a parameter with AdamW), and --parallel zero1 on one GPU, DeepSpeed's way, is near to it"
 )
 _MEANT: Mapping[str, Mapping[str, str]] = {
