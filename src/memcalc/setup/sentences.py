@@ -47,8 +47,8 @@ _BITSANDBYTES = (
 )
 _OF_BITSANDBYTES = "4bit 4-bit int4 bnb-4bit load-in-4bit 8bit 8-bit bnb-8bit load-in-8bit bnb bitsandbytes qlora"
 _FLOAT8 = (
-    "products in 8 bits are --float8-recipe tensorwise (torchao) over --precision bf16; weights that are kept in 8 bits "
-    "are --quantization"
+    "products in 8 bits are --float8-recipe tensorwise (torchao) over --precision bf16, and weights kept in 8 bits "
+    "--quantization"
 )
 _ENGINE = (
     "TransformerEngine is not computed: its layers keep inputs and copies of their weights in 8 bits; "
