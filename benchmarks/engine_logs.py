@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import InferenceSetup, ModelSpec, estimate, find_gpu
-from memcalc.inference.llama_cpp import buffers
+from memcalc.inference.llama_cpp.buffers import buffers
 from memcalc.inference.served_model import served_model
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"

@@ -10,7 +10,7 @@ from support.gguf_files import gguf, llama_gguf
 
 from memcalc import InferenceSetup, ModelSpec, estimate
 from memcalc.errors import UsageError
-from memcalc.inference.llama_cpp import Buffers, buffers
+from memcalc.inference.llama_cpp.buffers import Buffers, buffers
 from memcalc.inference.served_model import served_model
 
 MIB = 2**20

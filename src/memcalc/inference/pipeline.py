@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
 from memcalc.autograd.tape import Tape
 from memcalc.common.assumption import Assumption
-from memcalc.errors import UsageError, option_name
-from memcalc.inference.component_offload import MOVED_BY_BLOCK, Placement
+from memcalc.inference.component_offload import Placement
+from memcalc.inference.pipeline_components import (
+    Loaded,
+    described,
+    load_component,
+    own_name,
+    undescribed_bytes,
+    upcast_vae,
+)
+from memcalc.inference.pipeline_options import check_pipeline
 from memcalc.inference.pipeline_stages import Prompted, decode_latents, denoise_once, encode_prompts
-from memcalc.inference.weights import LoadedWeights, load_weights
-from memcalc.models.build import build
 from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall
-from memcalc.models.registry import autoencoders, family
-from memcalc.models.spec import ModelSpec, PipelineComponent
+from memcalc.models.registry import family
+from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
-from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.recorder import Recorder
 from memcalc.nn.run_context import RunContext, run_context
-from memcalc.nn.stack import Stack
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.cuda_devices import CudaDevice
-from memcalc.tables.dtypes import ALIASES, FP32, DType
-from memcalc.tables.engines import ENGINES
 from memcalc.training.denoising import convolutions
 from memcalc.training.input_sizes import check_sizes
 from memcalc.training.traced_step import Step
@@ -33,46 +34,6 @@ from memcalc.training.traced_step import Step
 PHASES = ("encode", "denoise", "vae_decode")
 H100 = CudaDevice((9, 0), 132)
 """The GPU whose kernels are taken where none is named."""
-
-_OF_TEXT_MODELS = {
-    "engine": "transformers",
-    "kv_dtype": "auto",
-    "max_new_tokens": 1,
-    "num_beams": 1,
-    "prefill_logits": "last",
-    "prefill_chunk_size": None,
-    "gpu_memory_utilization": None,
-    "tensor_parallel_size": 1,
-    "gpus": None,
-    "device_map": None,
-    "max_memory": None,
-    "quantize_moe_experts": "none",
-    "load_on": None,
-}
-"""Options that say how a language model generates, with the values at which they say nothing."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A component as it is loaded."""
-
-    name: str
-    spec: ModelSpec
-    network: Network
-    weights: LoadedWeights
-    widened: bool = False
-    """It is loaded in fp16 and widened to fp32 while it decodes (`upcast_vae`)."""
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype that it computes in."""
-        return FP32 if self.widened else ALIASES[self.weights.dtype]
-
-    @property
-    def label(self) -> str:
-        """Its part of MODEL WEIGHTS."""
-        form = self.weights.quantization
-        return f"{self.name} {self.weights.dtype if form == 'none' else form}{', fp32 to decode' * self.widened}"
 
 
 class Pipeline(Network):
@@ -93,10 +54,10 @@ def call_pipeline(
 
     Raises UsageError for options of language models, and for sizes that the denoiser cannot be given.
     """
-    _check(spec, setup)
-    parts = [_load(name, part, setup) for name, part in _described(spec)]
-    main = next(part for part in parts if part.spec is spec or part.name == _own_name(spec))
-    parts = [_widened(part, main.network) for part in parts]
+    check_pipeline(spec, setup)
+    parts = [load_component(name, part, setup) for name, part in described(spec)]
+    main = next(part for part in parts if part.spec is spec or part.name == own_name(spec))
+    parts = [upcast_vae(part, main.network) for part in parts]
     tape = Tape(phase="loading") if recorder is None else recorder.new_tape("loading")
     tape.grad_enabled = tape.dropout_enabled = False
     tape.device = device or H100
@@ -106,7 +67,7 @@ def call_pipeline(
     network = Pipeline({part.name: part.network for part in parts})
     if recorder is not None:
         recorder.watch(network)
-    undescribed = {other.name: _undescribed(other, setup) for other in spec.components if other.spec is None}
+    undescribed = {other.name: undescribed_bytes(other, setup) for other in spec.components if other.spec is None}
     placement = Placement(
         tape,
         setup.cpu_offload or "none",
@@ -128,7 +89,7 @@ def call_pipeline(
         0,
         phases=PHASES,
         weights={**placement.standing, **undescribed},
-        components={part.label: sum(_sizes(part)) for part in parts},
+        components={part.label: part.nbytes for part in parts},
         running=call.running,
         extra_weights=spec.extra_weights,
         resolved_options={
@@ -142,98 +103,6 @@ def call_pipeline(
         },
         notes=tuple(call.notes()),
     )
-
-
-def _check(spec: ModelSpec, setup: InferenceSetup) -> None:
-    for name, silent in _OF_TEXT_MODELS.items():
-        if getattr(setup, name) != silent:
-            raise UsageError(
-                f"{option_name(name)} says how a language model generates, but {spec.model_type} is part of a "
-                "diffusion pipeline; leave it out."
-            )
-    if not any(part.model_type in autoencoders() for _, part in _described(spec)):
-        for name, silent in (("vae_tiling", False), ("vae_slicing", False), ("vae_dtype", None)):
-            if getattr(setup, name) != silent:
-                raise UsageError(
-                    f"{option_name(name)} is for a pipeline's autoencoder, and memcalc counts none here; leave it out."
-                )
-    if setup.components_to_quantize is not None and setup.quantization == "none":
-        raise UsageError("--components-to-quantize goes with --quantization, such as nf4; add it, or leave it out.")
-    if setup.cpu_offload == "sequential" and setup.quantization != "none":
-        raise UsageError(
-            "--cpu-offload sequential moves single layers, which diffusers does not do with quantized ones; use model, "
-            "or leave out --quantization."
-        )
-    unmoved = [part.model_type for _, part in _described(spec) if part.model_type in autoencoders()]
-    if setup.cpu_offload == "group" and not set(unmoved) <= set(MOVED_BY_BLOCK):
-        raise UsageError(
-            f"--cpu-offload group moves blocks, but diffusers cannot move those of {unmoved[0]}: its decode fails; "
-            "use group-leaf or model."
-        )
-    if setup.components_to_quantize is not None:
-        known = [name for name, _ in _described(spec)]
-        for name in _names(setup.components_to_quantize):
-            if name not in known:
-                raise UsageError(
-                    f"--components-to-quantize names {name!r}, which this pipeline does not have; it has "
-                    f"{', '.join(known)}."
-                )
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _own_name(spec: ModelSpec) -> str:
-    if spec.component:
-        return spec.component
-    if spec.model_type in autoencoders():
-        return "vae"
-    return "unet" if spec.model_type.startswith("UNet") else "transformer"
-
-
-def _described(spec: ModelSpec) -> Iterator[tuple[str, ModelSpec]]:
-    """Every component with a spec in the order of running: text encoders, the denoiser, the autoencoder."""
-    others = [(part.name, part.spec) for part in sorted(spec.components, key=_name) if part.spec is not None]
-    yield from ((name, other) for name, other in others if other.model_type not in autoencoders())
-    yield _own_name(spec), spec
-    yield from ((name, other) for name, other in others if other.model_type in autoencoders())
-
-
-def _name(part: PipelineComponent) -> str:
-    return part.name
-
-
-def _load(name: str, spec: ModelSpec, setup: InferenceSetup) -> Loaded:
-    """Build a component with the weights that it is loaded with."""
-    network = build(spec)
-    chosen = _names(setup.components_to_quantize or "") or ([name] if isinstance(network, Denoiser) else [])
-    changes: dict[str, object] = {} if name in chosen else {"quantization": "none"}
-    if isinstance(network, Autoencoder):
-        network.tiling, network.slicing = setup.vae_tiling, setup.vae_slicing
-        if setup.vae_dtype is not None:
-            changes["dtype"] = setup.vae_dtype
-    weights = load_weights(spec, setup.model_copy(update=changes), ENGINES["transformers"], network, network)
-    if weights.form is not None:
-        if weights.format_of is not None:
-            tell_apart(network, weights.format_of)
-        quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
-    for _, module in network.modules():
-        if isinstance(module, Stack):
-            module.rename(f"{name} {module.name}")
-    return Loaded(name, spec, network, weights)
-
-
-def _widened(part: Loaded, denoiser: Network) -> Loaded:
-    """The component as the pipeline of `denoiser` runs it: SDXL's decode in fp32 where the autoencoder is in fp16."""
-    vae = part.network
-    upcast = isinstance(denoiser, Denoiser) and denoiser.upcasts_vae and part.weights.dtype == "fp16"
-    return replace(part, widened=upcast and isinstance(vae, Autoencoder) and vae.force_upcast)
-
-
-def _sizes(part: Loaded) -> Iterator[int]:
-    for _, tensor in part.network.tensors():
-        yield tensor.storage.allocation.nbytes * tensor.copies
 
 
 class _Call:
@@ -338,8 +207,3 @@ _GUIDED = {
     "two": "guidance in two forwards, one after the other (--guidance-scale)",
     "none": "no guidance by a second prediction",
 }
-
-
-def _undescribed(other: PipelineComponent, setup: InferenceSetup) -> int:
-    """Bytes of a component that no family describes: as they are stored, or in the dtype that is asked for."""
-    return other.nbytes if setup.dtype is None else other.parameters * ALIASES[setup.dtype].itemsize

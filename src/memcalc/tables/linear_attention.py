@@ -46,6 +46,6 @@ def why_not(model_type: str) -> str | None:
     if model_type not in NOT_DESCRIBED:
         return None
     return (
-        f"layers of model_type {model_type!r} keep a state in place of keys and values, which is not described here, and "
+        f"layers of model_type {model_type!r} keep a state in place of keys and values, which no family here has, and "
         "--generic would take it for attention; its files say what its weights take."
     )
