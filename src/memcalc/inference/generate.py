@@ -69,9 +69,7 @@ def generate(
     refuse_llama_cpp_options(setup, spec.model_type)
     model = replace(model, engine=as_released(model.engine, setup, model.gpu, length))
     engine = model.engine
-    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
-    tape.device = tracing.device
-    tape.grad_enabled = tape.dropout_enabled = False
+    tape = _new_tape(recorder, tracing)
     tape.run = run = RunContext(
         attention=_attention(model, setup),
         training=False,
@@ -132,6 +130,14 @@ def generate(
         },
         notes=tuple(notes),
     )
+
+
+def _new_tape(recorder: Recorder | None, tracing: Tracing) -> Tape:
+    """A tape on which no gradient is asked for and nothing is dropped."""
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
+    tape.device = tracing.device
+    tape.grad_enabled = tape.dropout_enabled = False
+    return tape
 
 
 def _check_reads_text(spec: ModelSpec, model: ServedModel) -> None:
