@@ -10,14 +10,18 @@ from support.measured_rows import FOLDER
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
 from memcalc.models.registry import KINDS, families, family
-from memcalc.tables.instruments import ON_BOTH
+from memcalc.tables.instruments import ON_ALLOCATOR, ON_BOTH
 from memcalc.tables.lora_targets import REFUSED
 
 CONFIGS: dict[str, dict[str, Any]] = {}
+HOLLOW: dict[str, bool] = {}
+"""Whether all rows of a family are the allocator's."""
 for _path in sorted(FOLDER.glob("*.jsonl")):
     for _line in _path.read_text().splitlines():
-        _config = json.loads(_line)["case"]["config"]
-        CONFIGS.setdefault(_config["model_type"], _config)
+        _case = json.loads(_line)["case"]
+        _type = _case["config"]["model_type"]
+        CONFIGS.setdefault(_type, _case["config"])
+        HOLLOW[_type] = HOLLOW.get(_type, True) and _case.get("hollow", False)
 
 
 @pytest.mark.parametrize("model_type", sorted(CONFIGS))
@@ -51,6 +55,11 @@ def test_tables_keep_within_the_terminal(command: str, width: int) -> None:
 def test_what_both_instruments_measured_has_rows_of_both() -> None:
     assert {row["case"]["config"]["model_type"] for row in ROWS} >= ON_BOTH
     assert CONFIGS.keys() >= ON_BOTH
+
+
+def test_what_the_allocator_alone_measured_has_no_rows_of_the_tracker() -> None:
+    hollow = {model_type: every for model_type, every in HOLLOW.items() if model_type in ON_ALLOCATOR}
+    assert hollow == dict.fromkeys(ON_ALLOCATOR, True)
 
 
 @pytest.mark.parametrize("model_type", families())

@@ -36,6 +36,9 @@ KNOWN: dict[str, dict[str, int]] = {
     "quantized_bases:8": {"forward": 21504, "backward": 21504, "step": 21504},
     "quantized_bases:11": {"forward": 21504, "backward": 21504, "step": 21504},
     "quantized_bases:20": {"forward": 14336, "backward": 14336, "step": 14336},
+    # A decoded token's attention in half precision: fused kernels make no log-sums where nothing needs a gradient;
+    # memcalc counts inference as shape-only tensors show it, with them.
+    "moonshine:5": {"decode_peak": 512},
     # LOMO steps the last weight when backward has come back; the instrument counts that to its step phase.
     "optimizers:4": {"step": -179200},
     "optimizers:5": {"step": -89600},

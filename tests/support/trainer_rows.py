@@ -87,7 +87,7 @@ def answer(case: dict[str, Any], **more: Any) -> dict[str, int]:
     if "head" in case:
         spec = spec.with_head(TASKS[case["head"]])
     teacher = ModelSpec.from_config(case["teacher"]) if "teacher" in case else None
-    step = trace(spec, TrainingSetup(**options(case), **more), teacher=teacher)
+    step = trace(spec, TrainingSetup(**{**options(case), **more}), teacher=teacher)
     found, _ = Sweep(step.tape).peaks()
     return {
         phase: (found[phase][0] if phase in found else 0)

@@ -7,6 +7,7 @@ locals as the modules that they describe, and nothing has to be freed by hand.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
@@ -30,6 +31,14 @@ class Storage:
 
     def __del__(self) -> None:
         self.allocation.dies = self.tape.clock
+
+    def whole(self) -> AbstractContextManager[None]:
+        """All of it is there inside: for code that reads a weight past its module, whose engine may have sharded it."""
+        return nullcontext()
+
+    def full_tensor(self, weight: Tensor) -> Tensor:
+        """`weight`, which lies here, as code that reads it past its module has it: gathered, if it is sharded."""
+        return weight
 
 
 class Tensor:

@@ -26,6 +26,7 @@ class Family:
     verified: what stands behind the numbers.
     supports: what it is computed for.
     kinds: for people, what its blocks are where they are not all attention and an MLP.
+    positions_of_target: `max_position_embeddings` is about what the decoder writes, not about the sequence length.
     attention_assumed: its code is its repository's own, and is taken to attend as Transformers' family does.
     """
 
@@ -39,6 +40,7 @@ class Family:
     supports: str = "training, inference, LoRA"
     kinds: str = ""
     attention_assumed: bool = False
+    positions_of_target: bool = False
 
     @property
     def is_measured(self) -> bool:

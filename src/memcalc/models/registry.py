@@ -65,6 +65,8 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "moe": {
         "mixtral_qwen_olmoe": ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "mellum"),
         "cohere2_moe": ("cohere2_moe",),
+        "dbrx": ("dbrx",),
+        "jetmoe": ("jetmoe",),
         "deepseek_v4": ("deepseek_v4",),
         "deepseek_v32_glm5": ("deepseek_v32", "glm_moe_dsa"),
         "mimo_v2": ("mimo_v2_flash",),
@@ -155,8 +157,10 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "kimi_k25": ("kimi_k25",),
         "aria": ("aria", "aria_text"),
         "aya_vision": ("aya_vision", "cohere2_vision"),
+        "vision_encoder_decoder": ("vision-encoder-decoder",),
     },
     "audio": {
+        "moonshine": ("moonshine",),
         "whisper": ("whisper",),
         "whisper_languages": ("qwen2_audio", "voxtral"),
         "wav2vec2": ("hubert", "wav2vec2"),

@@ -94,6 +94,8 @@ class ModelSpec:
         Raises ConfigError where it says what no number of positions can be.
         """
         known = family(self.model_type)
+        if known.positions_of_target:
+            return None
         return Config(self.config, known.defaults, known.aliases).optional(_POSITIONS) or self._text_positions()
 
     def _text_positions(self) -> int | None:

@@ -159,6 +159,8 @@ class Network(Module):
     """What the sequence length counts, if not tokens."""
     default_length: int | None = None
     """The sequence length if none is given; None: the options' default."""
+    longest_target: int | None = None
+    """Tokens of a target if none are asked for; None: as many as the source has."""
     accepts_past_key_values: bool = True
     """Transformers' forward takes `past_key_values`; if not, each call starts a new cache while the old one lives."""
 
@@ -186,6 +188,19 @@ class Network(Module):
     def call(self, batch: Batch) -> Outputs:  # type: ignore[override]
         """Run the model without its hooks."""
         return self.forward(batch)
+
+    @property
+    def is_redirected(self) -> bool:
+        """Whether something else runs in place of `forward`."""
+        return "forward" in vars(self)
+
+    def redirected(self, batch: Batch, run: Callable[[], Outputs]) -> Outputs:
+        """Run something else in place of `forward`, between the model's hooks (TRL's _ForwardRedirection)."""
+        vars(self)["forward"] = lambda _: run()
+        try:
+            return self(batch)
+        finally:
+            del vars(self)["forward"]
 
 
 def positions(tape: Tape, length: int) -> Tensor:

@@ -54,6 +54,7 @@ from memcalc.ops.fused_attention import scaled_dot_product_attention
 from memcalc.ops.fused_losses import cut_cross_entropy, fused_linear_cross_entropy, in_place_cross_entropy
 from memcalc.ops.indexing import (
     gather,
+    index_add,
     index_add_,
     index_list,
     index_mask,
@@ -180,6 +181,7 @@ __all__ = [
     "grouped_mm",
     "in_place_cross_entropy",
     "index",
+    "index_add",
     "index_add_",
     "index_list",
     "index_mask",

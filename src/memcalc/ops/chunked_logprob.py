@@ -34,7 +34,7 @@ def chunked_log_probs(
     """
     tape, n = hidden.tape, hidden.shape[0]
     compute = tape.autocast or hidden.dtype
-    with tape.no_grad():
+    with tape.no_grad(), weight.storage.whole():
         statistics = [tape.empty((n,), FP32) for _ in range(RUNNING_STATISTICS)]
         tile = tape.empty((min(n, TOKEN_CHUNK), VOCAB_CHUNK), compute)
         token_chunk: Tensor | None = None
@@ -48,7 +48,7 @@ def chunked_log_probs(
         log_probs = tape.empty((n,), FP32)
         more = {name: _optional(name, hidden, n) for name in outputs}
         del statistics, tile, token_chunk
-    context = (hidden.shape, hidden.dtype, weight.shape, weight.dtype, compute)
+    context = (hidden.shape, hidden.dtype, weight.shape, weight.dtype, compute, weight.storage)
     node = record(tape, log_probs, _backward, (hidden, weight), context)
     if node is not None:
         for kept in (hidden, weight, targets, log_z, more.get("entropy", log_z)):
@@ -88,16 +88,18 @@ def _backward(node: Node, grads: Grads) -> list[Tensor | None]:
     if grads[0] is None:
         return [None, None]
     tape = node.tape
-    hidden_shape, hidden_dtype, weight_shape, weight_dtype, compute = node.context
+    hidden_shape, hidden_dtype, weight_shape, weight_dtype, compute, stored = node.context
     n, vocab = hidden_shape[0], weight_shape[0]
-    grad_hidden = tape.empty(hidden_shape, FP32) if node.needs(0) else None
-    grad_weight = tape.empty(weight_shape, FP32) if node.needs(1) else None
-    tile = tape.empty((min(n, TOKEN_CHUNK), VOCAB_CHUNK), compute)
+    tile: Tensor | None = None
     token_chunk = weight_chunk = None
-    for tokens in chunks(n, TOKEN_CHUNK):
-        token_chunk = _cast((tokens, hidden_shape[1]), hidden_dtype, compute, node)
-        for entries in chunks(vocab, VOCAB_CHUNK):
-            weight_chunk = _cast((entries, weight_shape[1]), weight_dtype, compute, node)
+    with stored.whole():
+        grad_hidden = tape.empty(hidden_shape, FP32) if node.needs(0) else None
+        grad_weight = tape.empty(weight_shape, FP32) if node.needs(1) else None
+        tile = tape.empty((min(n, TOKEN_CHUNK), VOCAB_CHUNK), compute)
+        for tokens in chunks(n, TOKEN_CHUNK):
+            token_chunk = _cast((tokens, hidden_shape[1]), hidden_dtype, compute, node)
+            for entries in chunks(vocab, VOCAB_CHUNK):
+                weight_chunk = _cast((entries, weight_shape[1]), weight_dtype, compute, node)
     made_hidden = None if grad_hidden is None else to(grad_hidden, hidden_dtype)
     made_weight = None if grad_weight is None else to(grad_weight, weight_dtype)
     del tile, token_chunk, weight_chunk

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.autograd.graph import Grads, Node, record
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride, is_contiguous
+from memcalc.common.sizes import Shape
 from memcalc.ops.elementwise import fp32_under_autocast
 from memcalc.ops.matmul import cached_cast
 from memcalc.ops.split_cat import memory_format_like
@@ -52,17 +53,30 @@ def _convolution_backward(node: Node, grads: Grads) -> list[Tensor | None]:
         return [None, None, None]
     shape, stride, copies = node.context
     weight = node.edges[1]
-    copied = node.tape.empty(shape, grad.dtype) if copies else None
+    copied = [node.tape.empty(shape, grad.dtype)] if copies else []
+    if node.tape.device is not None and _lies_otherwise(grad, shape, stride):
+        copied.append(node.tape.empty(grad.shape, grad.dtype))  # cuDNN wants it as the input lies
     of_weight = None if weight is None else memory_format_like(weight[2], [(shape, stride)])
-    layouts = (dense_stride(shape, stride), of_weight, None)
+    layouts = (dense_stride(shape, stride), of_weight)
     made = [
         None if edge is None else node.tape.empty(edge[2], grad.dtype, layout)
-        for edge, layout in zip(node.edges, layouts, strict=True)
+        for edge, layout in zip(node.edges[:2], layouts, strict=True)
     ]
-    del copied
-    if node.needs(2):  # the bias's is a sum
+    copied.clear()
+    bias = node.edges[2]
+    made.append(None if bias is None else node.tape.empty(bias[2], grad.dtype))
+    if bias is not None:  # its gradient is a sum
         node.tape.reduce(grad, (0, *range(2, len(grad.shape))))
     return made
+
+
+def _lies_otherwise(grad: Tensor, shape: Shape, stride: Shape) -> bool:
+    """Whether a gradient is no dense tensor in the memory format that the input [shape, stride] suggests.
+
+    Source: `cudnn_convolution_backward` in aten/src/ATen/native/cudnn/ConvShared.cpp, PyTorch 2.14.
+    """
+    wanted = memory_format_like(grad.shape, [(shape, stride)])
+    return any(size > 1 and a != b for size, a, b in zip(grad.shape, grad.stride, wanted, strict=True))
 
 
 def avg_pool2d(x: Tensor, kernel: int, rows: int | None = None) -> Tensor:

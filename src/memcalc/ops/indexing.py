@@ -79,13 +79,30 @@ def scatter_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
 
 
 def index_add_(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """`base`, which needs no gradient, with `values` added to its rows `indices` in place: keeps both."""
-    out = Tensor(base.shape, base.stride, base.dtype, base.storage)
-    node = record(base.tape, out, _gather_backward, (values,), values.shape)
+    """`base` with `values` added to its rows `indices` in place: keeps both."""
+    out = Tensor(base.shape, base.stride, base.dtype, base.storage, base.node, base.slot)
+    node = record(base.tape, out, _index_add_backward, (base, values), values.shape)
     if node is not None:
         node.save(indices)
         node.save(values)
     return out
+
+
+def index_add(base: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+    """The same as a copy of `base`."""
+    out = empty_like(base)
+    node = record(base.tape, out, _index_add_backward, (base, values), values.shape)
+    if node is not None:
+        node.save(indices)
+        node.save(values)
+    return out
+
+
+def _index_add_backward(node: Node, grads: Grads) -> list[Tensor | None]:
+    (grad,) = grads
+    if grad is None:
+        return [None, None]
+    return [grad, node.tape.empty(node.context, grad.dtype) if node.needs(1) else None]
 
 
 def scatter(base: Tensor, indices: Tensor) -> Tensor:

@@ -50,6 +50,8 @@ class Engine:
 
     STANDING = "gradients of trained weights"
     """What gradients are called that stood before the micro-batch."""
+    prepares_teachers = False
+    """Whether TRL gives it a teacher as it does a reference (`prepare_deepspeed`); elsewhere a teacher stays whole."""
     learns = False
     """Whether a step differs from the one before it because of what that one showed."""
 
@@ -69,7 +71,7 @@ class Engine:
 
     def run_root(self, network: Network, batch: Batch) -> Outputs:
         """Run the model as the loop's library does: Accelerate puts autocast inside it and converts what comes out."""
-        if not self.layout.accelerate:
+        if not self.layout.accelerate or network.is_redirected:  # autocast is around the forward that was replaced
             return network.call(batch)
         tape = batch.ids.tape
         with tape.autocasting(self.job.autocast):
@@ -148,6 +150,22 @@ class Engine:
 def leaf(parameter: Parameter) -> AccumulateGrad | None:
     """The end of the graph at a trained weight."""
     return parameter.node if isinstance(parameter.node, AccumulateGrad) else None
+
+
+def same_modules(trained: Network, again: Network) -> dict[str, Module] | None:
+    """The modules of `trained` by the names that they have without adapters; None where blocks of `again` differ."""
+    copies = [{name: module.copies for name, module in one.modules() if module.copies} for one in (trained, again)]
+    found = {name.replace(".base_layer", ""): module for name, module in reversed(list(trained.modules()))}
+    if any(name not in found for name, _ in again.modules()):
+        return None
+    return found if all(copies[0].get(name) == count for name, count in copies[1].items()) else None
+
+
+def see_weights(trained: Sequence[tuple[str, Parameter]], again: Sequence[tuple[str, Parameter]]) -> None:
+    """Let the weights of a network be those of the trained one, which has them as base layers of adapters."""
+    of_base = {name.replace(".base_layer.", "."): parameter for name, parameter in trained}
+    for name, parameter in again:
+        parameter.storage, parameter.dtype = of_base[name].storage, of_base[name].dtype
 
 
 def own_parameters(modules: Iterable[Module], taken: set[int]) -> list[Parameter]:

@@ -62,7 +62,8 @@ def precision(name: str, layout: ParallelSetup) -> PrecisionRecipe:
 def adapter_dtype(setup: TrainingSetup, layout: ParallelSetup) -> dict[str, str]:
     """The dtype that adapters come to have: DeepSpeed casts the whole model, plain FSDP wants one dtype of a group."""
     weights = short(precision(setup.precision, layout).weights)
-    plain_fsdp = layout.engine in _CASTING and not layout.accelerate and "lora_dtype" not in setup.model_fields_set
+    plain = setup.trainer_used == "plain" and "lora_dtype" not in setup.model_fields_set
+    plain_fsdp = layout.engine in _CASTING and plain
     if setup.lora_rank is None or weights == "fp16" or not (layout.engine in _BUCKETS or plain_fsdp):
         return {}
     return {"lora_dtype": weights}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from memcalc.autograd.tape import GRADIENTS, Tape
 from memcalc.common.sizes import rounded
 from memcalc.nn import parameter_bytes
+from memcalc.nn.model import Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import Weight
@@ -34,7 +35,7 @@ class FSDP1(Engine):
         self.accumulates_whole = job.accumulates and not layout.sync_every_micro_step
         self.accumulates_sharded = job.accumulates and layout.sync_every_micro_step
         self.post_forward_order: list[FlatUnit] = []
-        wrapped = units(job.network, "root" if layout.wrap == "root" else "blocks")
+        wrapped = units(job.network, "root" if layout.wrap == "root" else "blocks", peft=layout.peft)
         self.units = [
             FlatUnit(self, unit, layout.data, reshard=not unit.root and layout.reshard is not False)
             for unit in wrapped
@@ -43,16 +44,33 @@ class FSDP1(Engine):
 
     def attach(self, tape: Tape) -> None:
         """Shard every unit, and put its hooks around its module."""
-        self.tape = tape
-        for unit in self.units:
-            unit.settle(tape)
-            for module in unit.modules:
-                module.hooks = unit
+        self._wrap(tape)
         run_context(tape).weights_dtype = self.job.compute
         if not self.job.accumulates:  # shards of gradients go with the first hook of the next step
             nbytes = sum(rounded(u.shard * u.stored.itemsize) * u.copies for u in self.units if u.trains)
             before = tape.allocate(nbytes, GRADIENTS, SHARDED)
             del before
+
+    def _wrap(self, tape: Tape) -> None:
+        self.tape = tape
+        for unit in self.units:
+            unit.settle(tape)
+            for module in unit.modules:
+                module.hooks = unit
+
+    def hold_frozen(self, network: Network, *, shared: bool) -> int:
+        """A model of its own is wrapped alike (`prepare_fsdp` of TRL 1.16), and its root is never sharded again."""
+        layout = self.layout
+        beside = FSDP1(replace(self.job, network=network, tensors=tuple(network.tensors()), layout=layout))
+        beside._wrap(self.tape)
+        whole = 0
+        for unit in beside.units:
+            if unit.root and shared:
+                unit.unsharded = True  # since the trained model's own pass
+            elif unit.root:
+                unit.unsharded = True  # since the pass of the step before
+                whole = rounded(unit.numel * unit.compute.itemsize)
+        return whole + sum(nbytes for _, nbytes in beside.weights())
 
     def backward_over(self) -> None:
         """The final callback: what no gradient reached is freed, and weights are leaves again."""
@@ -81,10 +99,11 @@ class FSDP1(Engine):
             yield self.STANDING, sum(rounded(u.numel * u.compute.itemsize) * u.copies for u in trained)
 
     def updated(self, weights: Sequence[tuple[Parameter, Weight]]) -> tuple[Weight, ...]:
-        """The pieces of the trained weights that lie in this rank's shards."""
+        """The pieces of the trained weights that lie in this rank's shards; others get no gradient."""
         pieces = {id(p): n for unit in self.units for p, n in unit.pieces()}
         stored = {id(p): unit.stored for unit in self.units for p in unit.params}
         return tuple(
             replace(weight, shape=(pieces[id(parameter)],), itemsize=stored[id(parameter)].itemsize)
             for parameter, weight in weights
+            if pieces[id(parameter)]
         )

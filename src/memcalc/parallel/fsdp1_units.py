@@ -139,7 +139,7 @@ class FlatUnit:
             return
         self.state = "backward"
         self.unshard()
-        if self.index > 0:
+        if self.index > 0 and self.engine.layout.backward_prefetch:
             self.engine.post_forward_order[self.index - 1].unshard()
 
     def _concatenate(self, node: Node, grads: Grads) -> list[Tensor | None]:

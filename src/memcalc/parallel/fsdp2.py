@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from memcalc import ops
@@ -18,8 +19,9 @@ from memcalc.nn.model import Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.optim.weight import SCALAR, Weight
-from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
-from memcalc.parallel.fsdp2_groups import SHARDED, FSDPParam, Group
+from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, same_modules, see_weights, tensors_of
+from memcalc.parallel.fsdp2_groups import SHARDED, Group
+from memcalc.parallel.fsdp2_params import FSDPParam
 from memcalc.parallel.wrapping import units
 from memcalc.tables.dtypes import ALIASES, FP32, DType, short
 
@@ -57,7 +59,7 @@ class FSDP2(Engine):
 
     def _groups(self) -> Iterator[Group]:
         layout = self.layout
-        for unit in units(self.job.network, layout.wrap, experts=layout.expert > 1):
+        for unit in units(self.job.network, layout.wrap, experts=layout.expert > 1, peft=layout.peft):
             ranks = layout.data * layout.tensor // layout.expert if unit.expert else layout.shards
             reshard = unit.reshard if layout.reshard is None or layout.wrap == "plan" else layout.reshard
             yield Group(self, unit, ranks, reshard=reshard, root=unit.root)
@@ -77,13 +79,17 @@ class FSDP2(Engine):
 
     def hold_frozen(self, network: Network, *, shared: bool) -> int:
         """A model of its own is gathered as a whole: `prepare_fsdp` of TRL 1.16 calls `fully_shard` on it alone."""
-        layout = self.layout if shared else replace(self.layout, wrap="root", reshard=True, accelerate=False)
         tensors = tuple(network.tensors())
+        modules = same_modules(self.job.network, network) if shared else None
+        if modules is not None:
+            see_weights(self.job.tensors, tensors)
+            for name, module in network.modules():
+                if isinstance(group := modules[name].hooks, Group):
+                    module.hooks = partial(group.run, modules[name])
+            return 0
+        layout = self.layout if shared else replace(self.layout, wrap="root", reshard=True, accelerate=False)
         job = replace(self.job, network=network, tensors=tensors, layout=layout, accumulates=False)
         beside = FSDP2(job)
-        for group in beside.groups:
-            if shared and not group.reshard_after_forward:
-                group.params.clear()  # the trained model's own pass has gathered them, and keeps them
         beside.attach(self.tape)
         return sum(nbytes for _, nbytes in beside.weights())
 

@@ -10,62 +10,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from memcalc.autograd.graph import Grads, Node, record
-from memcalc.autograd.tape import BEFORE, GRADIENTS, OVERHEAD, WEIGHTS, Allocation, Tape
+from memcalc.autograd.tape import GRADIENTS, OVERHEAD, Tape
 from memcalc.autograd.tensor import Storage, Tensor
-from memcalc.common.sizes import rounded
-from memcalc.nn.module import Parameter
 from memcalc.parallel import traffic
 from memcalc.parallel.engine import leaf, replaced, tensors_of
+from memcalc.parallel.fsdp2_params import FSDPParam
 from memcalc.parallel.wrapping import Unit
-from memcalc.tables.dtypes import DType
 
 if TYPE_CHECKING:
     from memcalc.parallel.fsdp2 import FSDP2
 
-GATHERED = "gathered weights (FSDP)"
 ALL_GATHER = "all-gather buffers (FSDP)"
 REDUCE_SCATTER = "reduce-scatter buffers (FSDP)"
 SHARDED = "sharded gradients"
-
-
-class FSDPParam:
-    """One parameter of a group: its shard, and the memory that it has while it is gathered."""
-
-    def __init__(self, parameter: Parameter, ranks: int, compute: DType | None, copies: int) -> None:
-        self.parameter = parameter
-        self.count = parameter.copies // copies
-        """How many of its kind the group holds: more than one where a group spans several blocks."""
-        self.stored: DType = parameter.dtype
-        self.compute = compute or self.stored
-        self.casts = self.compute is not self.stored
-        first = parameter.shape[0] if parameter.shape else 1
-        self.rows = -(-first // ranks)
-        self.local = self.rows * (parameter.numel // first if first else 0)
-        self.ranks = ranks
-        self.storage = parameter.storage
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of the shard, its padding included."""
-        return (self.rows, *self.parameter.shape[1:])
-
-    def settle(self, tape: Tape) -> None:
-        """Be sharded: the weight that modules see has no memory until it is gathered."""
-        parameter = self.parameter
-        parameter.dtype = self.compute
-        parameter.storage = self.storage = Storage(tape, Allocation(WEIGHTS, parameter.group, 0, BEFORE))
-
-    def gather(self, tape: Tape) -> None:
-        """Give the whole weight, padded, memory of its own."""
-        nbytes = rounded(self.ranks * self.local * self.compute.itemsize) * self.count
-        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
-        self.storage.allocation = made.allocation
-        tape.keep(made)
-
-    def free(self, tape: Tape) -> None:
-        """Take the memory of the whole weight away."""
-        self.storage.allocation.dies = tape.clock
-        self.storage.allocation = Allocation(WEIGHTS, self.parameter.group, 0, BEFORE)
 
 
 class Group:
@@ -154,6 +111,10 @@ class Group:
 
     def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
         """Run a module of the group between its hooks."""
+        return self.run(module, module, *args, **kwargs)
+
+    def run(self, own: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run `module` as the module `own` of the group: the same, or one that sees the same weights."""
         engine = self.engine
         tape = engine.tape
         if self.state == "pre_backward":  # a checkpointed block runs again
@@ -172,7 +133,7 @@ class Group:
         if first:
             args, kwargs = self._register_post_backward(args, kwargs)
         out = engine.run_root(module, *args) if self.root else module.call(*args, **kwargs)
-        self.pending.discard(id(module))
+        self.pending.discard(id(own))
         if not self.pending:
             self.post_forward(out)
         if self.root and engine.layout.accelerate:

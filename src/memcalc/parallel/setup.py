@@ -72,6 +72,11 @@ class ParallelSetup:
     wrap: Wrap = "blocks"
     reshard: bool | None = None
     """None: torch's default, every group but the root."""
+    peft: bool = False
+    """Whether Accelerate wraps a model with adapters: under FSDP1 every trained leaf is a unit of its own (peft's
+    `fsdp_auto_wrap_policy`), under FSDP2 the final norm is not found, and stays with the root."""
+    backward_prefetch: bool = True
+    """Whether FSDP1 gathers the next unit in backward ahead of its use."""
     autocast: bool = False
     """Whether mixed precision is torch's autocast around the model, not FSDP's own policy."""
     reduce_dtype: str | None = None
@@ -84,6 +89,8 @@ class ParallelSetup:
     find_unused_parameters: bool = False
     # DeepSpeed
     zero: ZeroOptions = ZeroOptions()
+    zero_of_frozen: ZeroOptions = ZeroOptions()
+    """Those of a model beside the trained one, for which "auto" is DeepSpeed's default."""
     # pipeline
     schedule: Schedule = "1f1b"
     virtual: int = 1

@@ -29,18 +29,22 @@ class Unit:
     """Whether these are experts, which are sharded over the ranks that hold the same ones."""
 
 
-def units(network: Network, wrap: Wrap, *, experts: bool = False) -> list[Unit]:
+def units(network: Network, wrap: Wrap, *, experts: bool = False, peft: bool = False) -> list[Unit]:
     """The units of a model, the root last.
 
     blocks: each block of a stack, and the root with the rest; root: the model as a whole; parts: embedding and head
     apart too; plan: the embedding, each block, and all that is left (final norm and head) together, which stays
     gathered (Transformers' `fsdp_plan`, Accelerate). With `experts`, those of each layer are a unit of their own.
+    With `peft`, adapters are (blocks), or the final norm is left to the root (plan).
     """
     taken: set[int] = set()
     found = list(_experts(network, taken)) if experts else []
+    found += _leaves(network, taken) if peft and wrap == "blocks" else []
     found += _inner(network, wrap, taken)
+    if wrap == "plan" and peft and (head := output_head(sites(network))) is not None:
+        found.append(Unit((head,), tuple(own_parameters([head], taken)), reshard=False))
     rest = tuple(own_parameters([network], taken))
-    if wrap == "plan" and rest:
+    if wrap == "plan" and rest and not peft:
         found.append(Unit(_holders(network, rest), rest, reshard=False))
         rest = ()
     return [*found, Unit((network,), rest, reshard=False, root=True)]
@@ -50,6 +54,13 @@ def _experts(network: Network, taken: set[int]) -> Iterator[Unit]:
     for _, module in network.modules():
         if isinstance(module, Experts):
             yield Unit((module,), tuple(own_parameters([module], taken)), True, module.copies, expert=True)
+
+
+def _leaves(network: Network, taken: set[int]) -> Iterator[Unit]:
+    for _, module in network.modules():
+        weight = vars(module).get("weight")
+        if isinstance(weight, Parameter) and weight.requires_grad and not any(module.children()):
+            yield Unit((module,), tuple(own_parameters([module], taken)), True, weight.copies)
 
 
 def _inner(network: Network, wrap: Wrap, taken: set[int]) -> Iterator[Unit]:

@@ -6,26 +6,26 @@ names are its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from memcalc.autograd.graph import AccumulateGrad, Grads, Node, record
+from memcalc.autograd.graph import AccumulateGrad
 from memcalc.autograd.tape import OVERHEAD, Tape
-from memcalc.autograd.tensor import Storage, Tensor
+from memcalc.autograd.tensor import Storage
 from memcalc.common.sizes import rounded
 from memcalc.nn import parameter_bytes
-from memcalc.nn.model import Outputs
+from memcalc.nn.model import Network
 from memcalc.nn.module import Buffer, Parameter
 from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel import traffic
-from memcalc.parallel.engine import Engine, Job, Part, leaf, replaced, tensors_of
-from memcalc.parallel.zero3_coordinator import Coordinator, Recorded, Sharded
+from memcalc.parallel.engine import Engine, Job, Part, leaf, same_modules, see_weights
+from memcalc.parallel.zero3_coordinator import Coordinator, Recorded
+from memcalc.parallel.zero3_shards import Sharded
+from memcalc.parallel.zero3_submodules import Submodule
 from memcalc.tables.dtypes import FP32, short
 
 BUCKET = "reduce buckets (ZeRO)"
-GATHERED = "gathered weights (ZeRO-3)"
 NORMS = "gradient norms (ZeRO)"
 _UNSCALING = 4
 """Scalars that are alive while a sub-group's gradients are unscaled and clipped."""
@@ -37,54 +37,11 @@ LOSSES = 2
 """The loss over the micro-batches and the loss times its scale, which DeepSpeed makes before backward."""
 
 
-class Submodule:
-    """A module with the weights that it has itself, if any, and the hooks around it."""
-
-    def __init__(self, engine: Zero3, params: tuple[Sharded, ...]) -> None:
-        self.engine = engine
-        self.params = params
-        self.waiting = 0
-        """Gradients of inputs that backward still has to bring (`ds_grads_remaining`)."""
-
-    def __call__(self, module: Any, *args: Any, **kwargs: Any) -> Any:
-        """Fetch the weights, run the module, release them; what passes in and out leads to the hooks of backward."""
-        coordinator = self.engine.coordinator
-        coordinator.fetch(self, self.params)
-        passed = self._passed(args, self._post_backward)
-        self.waiting = sum(x.node is not None for x in tensors_of(passed))
-        out = module.call(*passed, **kwargs)
-        del passed
-        coordinator.release(self, self.params, self.params)
-        return self._passed(out, self._pre_backward)
-
-    def _passed(self, value: Any, backward: Any) -> Any:
-        """Tensors that need a gradient, each behind a node whose backward runs a hook."""
-
-        def behind(x: Tensor) -> Tensor:
-            view = Tensor(x.shape, x.stride, x.dtype, x.storage, is_view=True)
-            record(self.engine.tape, view, backward, (x,))
-            return view
-
-        if isinstance(value, Outputs):
-            value.replace(lambda x: x if x.node is None else behind(x))
-            return value
-        return replaced(value, {id(x): behind(x) for x in tensors_of(value) if x.node is not None})
-
-    def _pre_backward(self, node: Node, grads: Grads) -> list[Tensor | None]:
-        self.engine.coordinator.fetch(self, self.params, backward=True)
-        return list(grads)
-
-    def _post_backward(self, node: Node, grads: Grads) -> list[Tensor | None]:
-        self.waiting -= 1
-        if self.waiting == 0:
-            self.engine.coordinator.release(self, self.params, self.params, backward=True)
-        return list(grads)
-
-
 class Zero3(Engine):
     """Rank 0 of stage 3."""
 
     learns = True
+    prepares_teachers = True
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -94,6 +51,11 @@ class Zero3(Engine):
         self.ranks = job.layout.data
         self.dtype = self.parameters[0].dtype if self.parameters else job.compute
         self.recorded: Recorded | None = None
+        self.drops_small = False
+        """Whether no trace is complete in backward, so that even small weights are freed after their use."""
+        self.beside: Zero3 | None = None
+        """The engine of a frozen model that is not the trained one."""
+        self.frozen_recorded: Recorded | None = None
         self.sharded = {id(p): Sharded(p, self.ranks, self.options, self.offloads_params) for p in self.parameters}
         self.waiting: list[tuple[Sharded, list[object]]] = []
         self.elements = 0
@@ -103,6 +65,8 @@ class Zero3(Engine):
         """Take over the order of submodules, by which weights are prefetched and kept."""
         if isinstance(before, Zero3):
             self.recorded = before.coordinator.recorded
+            self.drops_small = self.recorded.uses is None
+            self.frozen_recorded = None if before.beside is None else before.beside.coordinator.recorded
 
     # -- hooks ----------------------------------------------------------------------------------------------------
 
@@ -110,18 +74,48 @@ class Zero3(Engine):
         """Shard every weight, and hook into every module that has weights of its own."""
         self.tape = tape
         tape.keeps_linear_inputs = True
-        self.coordinator = Coordinator(tape, self.options, self.recorded)
-        for index, shard in enumerate(self.sharded.values()):
-            shard.order = index
-            self.coordinator.by_order[index] = shard
-            if not shard.persists:
-                shard.settle(tape)
+        shards = tuple(self.sharded.values())
+        self.coordinator = Coordinator(tape, self.options, self.recorded, shards)
+        for shard in shards:
+            shard.fixed = shard.persists and not self.drops_small
+            if not shard.fixed:
+                shard.settle(self.coordinator)
+            if shard.persists and not shard.fixed:  # the optimizer's step ends with gathering them
+                shard.fill(tape, rounded(shard.nbytes))
             node = leaf(shard.parameter)
             if node is not None:
                 node.post_accumulate_hook = partial(self._arrived, shard)
-        for _, module in self.job.network.modules():
-            own = [p for _, p in module.direct_tensors() if not isinstance(p, Buffer)]
-            module.hooks = Submodule(self, tuple(self.sharded[id(p)] for p in own))
+        self._hook(self.job.network, self.sharded)
+
+    def _hook(self, network: Network, sharded: Mapping[int, Sharded]) -> None:
+        """Hook into every module; weights are found by their parameters."""
+        adapted = {name for name, _ in self.job.network.modules() if name.endswith(".base_layer")}
+        for name, module in network.modules():
+            name = f"{name}.base_layer" if f"{name}.base_layer" in adapted and network is not self.job.network else name
+            own = [sharded[id(p)] for _, p in module.direct_tensors() if not isinstance(p, Buffer)]
+            past = [s for s in sharded.values() if s.external] if module is network else []
+            module.hooks = Submodule(self.coordinator, name, (*own, *past))
+
+    def hold_frozen(self, network: Network, *, shared: bool) -> int:
+        """Another model is sharded by an engine of its own, without an optimizer (`prepare_deepspeed` of TRL 1.16)."""
+        tensors = tuple(network.tensors())
+        if shared and same_modules(self.job.network, network) is not None:
+            see_weights(self.job.tensors, tensors)
+            of_base = {name.replace(".base_layer.", "."): p for name, p in self.job.tensors}
+            seen = {id(p): self.sharded[id(of_base[name])] for name, p in tensors if not isinstance(p, Buffer)}
+            self._hook(network, seen)
+            return 0
+        layout = replace(self.layout, zero=self.layout.zero_of_frozen)
+        self.beside = Zero3(replace(self.job, network=network, tensors=tensors, layout=layout, accumulates=False))
+        self.beside.recorded = self.frozen_recorded
+        self.beside.attach(self.tape)
+        return self.beside.held_without_optimizer()
+
+    def held_without_optimizer(self) -> int:
+        """Bytes of the weights of an engine that trains nothing: a shard of each, and small ones gathered for good."""
+        shards = sum(rounded(s.chunk * self.dtype.itemsize) * s.parameter.copies for s in self.sharded.values())
+        buffers = sum(nbytes for _, nbytes in parameter_bytes.by_label(self.buffers_of_model).items())
+        return (0 if self.offloads_params else shards) + self._persistent() + buffers
 
     def _arrived(self, shard: Sharded, node: AccumulateGrad) -> None:
         gradient, node.gradient = node.gradient, None
@@ -207,7 +201,7 @@ class Zero3(Engine):
         """The bucket, small weights that stay gathered but for the step, and the norm of the step before."""
         if self.chunks:
             yield BUCKET, rounded(self.options.reduce_bucket_size * self.dtype.itemsize)
-        if phase != "step":
+        if phase != "step" and not self.drops_small:
             yield "small weights that stay gathered", self._persistent()
         if not self.offloads:
             yield NORMS, SCALAR * (2 + len(self._sub_groups()) * (phase == "step"))

@@ -9,136 +9,98 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from memcalc.autograd.tape import BEFORE, OVERHEAD, WEIGHTS, Allocation, Tape
-from memcalc.autograd.tensor import Storage
-from memcalc.common.sizes import rounded
-from memcalc.nn.module import Parameter
+from memcalc.autograd.tape import Tape
 from memcalc.parallel import traffic
 from memcalc.parallel.setup import ZeroOptions
+from memcalc.parallel.zero3_shards import Gather, Sharded
 
-GATHERED = "gathered weights (ZeRO-3)"
-
-
-class Sharded:
-    """A weight, this rank's part of it, and where it stands."""
-
-    def __init__(self, parameter: Parameter, ranks: int, options: ZeroOptions, on_host: bool) -> None:
-        self.parameter = parameter
-        self.numel = parameter.numel
-        self.ranks = ranks
-        self.on_host = on_host
-        self.chunk = -(-self.numel // ranks)
-        """Elements of each rank's part, padding included."""
-        self.persists = self.numel <= options.stage3_param_persistence_threshold
-        self.available = self.persists
-        self.in_flight: Gather | None = None
-        self.active: set[int] = set()
-        self.order = 0
-        self.last_used = -1
-        """The latest use in the recorded order that fetching has passed."""
-
-    @property
-    def padding(self) -> list[int]:
-        """Elements of padding behind each rank's part, where there is some."""
-        parts = [min(max(self.numel - rank * self.chunk, 0), self.chunk) for rank in range(self.ranks)]
-        return [self.chunk - part for part in parts if part < self.chunk]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one element's dtype times all elements."""
-        return self.numel * self.parameter.dtype.itemsize
-
-    def settle(self, tape: Tape) -> None:
-        """Be sharded: modules see a weight without memory."""
-        self.parameter.storage = self.sharded = Storage(tape, Allocation(WEIGHTS, self.parameter.group, 0, BEFORE))
-
-    def fill(self, tape: Tape, nbytes: int) -> None:
-        """Give the whole weight memory. In backward it is a tensor of its own, which a recomputed block may go on
-        keeping: what is saved when a block runs again is detached from the parameter.
-        """
-        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
-        if tape.phase == "backward":
-            self.parameter.storage = made
-            return
-        self.parameter.storage.allocation = made.allocation
-        tape.keep(made)
-
-    def free(self, tape: Tape) -> None:
-        """Take it away."""
-        storage = self.parameter.storage
-        if storage is not self.sharded:
-            self.parameter.storage = self.sharded
-            return
-        storage.allocation.dies = tape.clock
-        storage.allocation = Allocation(WEIGHTS, self.parameter.group, 0, BEFORE)
+Use = tuple[str, tuple[int, ...]]
+"""A submodule's name and its weights, by their place in the model."""
 
 
-class Gather:
-    """An all-gather that is under way: of one weight into its own memory, of several into one flat buffer."""
+class Named(Protocol):
+    """A submodule: its name in the model, empty for the model itself."""
 
-    def __init__(self, tape: Tape, shards: Sequence[Sharded]) -> None:
-        self.tape = tape
-        self.shards = tuple(shards)
-        itemsize = shards[0].parameter.dtype.itemsize
-        whole = sum(shard.chunk * shard.ranks for shard in shards) * itemsize
-        self.buffer: Storage | None = None
-        if shards[0].ranks == 1:  # NoGatherHandle: the weight is the shard itself, or its copy from the host
-            for shard in shards:
-                shard.fill(tape, rounded(shard.nbytes) if shard.on_host else 0)
-            self.waited = False
-            return
-        if len(shards) > 1:
-            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED)
-        else:
-            shards[0].fill(tape, whole)
-        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
-        del inputs
-        self.waited = False
-
-    def wait(self) -> None:
-        """Have the weights there: those of one buffer are each put together anew."""
-        if self.waited:
-            return
-        self.waited = True
-        for shard in self.shards:
-            if self.buffer is not None:
-                shard.fill(self.tape, rounded(shard.nbytes))
-            shard.available = True
+    name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """The order of submodules in a step, forward and backward, each with its weights by their place in the model."""
+    """What a coordinator knows when a step is over.
 
-    uses: tuple[tuple[int, ...], ...]
+    uses: the trace that the next pass follows, submodule after submodule; None if it has to be recorded.
+    external: weights that are read past their modules.
+    """
+
+    uses: tuple[Use, ...] | None
+    external: frozenset[int]
 
 
 class Coordinator:
-    """PartitionedParameterCoordinator, for one step."""
+    """PartitionedParameterCoordinator, for one step.
 
-    def __init__(self, tape: Tape, options: ZeroOptions, recorded: Recorded | None) -> None:
+    A trace begins with a forward pass of the whole model and ends with the next: it is backward too where one pass
+    forward leads to one backward. A submodule that is not the one that the trace has next makes the trace invalid.
+    """
+
+    def __init__(self, tape: Tape, options: ZeroOptions, before: Recorded | None, shards: Sequence[Sharded]) -> None:
+        """before: what is known from the step before."""
         self.tape = tape
         self.options = options
-        self.trace = recorded
+        self.trace = None if before is None else before.uses
+        self.recording = False
+        self.runs = False
+        """Whether the model is in its forward pass."""
         self.step = 0
         self.live = 0
         """Elements gathered now (`n_available_params`)."""
-        self.by_order: dict[int, Sharded] = {}
+        self.by_order = dict(enumerate(shards))
+        for order, shard in self.by_order.items():
+            shard.order = order
+            shard.external = before is not None and order in before.external
         self.queue: deque[tuple[int, int]] = deque()
-        if recorded is not None:
-            self.queue.extend((order, step) for step, use in enumerate(recorded.uses) for order in sorted(set(use)))
-        self._uses: list[tuple[int, ...]] = []
+        self._uses: list[tuple[str, tuple[Sharded, ...]]] = []
         self.in_backward: list[tuple[object, tuple[Sharded, ...]]] = []
 
     @property
     def recorded(self) -> Recorded:
-        """What this step's order was."""
-        return Recorded(tuple(self._uses))
+        """What the next step begins with."""
+        external = frozenset(order for order, shard in self.by_order.items() if shard.external)
+        return Recorded(self._complete() if self.recording else self.trace, external)
 
-    def fetch(self, module: object, params: tuple[Sharded, ...], *, backward: bool = False) -> None:
+    def _complete(self) -> tuple[Use, ...]:
+        """The trace of what was recorded; the model's own weights are those that it has by now."""
+        external = {order for order, shard in self.by_order.items() if shard.external}
+        own = ((name, {shard.order for shard in params} | (set() if name else external)) for name, params in self._uses)
+        return tuple((name, tuple(sorted(orders))) for name, orders in own)
+
+    def begin(self) -> None:
+        """A forward pass of the whole model begins (`reset_step`)."""
+        self._land()
+        self.runs = True
+        if self.recording:
+            self.trace = self._complete()
+        self.recording = self.trace is None
+        self._uses = []
+        self.step = self.live = 0
+        self.queue = deque((order, step) for step, (_, use) in enumerate(self.trace or ()) for order in use)
+        for shard in self.by_order.values():
+            shard.last_used = -1
+
+    def _check(self, name: str) -> None:
+        """Drop the trace if another submodule is next in it (`trace_prologue`)."""
+        if self.trace is not None and (self.step >= len(self.trace) or self.trace[self.step][0] != name):
+            self.trace = None
+            self.queue.clear()
+            self._land()
+
+    def fetch(self, module: Named, params: tuple[Sharded, ...], *, backward: bool = False) -> None:
         """Gather the weights of a submodule, wait for them, and issue the gathering of those that come next."""
-        self._uses.append(tuple(shard.order for shard in params))
+        self._check(module.name)
+        if self.recording:
+            self._uses.append((module.name, params))
         if backward:
             self.in_backward.append((module, params))
         self._gather([shard for shard in params if not shard.available and shard.in_flight is None])
@@ -195,14 +157,14 @@ class Coordinator:
         for shard in params:
             shard.active.discard(id(module))
             if shard.order in going:
-                self._free(shard)
+                self._free(shard, small=True)
 
     def _released(self, own: Sequence[Sharded]) -> set[int]:
         if self.trace is None:
-            return {shard.order for shard in own if not shard.persists}
+            return {shard.order for shard in own}
         going = {shard.order for shard in own if not shard.persists and shard.last_used <= self.step}
         passed = 0
-        for use in self.trace.uses[self.step :]:
+        for _, use in self.trace[self.step :]:
             if not going or passed >= self.options.stage3_max_reuse_distance:
                 break
             for order in use:
@@ -210,17 +172,24 @@ class Coordinator:
                 passed += self._shard(order).numel
         return going
 
-    def _free(self, shard: Sharded) -> None:
-        if shard.available and not shard.active and not shard.persists:
+    def _free(self, shard: Sharded, *, small: bool = False) -> None:
+        stays = shard.fixed if small else shard.persists
+        if shard.available and not shard.active and not stays:
             shard.free(self.tape)
             shard.available = False
             self.live -= shard.numel
 
     def reset(self) -> None:
         """Backward is over: release what is in flight, and submodules whose inputs needed no gradient."""
+        self._land()
+        for shard in self.by_order.values():
+            shard.active.clear()
+            self._free(shard)
+
+    def _land(self) -> None:
+        """Wait for what was gathered ahead and never used, and free it."""
         for shard in self.by_order.values():
             if shard.in_flight is not None:
                 shard.in_flight.wait()
                 shard.in_flight = None
-            shard.active.clear()
-            self._free(shard)
+                self._free(shard)

@@ -115,10 +115,9 @@ def _lengths(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
             "sequence_length_unit", f"--seq-len counts {step.network.length_unit}, where this report says tokens"
         )
     if step.target_len is not None and setup.target_len is None and (reads or setup.seq_len is None):
-        yield Assumption(
-            "target_length",
-            f"target length {step.target_len} ({'that of the source' if reads else 'default'}; --target-len)",
-        )
+        why = "that of the source" if reads else "default"
+        why = "the longest that the model writes" if step.network.longest_target else why
+        yield Assumption("target_length", f"target length {step.target_len} ({why}; --target-len)")
 
 
 def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:

@@ -40,7 +40,11 @@ class TrainingSetup(TrainingOptions):
         defaults: dict[str, object] = {"optimizer_impl": "fused"} if self.optimizer == "adamw" else {}
         if self.trainer_used == "trl":
             defaults["activation_checkpointing"] = "full"
-        return self.model_copy(update={k: v for k, v in defaults.items() if k not in self.model_fields_set})
+        filled = self.model_copy(update={k: v for k, v in defaults.items() if k not in self.model_fields_set})
+        adapted = self.trainer_used == "trl" and self.parallel == "zero3" and self.lora_rank is not None
+        if adapted and filled.activation_checkpointing == "full":  # TRL 1.16 forces it, until DeepSpeed takes the other
+            return filled.model_copy(update={"checkpoint_reentrant": True})
+        return filled
 
     @property
     def sequences(self) -> int:

@@ -70,6 +70,13 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
     return length // layout.context
 
 
+def _target(spec: ModelSpec, network: Network, setup: TrainingSetup, length: int) -> int | None:
+    """Tokens of the target of an encoder-decoder; None for other models."""
+    if family(spec.model_type).blocks != "encoder-decoder":
+        return None
+    return setup.target_len or network.longest_target or length
+
+
 def _updater(tape: Tape, network: Module, setup: TrainingSetup) -> StepOnGradient | None:
     if not steps_in_backward(setup):
         return None
@@ -270,7 +277,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
         None,
         forward_end,
         length * layout.context,
-        target_len=(setup.target_len or length) if family(spec.model_type).blocks == "encoder-decoder" else None,
+        target_len=_target(spec, network, setup, length),
         trained=engine.updated(
             [(p, _weight(p, p.copies, setup, placement)) for _, p in tensors if p.reached and not p.keeps_gradient]
         ),

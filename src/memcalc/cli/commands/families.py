@@ -6,7 +6,7 @@ from memcalc.cli.output import JSON, print_json, print_table, print_text, write
 from memcalc.models.family import Family
 from memcalc.models.registry import KINDS, families, family, kind_of
 from memcalc.render.tables import Column
-from memcalc.tables.instruments import ALLOCATOR, ON_BOTH, TRACKER
+from memcalc.tables.instruments import ALLOCATOR, ON_ALLOCATOR, ON_BOTH, TRACKER
 from memcalc.tables.lora_targets import LORA_TARGETS
 
 _USUAL = {"attention": "eager, sdpa, flash", "supports": "training, inference, LoRA"}
@@ -60,6 +60,8 @@ def _instrument(row: Family) -> str | None:
         return ALLOCATOR
     if not row.is_measured:
         return None
+    if row.model_type in ON_ALLOCATOR:
+        return ALLOCATOR
     return f"{TRACKER}; {ALLOCATOR}" if row.model_type in ON_BOTH else TRACKER
 
 

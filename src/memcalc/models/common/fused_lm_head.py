@@ -25,9 +25,11 @@ def fused_lm_head(head: Module, hidden: Tensor, batch: Batch) -> Outputs:
     labels = ops.narrow(batch.ids, 1, length - 1)
     mask = tape.empty(labels.shape, BOOL)
     count = rows * batch.scored_tokens
+    weight = head_weight(head)
+    weight = weight.storage.full_tensor(weight)
     hidden_rows = ops.index_mask(shifted, mask, count)
     targets = ops.index_mask(labels, mask, count)
-    log_probs, more = ops.chunked_log_probs(hidden_rows, head_weight(head), targets, batch.token_outputs)
+    log_probs, more = ops.chunked_log_probs(hidden_rows, weight, targets, batch.token_outputs)
     del hidden_rows, targets
     log_probs = _scattered(log_probs, mask)
     outputs = [_scattered(more.pop(name), mask) for name in batch.token_outputs]

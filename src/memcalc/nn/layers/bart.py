@@ -146,7 +146,7 @@ class EncoderBlock(_Block):
 class DecoderBlock(_Block):
     """Self-attention, attention over encoder states if there are any, and MLP, each with LayerNorm and residual."""
 
-    def __init__(self, style: BlockStyle, attention: BartAttention, cross: BartAttention | None, width: int) -> None:
+    def __init__(self, style: BlockStyle, attention: Module, cross: Module | None, width: int) -> None:
         super().__init__(style)
         self.self_attn = attention
         self.self_attn_layer_norm = LayerNorm(style.hidden)

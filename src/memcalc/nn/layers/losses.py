@@ -30,6 +30,12 @@ def causal_lm_loss(
     return ops.mul_scalar(loss) if counts_items else loss
 
 
+def aligned_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of logits [b, t, V] in fp32 with labels [b, t] that stand where they are predicted."""
+    logits = ops.to(logits, FP32)
+    return ops.cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(labels, -1))
+
+
 def shifted_logits_loss(logits: Tensor, labels: Tensor, padding: Tensor | None) -> Tensor:
     """Next-token cross-entropy of logits [b, s, V] in their own dtype, of which the last of each sequence are cut off.
 

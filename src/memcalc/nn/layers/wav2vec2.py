@@ -29,15 +29,16 @@ class Convolution(Module):
 
 
 class GroupNorm(Module):
-    """A norm over time of each channel by itself."""
+    """A norm over time of each channel by itself, or of as many `groups` of channels."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, groups: int | None = None) -> None:
+        self.groups = groups or channels
         self.weight = Parameter(channels, group="norms")
         self.bias = Parameter(channels, group="norms")
 
     def forward(self, x: Tensor) -> Tensor:
         """[b, c, n] to [b, c, n]."""
-        return ops.group_norm(x, self.weight, self.bias, x.shape[1])
+        return ops.group_norm(x, self.weight, self.bias, self.groups)
 
 
 class SampleConvolution(Module):

@@ -13,10 +13,10 @@ from memcalc.models.registry import family
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.model import Network
 from memcalc.nn.module import Module
+from memcalc.parallel import engines
 from memcalc.parallel.engine import Engine
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
-from memcalc.tables.precisions import PRECISIONS
 from memcalc.training.objectives import OBJECTIVES, Rollout, frozen_models
 from memcalc.training.objectives.assumptions import notes
 from memcalc.training.traced_step import ObjectiveExtras
@@ -62,8 +62,10 @@ def run_objective(  # noqa: PLR0913 (what a step is made of)
     policy = trained.policy if isinstance(trained, frozen_models.PolicyAndValue) else trained
     assert isinstance(policy, Network)
     frozen_models.check_head(policy, setup)
-    frozen = _frozen_model(tape, spec, setup, teacher)
-    share = None if frozen is None else engine.hold_frozen(frozen.network, shared=not frozen.nbytes)
+    frozen = _frozen_model(tape, spec, setup, teacher, engines.precision(setup.precision, engine.layout).weights)
+    share = None
+    if frozen is not None and (teacher is None or engine.prepares_teachers):
+        share = engine.hold_frozen(frozen.network, shared=not frozen.nbytes)
     if frozen is not None and frozen.nbytes and share is not None:
         frozen = replace(frozen, nbytes=share)
     tape.dropout_enabled = setup.objective not in ("dpo", "kto", "reward", "orpo", "cpo")
@@ -90,10 +92,9 @@ def run_objective(  # noqa: PLR0913 (what a step is made of)
 
 
 def _frozen_model(
-    tape: Tape, spec: ModelSpec, setup: TrainingSetup, teacher: ModelSpec | None
+    tape: Tape, spec: ModelSpec, setup: TrainingSetup, teacher: ModelSpec | None, dtype: DType
 ) -> frozen_models.FrozenModel | None:
-    """The reference model or the teacher."""
-    dtype = PRECISIONS[setup.precision].weights
+    """The reference model or the teacher, in the dtype that the trained model is kept in."""
     if setup.objective not in ("distillation", "gkd"):
         return frozen_models.reference(spec, build(spec), setup, tape, dtype)
     if teacher is None:

@@ -10,7 +10,7 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.lm_losses import head_weight
-from memcalc.nn.model import Network
+from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.run_context import run_context, training_mode
 from memcalc.tables.dtypes import BOOL, FP32
 from memcalc.training.objectives.distillation import check_vocabulary
@@ -25,10 +25,23 @@ def distillation(rollout: Rollout) -> Tensor:
     prompt_mask, mask = rollout.input_tensor(rows, rollout.length - completion), rollout.input_tensor(rows, completion)
     ids, padding = ops.cat([prompt, answer], 1), ops.cat([prompt_mask, mask], 1)
     run_context(rollout.tape).padding = padding
-    student = _hidden_states(rollout, rollout.policy, ids)
+    batch = Batch(ids, None, rollout.setup.padding_mask)
+    loss = rollout.policy.redirected(batch, lambda: Outputs(_loss(rollout, batch, mask))).loss
+    assert loss is not None
+    return loss
+
+
+def _loss(rollout: Rollout, batch: Batch, mask: Tensor) -> Tensor:
+    """The loss of completions with the `mask`, made inside the student's forward."""
+    assert rollout.frozen is not None
+    rows, completion = rollout.sequences, rollout.completion
+    student = _hidden_states(rollout, rollout.policy, batch.ids)
     attention = run_context(rollout.tape).attention_backend(rollout.frozen.attention)
+    beside = rollout.frozen.network
     with rollout.tape.no_grad(), training_mode(rollout.tape, False), attention:
-        teacher = _hidden_states(rollout, rollout.frozen.network, ids)
+        made = beside.redirected(batch, lambda: Outputs(None, (_hidden_states(rollout, beside, batch.ids),)))
+        (teacher,) = made.returned
+        del made
     run_context(rollout.tape).padding = None
     head, teacher_head = (head_weight(_lm(model).lm_head) for model in (rollout.policy, rollout.frozen.network))
     check_vocabulary(head.shape[0], teacher_head.shape[0])

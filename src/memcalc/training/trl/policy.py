@@ -11,7 +11,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 from memcalc.training.objectives.rollout import LOSS, Rollout
-from memcalc.training.trl.scoring import masked_labels, score
+from memcalc.training.trl.scoring import masked_labels, score, score_frozen
 
 
 def grpo(rollout: Rollout) -> Tensor:
@@ -42,6 +42,10 @@ def grpo(rollout: Rollout) -> Tensor:
 def rloo(rollout: Rollout) -> Tensor:
     """The clipped loss of completions as wholes."""
     ids, labels = _inputs(rollout)
+    with rollout.tape.no_grad():  # the old log-probabilities, which stay in the buffer
+        score(rollout, ids, ("entropy",))
+        if rollout.frozen is not None:
+            score_frozen(rollout, ids)
     log_probs, _entropy, *_mask = score(rollout, ids, ("entropy",))
     del labels
     with rollout.tape.scoped(LOSS):
@@ -70,7 +74,9 @@ def _inputs(rollout: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def _reference(rollout: Rollout, ids: Tensor) -> Tensor | None:
-    """Log-probabilities [b, c] of the reference, an input of the step: made before it, by the same buffer."""
+    """Log-probabilities [b, c] of the reference, made before the trained model runs; they stay in the buffer."""
     if rollout.frozen is None:
         return None
+    with rollout.tape.no_grad():
+        score_frozen(rollout, ids)
     return rollout.input_tensor(ids.shape[0], rollout.completion, dtype=FP32, name="log-probabilities")
