@@ -42,7 +42,7 @@ def chatglm(c: Config, architecture: str | None) -> Network:
     """GLM-4-9B and ChatGLM as their own code writes the config, computed as Transformers' GLM does."""
     if c.has("inner_hidden_size") or c.flag("position_encoding_2d"):
         raise ConfigError(
-            f"{c.where} is of the first ChatGLM-6B ('position_encoding_2d'), whose blocks are not those of ChatGLM 2, 3 "
+            f"{c.where} is of the first ChatGLM (position_encoding_2d), whose blocks are not those of ChatGLM 2, 3 "
             "and GLM-4, which this family describes; `memcalc inspect` counts what its files hold."
         )
     bits = c.get("quantization_bit")
