@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from memcalc import InferenceSetup, MemcalcError, TrainingSetup
 from memcalc.errors import UsageError
-from memcalc.setup.conflicts import LORA_OPTIONS
+from memcalc.setup.adapter_conflicts import LORA_OPTIONS
 from memcalc.setup.options import Panel
 
 SETUPS = (TrainingSetup, InferenceSetup)

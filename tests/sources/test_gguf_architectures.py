@@ -11,9 +11,10 @@ from support.gguf_files import gguf
 from memcalc import ModelSpec
 from memcalc.models.build import build
 from memcalc.models.registry import families
-from memcalc.sources.gguf.architectures import MODEL_TYPES, TRANSLATIONS
+from memcalc.sources.gguf.architectures import MODEL_TYPES
 from memcalc.sources.gguf.config import config_from_gguf
 from memcalc.sources.gguf.header import read_gguf
+from memcalc.sources.gguf.translations import TRANSLATIONS
 
 VOCABULARY = 1000
 

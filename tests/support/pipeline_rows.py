@@ -18,7 +18,7 @@ from memcalc.models.build import build
 from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Picture, PromptCall
 from memcalc.models.registry import family
-from memcalc.models.spec import ModelSpec
+from memcalc.models.spec import KeptAdapter, ModelSpec
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup
@@ -54,7 +54,10 @@ def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
     if not case.get("model"):
         return of_diffusers(vae["model"], vae.get("config", {})), InferenceSetup(**options)
     spec = of_diffusers(case["model"], case["config"])
-    spec = replace(spec, component="denoiser", components=components(case))
+    lora = case.get("adapter")
+    adapter = KeptAdapter(rank=lora["r"], targets=",".join(lora["targets"])) if lora else None
+    spec = replace(spec, component="denoiser", components=components(case), adapter=adapter)
+    options["condition_images"] = case.get("references", 0)
     return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from memcalc.allocator.events import WORKSPACE, Events
+from memcalc.allocator.events import STREAM_SHIFT, WORKSPACE, Events
 from memcalc.autograd.tape import Allocation, Span, Tape
 from memcalc.peak.untraced_blocks import BlockSpan, Region, UntracedBlocks
 
@@ -149,7 +149,7 @@ class Unrolled:
                 if allocation.raw_nbytes > 0:
                     if id(allocation) in self._gradients:
                         gradients.append(base + piece.made[tick])
-                    codes.append(allocation.raw_nbytes)
+                    codes.append(allocation.raw_nbytes | allocation.stream << STREAM_SHIFT)
                 if tick in workspaces:
                     codes.append(WORKSPACE)
                     workspaces.remove(tick)

@@ -33,9 +33,9 @@ def answer_for(model: str, request: Request, options: ModelOptions, of_run: str 
         from memcalc.cli.run_file import estimate_run, refuse_path
         from memcalc.run_configs.read import read
 
-        options.refuse(("base",), model)
+        options.refuse(("base", "adapter"), model)
         found, how, where = read([model]), options.how, options.where
-        del where["base"]
+        del where["base"], where["adapter"]
         if of_run is None:
             refuse_path(found)
         found.model = found.model if of_run is None else of_run

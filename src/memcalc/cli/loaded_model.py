@@ -25,8 +25,8 @@ def answer(  # noqa: PLR0913 (the options of three commands)
 ) -> None:
     """Estimate what was loaded, under `name`; what its reader noticed joins the `assumptions`."""
     how = {"generic": generic, "generic_ignore": generic_ignore, "head": head, "num_labels": num_labels}
-    passed_over, labels = read_head(how, pipeline=bool(model.components))
-    if model.components:
+    passed_over, labels = read_head(how, pipeline=model.is_pipeline)
+    if model.is_pipeline:
         from memcalc.sources.diffusers_report import pipeline_report
         from memcalc.sources.diffusers_spec import describe_pipeline
 

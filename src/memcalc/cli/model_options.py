@@ -30,6 +30,13 @@ BASE = typer.Option(
     show_default=False,
     rich_help_panel=_HEADING,
 )
+ADAPTER = typer.Option(
+    "--adapter",
+    metavar="PATH",
+    help="A LoRA for the model: a PEFT folder, or a file of kohya, ai-toolkit, XLabs or diffusers.",
+    show_default=False,
+    rich_help_panel=_HEADING,
+)
 GENERIC = typer.Option(
     "--generic", help="Estimate a decoder of an unknown family as a Llama-like one.", rich_help_panel=_HEADING
 )
@@ -121,6 +128,7 @@ _WHERE = {
     "timeout": (str | None, TIMEOUT),
     "weights": (str | None, WEIGHTS),
     "base": (str | None, BASE),
+    "adapter": (str | None, ADAPTER),
 }
 _HOW = {
     "generic": (bool, GENERIC),
@@ -143,7 +151,7 @@ class ModelOptions:
 
     @property
     def where(self) -> dict[str, Any]:
-        """Those that say what is read and from where: revision, token, weights, base, and timeout in seconds."""
+        """Those that say what is read and from where; timeout in seconds."""
         found = {name: self.given.get(name) for name in _WHERE}
         return {**found, "timeout": read_timeout(found["timeout"])}
 

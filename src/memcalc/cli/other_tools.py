@@ -193,6 +193,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ("new-tokens", "{--max-new-tokens}"),
     ("utilization", "{--gpu-memory-utilization}"),
     ("head", "{--task}"),
+    ("max-batch largest-batch", "`memcalc fit` finds the largest batch of a GPU"),
     ("vram memory gpu-memory", "{--gpu}, such as {--gpu} 24GB"),
 )
 """Names of options with the same meaning, and that meaning; braces stand around options that have to exist."""

@@ -32,8 +32,8 @@ class ReadModel:
         if self.loaded is None:
             assert self.count is not None
             return Described(self.count[0], setup, self.count[1])
-        ignored, labels = read_head(self.options.how, pipeline=bool(self.loaded.components))
-        if self.loaded.components:
+        ignored, labels = read_head(self.options.how, pipeline=self.loaded.is_pipeline)
+        if self.loaded.is_pipeline:
             from memcalc.sources.diffusers_spec import describe_pipeline
 
             found = describe_pipeline(self.loaded, self.name, setup)
@@ -93,7 +93,8 @@ def load_model(model: str, options: ModelOptions, *, local: bool) -> "LoadedMode
     where = options.where
     if local:
         options.refuse(("revision", "token"), model)
-        return load(model, kind="file", weights=where["weights"], base=where["base"], timeout=where["timeout"])
+        del where["revision"], where["token"]
+        return load(model, kind="file", **where)
     return load(model, kind="hub", progress=warn, **where)
 
 

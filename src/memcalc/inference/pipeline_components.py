@@ -14,6 +14,8 @@ from memcalc.models.spec import ModelSpec, PipelineComponent
 from memcalc.nn.model import Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.stack import Stack
+from memcalc.peft.injection import add_lora
+from memcalc.peft.targets import Lora
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, FP32, DType
 from memcalc.tables.engines import ENGINES
@@ -87,6 +89,10 @@ def load_component(name: str, spec: ModelSpec, setup: InferenceSetup) -> Loaded:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
         quantize(network, weights.form, ALIASES[weights.dtype], weights.format_of, weights.stated)
+    if spec.adapter is not None:
+        kept = spec.adapter
+        lora = Lora(kept.rank, kept.targets, ALIASES[weights.dtype], ranks=kept.ranks)
+        add_lora(network, spec.model_type, lora)
     for _, module in network.modules():
         if isinstance(module, Stack):
             module.rename(f"{name} {module.name}")

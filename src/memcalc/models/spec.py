@@ -37,6 +37,18 @@ class PipelineComponent:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KeptAdapter:
+    """A LoRA that a denoiser is called with, not merged into its weights.
+
+    rank, targets, ranks: what `--lora-rank`, `--lora-targets` and `--lora-rank-pattern` say in training.
+    """
+
+    rank: int
+    targets: str | None = None
+    ranks: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model as its config.json describes it.
 
@@ -55,6 +67,8 @@ class ModelSpec:
     """Its weights as they are stored, where headers tell."""
     extra_weights: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights that are served besides the model's own (an adapter), by name."""
+    adapter: KeptAdapter | None = None
+    """The LoRA that a denoiser is called with."""
     component: str = ""
     """What the pipeline that a denoiser belongs to calls it."""
     components: tuple[PipelineComponent, ...] = ()
@@ -174,7 +188,7 @@ class SpecKey:
         self.spec = spec
         self.text: str = (
             f"{spec.model_type} {spec.architecture} {json.dumps(dict(spec.config), sort_keys=True, default=repr)}"
-            f"{[(part.name, part.spec and part.spec.key.text) for part in spec.components]}"
+            f"{spec.adapter}{[(part.name, part.spec and part.spec.key.text) for part in spec.components]}"
         )
 
     def __eq__(self, other: object) -> bool:

@@ -17,6 +17,11 @@ from memcalc.parallel.setup import ZeroOptions
 
 GATHERED = "gathered weights (ZeRO-3)"
 
+GATHER_STREAM = 1
+"""The stream of gathered weights, where communication overlaps."""
+REDUCE_STREAM = 2
+"""The stream of `reduce_and_partition`, where it overlaps."""
+
 
 class Running(Protocol):
     """What a sharded weight asks its coordinator: the tape, and whether the model is in its forward pass."""
@@ -65,6 +70,7 @@ class Sharded:
         self.in_flight: Gather | None = None
         self.active: set[int] = set()
         self.order = 0
+        self.stream = 0 if options.overlap_comm is False else GATHER_STREAM
         self.external = False
         """Whether the model reads it past its module: from then on it is a weight of the model's own, too."""
         self.last_used = -1
@@ -89,7 +95,7 @@ class Sharded:
         """Give the whole weight memory. In backward it is a tensor of its own, which a recomputed block may go on
         keeping: what is saved when a block runs again is detached from the parameter.
         """
-        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
+        made = tape.allocate(nbytes, WEIGHTS, GATHERED, self.stream)
         if tape.phase == "backward":
             self.parameter.storage = made
             return
@@ -121,10 +127,10 @@ class Gather:
             self.waited = False
             return
         if len(shards) > 1:
-            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED)
+            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED, shards[0].stream)
         else:
             shards[0].fill(tape, whole)
-        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
+        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED, s.stream) for s in shards if s.on_host]
         del inputs
         self.waited = False
 

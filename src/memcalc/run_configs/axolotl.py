@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import ConfigError
-from memcalc.run_configs import axolotl_ways, hf_trainer, training
+from memcalc.run_configs import adapter_facts, axolotl_ways, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.axolotl_keys import HARMLESS, KEYS
 from memcalc.run_configs.context import Context
@@ -78,7 +78,9 @@ def read(context: Context) -> None:
     axolotl_ways.loss_and_kernels(keys, found, objective, lora)
     axolotl_ways.trained(keys)
     free = objective == "grpo" and not keys.value("trl").get("beta")
-    training.reference(out, objective, lora=lora, none=free, precomputed=bool(keys.value("precompute_ref_log_probs")))
+    adapter_facts.reference(
+        out, objective, lora=lora, none=free, precomputed=bool(keys.value("precompute_ref_log_probs"))
+    )
     for unmodelled in (
         "torch_compile",
         "selective_checkpointing",
@@ -158,7 +160,7 @@ def _quantization(keys: Keys, adapter: Given) -> bool:
         keys.out.drop(four if four.value else eight, "adapter is not set, and 4- or 8-bit weights are not trained")
         return False
     if gptq.value:
-        training.quantization(keys.out, gptq, "gptq-4", "a GPTQ checkpoint")
+        adapter_facts.quantization(keys.out, gptq, "gptq-4", "a GPTQ checkpoint")
     elif four.value:
         kwargs = keys.value("bnb_config_kwargs")
         kind = str(kwargs.get("bnb_4bit_quant_type", "nf4"))
@@ -166,9 +168,9 @@ def _quantization(keys: Keys, adapter: Given) -> bool:
         name = (
             "nf4-double" if kind == "nf4" and checked(flag, double, "bnb_4bit_use_double_quant", keys.where) else kind
         )
-        training.quantization(keys.out, four, name, "double quantization, compute in the model's dtype")
+        adapter_facts.quantization(keys.out, four, name, "double quantization, compute in the model's dtype")
     elif eight.value:
-        training.quantization(keys.out, eight, "int8", "LLM.int8")
+        adapter_facts.quantization(keys.out, eight, "int8", "LLM.int8")
     return bool(four.value or eight.value or gptq.value)
 
 
@@ -220,7 +222,7 @@ def _lora(keys: Keys, adapter: Given) -> None:
         raise ConfigError(
             f"{keys.where} names no LoRA targets: give lora_target_linear or lora_target_modules, as axolotl asks."
         )
-    training.lora(
+    adapter_facts.lora(
         keys.out,
         rank,
         targets,

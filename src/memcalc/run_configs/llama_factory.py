@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import ConfigError
-from memcalc.run_configs import hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Keys
@@ -52,7 +52,7 @@ def read(context: Context) -> None:
     if keys.value("enable_liger_kernel"):
         training.liger(out, keys.get("enable_liger_kernel"), loss=objective == "sft")
     _frozen(keys, kind)
-    training.reference(out, objective, lora=lora and keys.value("ref_model") is None)
+    adapter_facts.reference(out, objective, lora=lora and keys.value("ref_model") is None)
     _unmodelled(keys)
     hf_trainer.rest(keys)
     training.loop(out, "hf", "LLaMA-Factory")
@@ -105,11 +105,11 @@ def _quantization(keys: Keys, lora: bool) -> bool:
             raise ConfigError(f"quantization_bit: {bits.shown} in {keys.where}: bitsandbytes has 4 and 8.")
         if kind == "nf4" and keys.value("double_quantization"):
             kind = "nf4-double"
-        training.quantization(keys.out, bits, kind, "PEFT's preparation is not called")
+        adapter_facts.quantization(keys.out, bits, kind, "PEFT's preparation is not called")
         return True
     kind = {8: "int8"}.get(bits.value, "nf4")
     keys.out.lack(f"quantization_method: {method.shown} is not modelled: taken as {kind}, which is nearest in bytes")
-    training.quantization(keys.out, bits, kind)
+    adapter_facts.quantization(keys.out, bits, kind)
     return True
 
 
@@ -140,7 +140,7 @@ def _precision(keys: Keys, found: Sharding, lora: bool, quantized: bool) -> None
 
 
 def _lora(keys: Keys, quantized: bool) -> None:
-    training.lora(
+    adapter_facts.lora(
         keys.out,
         keys.get("lora_rank"),
         keys.get("lora_target"),

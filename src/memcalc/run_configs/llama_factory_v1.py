@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import ConfigError
+from memcalc.run_configs import adapter_facts, training
 from memcalc.run_configs import option_names as our
-from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.hf_trainer import launched
 from memcalc.run_configs.keys import Key, Keys, anything, count, flag, harmless, mapping, table, text, whole
@@ -98,7 +98,7 @@ def read(context: Context) -> None:
     kernels = keys.value("kernel_config") or {}
     if "liger" in str(kernels.get("name", "")).lower():
         training.liger(out, keys.get("kernel_config"))
-    training.reference(out, objective, lora=lora)
+    adapter_facts.reference(out, objective, lora=lora)
     training.loop(out, "plain", "LLaMA-Factory v1")
     keys.finish()
     context.finish(found)
@@ -127,7 +127,7 @@ def _quantization(keys: Keys, values: dict[str, Any]) -> None:
     bits = str(values.get("quantization_bit", values.get("bits", 4)))
     double = str(values.get("double_quantization", True)).lower() == "true"
     kind = "int8" if bits == "8" else "nf4-double" if double else "nf4"
-    training.quantization(keys.out, keys.get("quant_config"), kind)
+    adapter_facts.quantization(keys.out, keys.get("quant_config"), kind)
 
 
 def _lora(keys: Keys, values: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def _lora(keys: Keys, values: dict[str, Any]) -> None:
         Key("lora_dropout", anything, 0.0, our.LORA_DROPOUT, "dropout in front of the adapters"),
     )
     inner = Keys(rows, values, f"peft_config of {keys.where}", keys.out)
-    training.lora(keys.out, inner.get("r"), inner.get("target_modules"), inner.get("lora_dropout"))
+    adapter_facts.lora(keys.out, inner.get("r"), inner.get("target_modules"), inner.get("lora_dropout"))
 
 
 def _accumulation(keys: Keys, found: Sharding) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from memcalc.run_configs import hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Keys
@@ -43,7 +43,7 @@ def read(context: Context) -> None:
     _precision(keys, found, lora, quantized)
     if lora:
         targets = keys.get("target_regex") if keys.has("target_regex") else keys.get("target_modules")
-        training.lora(
+        adapter_facts.lora(
             out,
             keys.get("lora_rank"),
             targets,
@@ -61,7 +61,7 @@ def read(context: Context) -> None:
     _frozen(keys, lora)
     beta = keys.get("beta")
     free = objective == "grpo" and beta.value == 0
-    training.reference(out, objective, lora=lora and not keys.has("ref_model"), none=free)
+    adapter_facts.reference(out, objective, lora=lora and not keys.has("ref_model"), none=free)
     hf_trainer.rest(keys)
     if keys.value("lisa_activated_layers"):
         out.lack("LISA is not modelled: the estimate is of all layers trained")
@@ -132,12 +132,12 @@ def _quantization(keys: Keys) -> bool:
     bits, method = keys.get("quant_bits"), keys.get("quant_method")
     if bits.value is None and method.value in (None, "gptq", "awq"):
         if method.value is not None:
-            training.quantization(keys.out, method, f"{method.value}-4")
+            adapter_facts.quantization(keys.out, method, f"{method.value}-4")
         return method.value is not None
     if method.value in (None, "bnb"):
         double = keys.value("bnb_4bit_use_double_quant")
         kind = str(keys.value("bnb_4bit_quant_type")) + ("-double" if double else "")
-        training.quantization(
+        adapter_facts.quantization(
             keys.out, bits, kind if (bits.value or 4) == 4 else "int8", "PEFT's preparation is not called"
         )
         return True
@@ -146,7 +146,7 @@ def _quantization(keys: Keys) -> bool:
         kind = f"{method.value}-4"
     else:
         keys.out.lack(f"quant_method: {method.shown} is not modelled: taken as {kind}, which is nearest in bytes")
-    training.quantization(keys.out, method, kind)
+    adapter_facts.quantization(keys.out, method, kind)
     return True
 
 

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from memcalc.run_configs import hf_keys, hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, count, either, flag, harmless, names, number, text, whole
@@ -122,7 +122,7 @@ def read(context: Context, script: Script) -> None:
         targets = keys.get("lora_target_modules")
         named = Given("lora targets", script.targets, script.targets, True)
         own = targets if targets.value not in (None, ["all"]) else named
-        training.lora(out, keys.get("lora_r"), own, keys.get("lora_dropout"))
+        adapter_facts.lora(out, keys.get("lora_r"), own, keys.get("lora_dropout"))
     weights = script.weights or ("fp32" if not lora and found.kind == "" else autocast or "fp32")
     training.precision(
         out, given, weights=weights, autocast=autocast, sharding=found, adapters=script.adapters if lora else ""
@@ -148,11 +148,11 @@ def _quantization(keys: Keys, script: Script) -> None:
         kind = str(keys.value("quant_type")) + (
             "-double" if keys.value("double_quant") and keys.value("quant_type") == "nf4" else ""
         )
-        training.quantization(keys.out, bits, kind, "embedding and head go back to bf16", prepared=script.prepared)
+        adapter_facts.quantization(keys.out, bits, kind, "embedding and head go back to bf16", prepared=script.prepared)
     elif bits.value == 8:
-        training.quantization(keys.out, bits, "int8", prepared=script.prepared)
+        adapter_facts.quantization(keys.out, bits, "int8", prepared=script.prepared)
     elif quantized.value and script.quantized:
-        training.quantization(
+        adapter_facts.quantization(
             keys.out, quantized, script.quantized, f"as {script.repository} does it", prepared=script.prepared
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import ConfigError
+from memcalc.run_configs import adapter_facts
 from memcalc.run_configs import option_names as our
-from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, anything, count, flag, harmless, names, number, table, text
 from memcalc.run_configs.sharding import Sharding
@@ -57,7 +57,7 @@ def read(context: Context) -> None:
     adapters(keys)
     name = str(out.model or "").lower()
     if "bnb-4bit" in name:
-        training.quantization(
+        adapter_facts.quantization(
             out, keys.get("base_model_name_or_path"), "nf4-double", "the checkpoint is stored in 4 bits"
         )
     for wanted in ("batch", "sequence length", "optimizer and precision"):
@@ -70,7 +70,7 @@ def adapters(keys: Keys) -> None:
     """The options of an adapter."""
     bias, own = keys.get("bias"), keys.get("lora_bias")
     targets = keys.get("target_modules")
-    training.lora(
+    adapter_facts.lora(
         keys.out,
         keys.get("r"),
         targets,

@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 from memcalc.errors import ConfigError
+from memcalc.run_configs import adapter_facts, training
 from memcalc.run_configs import option_names as our
-from memcalc.run_configs import training
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.hf_trainer import launched
 from memcalc.run_configs.keys import Key, Keys, count, table
@@ -41,7 +41,7 @@ def read(context: Context) -> None:
     quantized = lora and (adapter == "qlora" or bool(inner.value("quantize_base")))
     if quantized:
         given = inner.get("quantize_base") if adapter != "qlora" else Given("model._component_", f"qlora_{size}", True)
-        training.quantization(
+        adapter_facts.quantization(
             out, given, "nf4-double", "torchao's NF4 with quantized scales, as many bytes as nf4-double"
         )
     _precision(keys, found, lora)
@@ -53,7 +53,7 @@ def read(context: Context) -> None:
     _optimizer(keys, accumulation, lora, found)
     _checkpointing(keys)
     _loss(keys, objective)
-    training.reference(out, objective, lora=lora)
+    adapter_facts.reference(out, objective, lora=lora)
     for name, words in (("compile", "torch.compile"), ("quantizer", "quantization-aware training")):
         if keys.value(name) not in (None, False, {}):
             out.lack(f"{words} is not modelled: the estimate is without it")
@@ -200,7 +200,9 @@ def _lora(inner: Keys) -> None:
     targets = Given(
         given.key, given.raw, modules, given.default, "with the MLP's projections" if len(modules) > 4 else ""
     )
-    training.lora(inner.out, inner.get("lora_rank"), targets, inner.get("lora_dropout"), dora=inner.get("use_dora"))
+    adapter_facts.lora(
+        inner.out, inner.get("lora_rank"), targets, inner.get("lora_dropout"), dora=inner.get("use_dora")
+    )
 
 
 def _lengths(keys: Keys, objective: str) -> None:

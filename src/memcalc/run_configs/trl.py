@@ -10,7 +10,7 @@ import os
 import re
 
 from memcalc.errors import ConfigError
-from memcalc.run_configs import hf_keys, hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys
@@ -39,7 +39,7 @@ def read(context: Context) -> None:
     _precision(context, keys, found, lora, bool(quantized))
     if lora:
         saved = keys.get("lora_modules_to_save")
-        training.lora(
+        adapter_facts.lora(
             out,
             keys.get("lora_r"),
             keys.get("lora_target_modules"),
@@ -114,7 +114,7 @@ def _quantization(keys: Keys, lora: bool) -> str:
         keys.out.assume("a quantized base without adapters cannot be trained: the trainer would stop")
         keys.out.take(our.QUANTIZATION, kind, four if four.value else eight)
         return kind
-    training.quantization(keys.out, four if four.value else eight, kind, "PEFT's preparation is not called")
+    adapter_facts.quantization(keys.out, four if four.value else eight, kind, "PEFT's preparation is not called")
     keys.get("bnb_4bit_compute_dtype")
     return kind
 
@@ -237,4 +237,6 @@ def _reference(keys: Keys, objective: str, release: tuple[int, ...], lora: bool)
         words = "no reference" if weight == 0 else "a reference model"
         keys.out.note(Given("beta", weight, weight, beta.default), words)
     precomputed = keys.value("precompute_ref_log_probs") and objective in ("dpo", "kto")
-    training.reference(keys.out, objective, lora=lora, none=generates and weight == 0, precomputed=bool(precomputed))
+    adapter_facts.reference(
+        keys.out, objective, lora=lora, none=generates and weight == 0, precomputed=bool(precomputed)
+    )

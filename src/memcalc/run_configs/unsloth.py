@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import ConfigError
-from memcalc.run_configs import hf_keys, hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_keys, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, anything, count, either, flag, harmless, names, number, text
@@ -150,7 +150,7 @@ def read(context: Context, trainer: str = "", variables: list[str] | None = None
     full = keys.value("full_finetuning") or (lonely and not cli and "r" not in values and trainer != "")
     if not full:
         _quantization(keys)
-        training.lora(
+        adapter_facts.lora(
             out,
             keys.get("r"),
             keys.get("target_modules"),
@@ -185,7 +185,7 @@ def read(context: Context, trainer: str = "", variables: list[str] | None = None
             our.LOSS, our.LOSS_LIGER, Given("loss", None, "liger", True), "Unsloth's own fused loss, taken as Liger's"
         )
     free = objective == "grpo" and not keys.value("beta")
-    training.reference(out, objective, lora=not full, none=free)
+    adapter_facts.reference(out, objective, lora=not full, none=free)
     if keys.value("fast_inference"):
         out.lack(
             f"vLLM beside the trainer takes {keys.value('gpu_memory_utilization'):.0%} of the GPU, which is not in "
@@ -202,11 +202,11 @@ def _quantization(keys: Keys) -> None:
     four, eight = keys.get("load_in_4bit"), keys.get("load_in_8bit")
     name = str(keys.value("model_name") or "").lower()
     if eight.value and (four.default or not four.value):
-        training.quantization(keys.out, eight, "int8", "LLM.int8")
+        adapter_facts.quantization(keys.out, eight, "int8", "LLM.int8")
     elif four.value and not keys.value("load_in_16bit"):
-        training.quantization(keys.out, four, "nf4-double", "double quantization; only what trains is fp32")
+        adapter_facts.quantization(keys.out, four, "nf4-double", "double quantization; only what trains is fp32")
     elif "bnb-4bit" in name:
-        training.quantization(keys.out, keys.get("model_name"), "nf4-double", "the checkpoint is stored in 4 bits")
+        adapter_facts.quantization(keys.out, keys.get("model_name"), "nf4-double", "the checkpoint is stored in 4 bits")
 
 
 def _precision(keys: Keys, full: bool, found: Sharding) -> None:

@@ -71,6 +71,14 @@ class SharedOptions(DeviceMapOptions):
         "Frames of a video: of a denoiser's, or of each that a vision-language model reads.",
         unset="the pipeline's own, or images alone",
     )
+    condition_images: int = option(
+        "Diffusion",
+        0,
+        "Pictures beside the noisy one in the denoiser's input, each of its size (FLUX.1 Kontext, FLUX.2, "
+        "Qwen-Image-Edit).",
+        ge=0,
+        le=16,
+    )
     max_sequence_length: PositiveInt | None = option(
         "Diffusion", None, "Tokens of text that the denoiser reads.", unset="the pipeline's own"
     )

@@ -247,7 +247,7 @@ def _matched(pattern: re.Pattern[str], spec: ModelSpec) -> tuple[str, ...]:
         ConfigError: it matches none, or tells apart layers whose weights bear the same names.
     """
     chosen: dict[str, set[bool]] = {}
-    for module, names in _linear_modules(spec):
+    for module, names in linear_modules(spec):
         for name in names:
             chosen.setdefault(module, set()).add(pattern.fullmatch(name) is not None)
     found = [module for module, answers in chosen.items() if answers == {True}]
@@ -267,7 +267,7 @@ def _matched(pattern: re.Pattern[str], spec: ModelSpec) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _linear_modules(spec: ModelSpec) -> Iterator[tuple[str, Iterator[str]]]:
+def linear_modules(spec: ModelSpec) -> Iterator[tuple[str, Iterator[str]]]:
     """Every module that LoRA can adapt: its name within its block, and its full names, one a position."""
     for path, positions, weights in weights_by_stack(build(spec)):
         for weight in weights:

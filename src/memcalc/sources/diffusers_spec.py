@@ -7,14 +7,18 @@ from memcalc.config.dtypes import declared_dtypes
 from memcalc.errors import ConfigError, MemcalcError
 from memcalc.models.build import build
 from memcalc.models.registry import autoencoders, denoisers
-from memcalc.models.spec import ModelSpec, PipelineComponent
+from memcalc.models.spec import KeptAdapter, ModelSpec, PipelineComponent
 from memcalc.models.stored_weights import StoredWeights
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.sources.adapter import Adapter
+from memcalc.sources.adapter_options import check_kind
 from memcalc.sources.checkpoint.bytes_when_loaded import SHORT, stored_weights
 from memcalc.sources.diffusers import ONLY_WEIGHTS
 from memcalc.sources.display_names import shown
 from memcalc.sources.loaded_model import Component, LoadedModel
-from memcalc.sources.model_spec import Described, describe
+from memcalc.sources.lora_file import LoraFile
+from memcalc.sources.lora_targets import options_of
+from memcalc.sources.model_spec import Described, describe, refuse_dora, trained_further
 from memcalc.tables.dtypes import ALIASES
 from memcalc.units import format_count
 
@@ -25,6 +29,8 @@ def describe_pipeline(model: LoadedModel, name: str, setup: TrainingSetup | Infe
     Raises ConfigError where a config and its weights are not of one model, or where weights can be counted neither from
     files nor from a config.
     """
+    if model.adapter is not None and model.base is not None:
+        return _with_adapter(model, model.adapter, model.base, name, setup)
     main = _denoiser(model)
     if main is None:
         return None
@@ -34,6 +40,34 @@ def describe_pipeline(model: LoadedModel, name: str, setup: TrainingSetup | Infe
     lines: list[Assumption] = []
     spec = replace(found.spec, component=main.name, components=_others(model, main, lines))
     return Described(spec, found.setup, (*found.assumptions, *(() if isinstance(setup, TrainingSetup) else lines)))
+
+
+def _with_adapter(
+    model: LoadedModel, adapter: Adapter, base: LoadedModel, name: str, setup: TrainingSetup | InferenceSetup
+) -> Described | None:
+    """The pipeline `base` with a LoRA on its denoiser, which is trained further or called with it."""
+    found = describe_pipeline(base, name, setup)
+    if found is None:
+        return None
+    check_kind(adapter)
+    size = "" if adapter.parameters is None else f" of {format_count(adapter.parameters)} parameters"
+    lines = [Assumption("adapter", f"LoRA adapter{size} for {shown(adapter.base_model or base.name)}")]
+    spec, setup = found.spec, found.setup
+    if isinstance(setup, TrainingSetup):
+        setup, more = trained_further(adapter, spec, setup)
+    else:
+        refuse_dora(adapter)
+        options, more = options_of(adapter, spec)
+        kept = KeptAdapter(
+            rank=options["lora_rank"], targets=options.get("lora_targets"), ranks=options.get("lora_rank_pattern")
+        )
+        spec = replace(spec, adapter=kept)
+        text = "the adapter is kept beside the weights (load_lora_weights); after fuse_lora, give the base alone"
+        more.append(Assumption("adapter_not_merged", text))
+    if isinstance(adapter, LoraFile) and adapter.encoders:
+        text = f"its adapters on text encoders ({format_count(adapter.encoders)} parameters) are not counted"
+        more.append(Assumption("adapter_keys_not_counted", text))
+    return Described(spec, setup, (*lines, *more, *found.assumptions))
 
 
 def pipeline_spec(model: LoadedModel, name: str) -> tuple[ModelSpec, tuple[Assumption, ...]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from memcalc.errors import HubError, MemcalcError, UsageError
+from memcalc.errors import ConfigError, HubError, MemcalcError, UsageError
 from memcalc.sources.disk import load_path
 from memcalc.sources.display_names import shown
 from memcalc.sources.loaded_model import LoadedModel
@@ -28,6 +28,7 @@ def load(  # noqa: PLR0913 (one an option of the reader)
     timeout: float = 30.0,
     weights: str | None = None,
     base: str | None = None,
+    adapter: str | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Read what a model is made of; its weights are never read, and nothing of it is run.
@@ -38,12 +39,15 @@ def load(  # noqa: PLR0913 (one an option of the reader)
         revision, token, timeout: for the Hub, which has answered everything after `timeout` seconds or is given up.
         weights: one weight file or GGUF type, where a repository has several.
         base: an adapter's base model, in place of the one that it names.
+        adapter: an adapter to put on the model: its folder, its file, or its name on the Hub.
         progress: is called with a line of text when the Hub takes longer than a second.
 
     Raises:
         MemcalcError: one sentence for the user.
     """
     where = _Hub(token, timeout, progress)
+    if adapter is not None:
+        return _adapted(where.read(name_or_path, kind, revision, weights), adapter, base, where)
     model = where.read(name_or_path, kind, revision, weights)
     if model.adapter is None:
         if base is not None:
@@ -52,6 +56,20 @@ def load(  # noqa: PLR0913 (one an option of the reader)
             )
         return model
     return replace(model, base=_base(model, kind, base, where))
+
+
+def _adapted(base: LoadedModel, adapter: str, other: str | None, where: _Hub) -> LoadedModel:
+    """`base` with an adapter on it."""
+    if other is not None:
+        raise UsageError("--base names an adapter's base model, and --adapter an adapter for MODEL; leave one out.")
+    found = where.read(adapter, "file" if os.path.exists(adapter) or "/" not in adapter else "hub")
+    if found.unfit:
+        raise ConfigError(f"{shown(found.name)} {found.unfit}")
+    if found.adapter is None:
+        raise UsageError(f"--adapter names {shown(found.name)}, which holds no adapter that memcalc knows.")
+    if base.adapter is not None:
+        raise UsageError(f"{shown(base.name)} is an adapter itself; give the base model, and one --adapter.")
+    return replace(found, base=base, name=base.name)
 
 
 class _Hub:

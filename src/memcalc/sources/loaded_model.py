@@ -80,6 +80,11 @@ class LoadedModel:
             raise type(problem)(text.replace(CONFIG, shown(self.config_file))) from None
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether it is a diffusion pipeline, or an adapter for one."""
+        return bool(self.components or (self.base is not None and self.base.components))
+
+    @property
     def custom_code(self) -> bool:
         """Whether the config asks for code of the repository (`auto_map`), which memcalc never runs."""
         return bool((self.config or {}).get("auto_map"))

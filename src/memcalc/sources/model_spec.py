@@ -15,14 +15,15 @@ from memcalc.models.stored_weights import GGUF
 from memcalc.nn.state_dict import NamedWeight, weights_by_stack
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.adapter import Adapter
-from memcalc.sources.adapter_options import check_kind, lora_options, refuse_others
+from memcalc.sources.adapter_options import check_kind, refuse_others
 from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
 from memcalc.sources.config_vs_weights import check_names, part_of
 from memcalc.sources.display_names import shown
-from memcalc.sources.file_selection import ADAPTER_CONFIG
 from memcalc.sources.generic.config import generic_config
 from memcalc.sources.loaded_model import LoadedModel
+from memcalc.sources.lora_file import LoraFile
+from memcalc.sources.lora_targets import options_of
 from memcalc.sources.notes import remarks
 from memcalc.tables.dtypes import short
 from memcalc.tables.precisions import PRECISIONS
@@ -248,14 +249,8 @@ def _with_adapter(
     lines = [Assumption("adapter", f"{adapter.kind} adapter{size} for {shown(adapter.base_model or base.name)}")]
     spec, setup = found.spec, found.setup
     if isinstance(setup, TrainingSetup):
-        options, more = lora_options(adapter, spec)
-        given = setup.model_fields_set
-        setup = setup.model_copy(update={key: value for key, value in options.items() if key not in given})
+        setup, more = trained_further(adapter, spec, setup)
         lines += more
-        own = sorted(option_name(key) for key in options if key in given)
-        if own:
-            text = f"{', '.join(own)} as given, in place of what {ADAPTER_CONFIG} says"
-            lines.append(Assumption("adapter_options_given", text))
     elif adapter.weights is None:
         raise ConfigError(
             f"{shown(model.name)} has no adapter_model.safetensors, so that it is not known what serving adds; save "
@@ -263,12 +258,28 @@ def _with_adapter(
         )
     else:
         refuse_others({**adapter.config, "r": adapter.rank})
-        if adapter.config.get("use_dora"):
-            raise ConfigError(
-                f"{ADAPTER_CONFIG} gives 'use_dora', and memcalc computes DoRA in training only; merge the adapter "
-                "into its base for inference."
-            )
+        refuse_dora(adapter)
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
         spec = replace(spec, extra_weights={f"{adapter.kind} adapter": nbytes})
         lines.append(Assumption("adapter_not_merged", "the adapter is kept beside the weights, not merged into them"))
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))
+
+
+def trained_further(adapter: Adapter, spec: ModelSpec, setup: TrainingSetup) -> tuple[TrainingSetup, list[Assumption]]:
+    """The setup that trains a LoRA further as it is, where the user does not say otherwise, and lines about it."""
+    options, lines = options_of(adapter, spec)
+    given = setup.model_fields_set
+    own = sorted(option_name(key) for key in options if key in given)
+    if own:
+        text = f"{', '.join(own)} as given, in place of what the adapter says"
+        lines.append(Assumption("adapter_options_given", text))
+    return setup.model_copy(update={key: value for key, value in options.items() if key not in given}), lines
+
+
+def refuse_dora(adapter: Adapter) -> None:
+    """Raise ConfigError for an adapter with DoRA's magnitudes, which is computed in training only."""
+    if adapter.config.get("use_dora") or (isinstance(adapter, LoraFile) and adapter.dora):
+        raise ConfigError(
+            "the adapter uses DoRA (use_dora), and memcalc computes that in training only; merge it into its base for "
+            "inference."
+        )

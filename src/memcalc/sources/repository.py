@@ -73,9 +73,10 @@ def read_model(folder: Folder, origin: str, wanted: str | None = None) -> Loaded
     )
     if config is not None:
         return model
+    from memcalc.sources.lora_file import as_adapter
     from memcalc.sources.single_file.read import as_pipeline  # builds models, which a config makes needless
 
-    return as_pipeline(model)
+    return as_pipeline(as_adapter(model))
 
 
 def read_texts(folder: Folder, names: Sequence[str | None]) -> dict[str, bytes]:

@@ -30,7 +30,7 @@ from memcalc.training.float8 import use_float8
 from memcalc.training.liger import use_liger
 
 if TYPE_CHECKING:
-    from memcalc.peft.injection import Lora
+    from memcalc.peft.targets import Lora
 
 
 def adapt(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
@@ -240,7 +240,7 @@ def _with_new_head(network: Network, setup: TrainingSetup, notes: list[Assumptio
 
 
 def _lora(setup: TrainingSetup) -> Lora:
-    from memcalc.peft.injection import Lora
+    from memcalc.peft.targets import Lora
 
     assert setup.lora_rank is not None
     return Lora(

@@ -181,7 +181,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     )
     step = run_once()
     if step.engine is not None and step.engine.learns:
-        step = run_once(before=step.engine)
+        step = replace(run_once(before=step.engine), first_run=step)
     if keeping := retaining_modules(network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
         step = run_once()

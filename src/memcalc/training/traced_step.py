@@ -116,6 +116,8 @@ class Step:
     """Other models that the job has on the GPU, in the order in which they are loaded."""
     held_until_step: tuple[Allocation, ...] = ()
     """What the trainer holds from forward until the optimizer has stepped."""
+    first_run: Step | None = None
+    """The micro-batch of a job's first step, where a library learned from it how to run later ones."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""
 

@@ -23,7 +23,8 @@ from memcalc.nn.model import Batch, Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.stack import Stack
-from memcalc.peft.injection import Lora, add_lora
+from memcalc.peft.injection import add_lora
+from memcalc.peft.targets import Lora
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import ALIASES, FP32, INT64, DType
 from memcalc.training.controlnet import freeze_outside_autocast

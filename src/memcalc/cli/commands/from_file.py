@@ -7,7 +7,7 @@ import typer
 from memcalc.cli.job import Job
 from memcalc.cli.job_command import with_job
 from memcalc.cli.loaded_model import answer
-from memcalc.cli.model_options import BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS
+from memcalc.cli.model_options import ADAPTER, BASE, GENERIC, GENERIC_IGNORE, HEAD, LABELS, WEIGHTS
 from memcalc.sources.display_names import short_name
 
 
@@ -23,6 +23,7 @@ def command(
     job: Job,
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
+    adapter: Annotated[str | None, ADAPTER] = None,
     generic: Annotated[bool, GENERIC] = False,
     generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
     head: Annotated[str | None, HEAD] = None,
@@ -33,7 +34,7 @@ def command(
 
     answer(
         job,
-        load(path, kind="file", weights=weights, base=base),
+        load(path, kind="file", weights=weights, base=base, adapter=adapter),
         short_name(path),
         generic=generic,
         generic_ignore=generic_ignore,

@@ -9,6 +9,7 @@ from memcalc.cli.job import Job
 from memcalc.cli.job_command import with_job
 from memcalc.cli.loaded_model import answer
 from memcalc.cli.model_options import (
+    ADAPTER,
     BASE,
     GENERIC,
     GENERIC_IGNORE,
@@ -35,6 +36,7 @@ def command(
     timeout: Annotated[str | None, TIMEOUT] = None,
     weights: Annotated[str | None, WEIGHTS] = None,
     base: Annotated[str | None, BASE] = None,
+    adapter: Annotated[str | None, ADAPTER] = None,
     generic: Annotated[bool, GENERIC] = False,
     generic_ignore: Annotated[str | None, GENERIC_IGNORE] = None,
     head: Annotated[str | None, HEAD] = None,
@@ -51,6 +53,7 @@ def command(
         timeout=read_timeout(timeout),
         weights=weights,
         base=base,
+        adapter=adapter,
         progress=warn,
     )
     answer(job, model, model.name, generic=generic, generic_ignore=generic_ignore, head=head, num_labels=num_labels)

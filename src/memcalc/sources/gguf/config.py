@@ -8,8 +8,9 @@ from typing import Any
 from memcalc.config.reader import LARGEST
 from memcalc.errors import CheckpointError
 from memcalc.sources.display_names import shown
-from memcalc.sources.gguf.architectures import DEEPER, ENCODERS, MODEL_TYPES, TRANSLATIONS, Metadata
+from memcalc.sources.gguf.architectures import DEEPER, ENCODERS, MODEL_TYPES
 from memcalc.sources.gguf.header import GgufHeader
+from memcalc.sources.gguf.translations import TRANSLATIONS, Metadata
 
 # Keys behind the architecture's name, and the config's own. Source: ggml's docs/gguf.md, "LLM".
 _KEYS: tuple[tuple[str, str], ...] = (
