@@ -59,13 +59,11 @@ def test_frames_of_internvl_are_images_and_the_setup_says_both() -> None:
         assert any("3 frames, read as 3 images" in line.text for line in report.assumptions)
 
 
-@pytest.mark.parametrize(("model_type", "words"), [("llava", "how this model reads a video"), ("vit", "leave it out")])
-def test_models_that_read_no_frames(model_type: str, words: str) -> None:
-    config = {
-        "model_type": model_type,
-        "num_hidden_layers": 1,
-        "text_config": {"num_hidden_layers": 1},
-        "vision_config": {"num_hidden_layers": 1},
-    }
+LLAVA = {"model_type": "llava", "text_config": {"num_hidden_layers": 1}, "vision_config": {"num_hidden_layers": 1}}
+VIT = {"model_type": "vit", "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(("config", "words"), [(LLAVA, "how this model reads a video"), (VIT, "leave it out")])
+def test_models_that_read_no_frames(config: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         estimate(ModelSpec.from_config(config), TrainingSetup(num_frames=16))

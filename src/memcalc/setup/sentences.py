@@ -63,7 +63,10 @@ _MEANT: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(_OF_BITSANDBYTES.split(), _BITSANDBYTES),
         "gguf": "types of GGUF are those of a file: give the .gguf as the model",
     },
-    "--activation-checkpointing": dict.fromkeys(("on", "true", "yes", "1"), "full recomputes whole blocks"),
+    "--activation-checkpointing": {
+        **dict.fromkeys(("on", "true", "yes", "1"), "full recomputes whole blocks"),
+        "unsloth": "full with --activation-offloading keeps inputs of blocks in host memory, as Unsloth does",
+    },
     "--precision": {
         **dict.fromkeys(("fp8", "float8", "fp8-hybrid", "e4m3", "int8"), _FLOAT8),
         **dict.fromkeys(("te-fp8", "te", "transformer-engine", "transformerengine", "transformer-engine-fp8"), _ENGINE),
@@ -79,6 +82,18 @@ _MEANT: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("flex-attention", "flex"), "flex_attention is compiled, which is not computed"),
         **dict.fromkeys(("xformers", "xformers-attention"), "xformers keeps what flash does"),
         **dict.fromkeys(("sageattention", "sage"), "it is for inference, and not computed"),
+    },
+    "--kernels": {
+        **dict.fromkeys(
+            ("rope", "rms-norm", "swiglu", "liger-rope", "liger-rms-norm", "liger-swiglu", "geglu", "liger-glu"),
+            "one of Liger's alone is --kernels liger with --liger-kernels",
+        ),
+        "unsloth": "Unsloth's kernels are not computed, and Liger's are near to them",
+    },
+    "--loss-implementation": {
+        "unsloth": "Unsloth's cross-entropy works in place on the logits, as liger-cross-entropy does",
+        **dict.fromkeys(("flash-attn", "flash"), "flash-attn's works in place, as liger-cross-entropy does"),
+        **dict.fromkeys(("cce", "cut"), "cut-cross-entropy is its name here"),
     },
     "--engine": dict.fromkeys(
         ("tensorrt-llm", "trt-llm", "trtllm", "tensorrt", "lmdeploy", "exllama", "exllamav2", "mlx", "mlx-lm", "onnx"),
