@@ -220,14 +220,19 @@ def layoutlmv3(c: Config, architecture: str | None) -> Network:
     hidden, rate = c.integer("hidden_size"), c.probability("hidden_dropout_prob")
     own = c.probability("classifier_dropout", rate)
     name = architecture or "LayoutLMv3ForTokenClassification"
+    network: Network
     if name.endswith("ForTokenClassification"):
         many = c.num_labels() >= 10
         front = TokenFront(hidden, rate, own) if many else None
         body = LayoutModel(c, of_text=True)
-        return TokenClassifier(c, body, hidden, own_loss=True, front=front, dropout=own if many else rate)
+        network = TokenClassifier(c, body, hidden, own_loss=True, front=front, dropout=own if many else rate)
+        network.image_of_config = True
+        return network
     if name.endswith("ForSequenceClassification"):
         how = ClassificationHeadSpec(ClsTokenHead(hidden, c.num_labels(), "tanh", own))
-        return EncoderClassifier(LayoutModel(c, of_text=False), how, c.problem_type())
+        network = EncoderClassifier(LayoutModel(c, of_text=False), how, c.problem_type())
+        network.image_of_config = True
+        return network
     raise unknown_head(c, name, ("ForTokenClassification", "ForSequenceClassification"))
 
 
