@@ -80,7 +80,7 @@ def test_the_report_says_how_the_reserve_grows() -> None:
         ({"max_steps": 7}, "belongs to --lengths"),
         ({"lengths": "5..9", "max_steps": 501}, "500 are simulated at most"),
         ({"lengths": "5..9000", "max_steps": 300}, "different lengths; 128"),
-        ({"lengths": "5..9", "parallel": "ddp", "gpus": 2}, "for jobs on one GPU; give --seq-len with the longest"),
+        ({"lengths": "5..9", "parallel": "ddp", "gpus": 2}, "on one GPU; give --seq-len with the longest"),
     ],
 )
 def test_what_is_not_simulated_is_refused(options: dict[str, Any], says: str) -> None:

@@ -139,9 +139,18 @@ def test_blocks_that_diffusers_cannot_move_are_refused(folder: str) -> None:
     assert "group-leaf" in refused(2, "from-file", folder, "--mode", "inference", "--cpu-offload", "group")
 
 
+def test_pictures_beside_the_noisy_one_are_encoded_and_denoised(folder: str) -> None:
+    plain, edited, two = ask(folder), *(ask(folder, "--condition-images", count) for count in "12")
+    assert peaks(plain)[0] < peaks(edited)[0] <= peaks(two)[0] < peaks(edited)[0] + 2**20
+    assert peaks(plain)[1] < peaks(edited)[1] < peaks(two)[1]
+    assert peaks_of_training(train(folder, "--condition-images", "1"))[0] > peaks_of_training(train(folder))[0]
+
+
 def test_a_language_model_refuses_what_is_a_pipelines() -> None:
     said = refused(2, "estimate", "--params", "1B", "--mode", "inference", "--cpu-offload", "model")
     assert "diffusion pipelines" in said
+    refused(2, "estimate", "--params", "1B", "--condition-images", "1")
+    assert "diffusion" in refused(2, "estimate", "--params", "1B", "--mode", "inference", "--condition-images", "1")
 
 
 def train(folder: str, *options: str) -> dict[str, Any]:
@@ -213,6 +222,7 @@ def test_a_controlnet_is_trained_in_front_of_a_frozen_unet(unet: str) -> None:
         (("--controlnet", "--textual-inversion"), "leave out one"),
         (("--train-text-encoder",), "text encoders"),
         (("--textual-inversion",), "text encoders"),
+        (("--condition-images", "1"), "no room"),
     ],
 )
 def test_what_training_a_unet_refuses(unet: str, options: tuple[str, ...], said: str) -> None:

@@ -108,6 +108,7 @@ def setup(case: dict[str, Any]) -> TrainingSetup:
         found["controlnet"] = True
     if case.get("trained_encoders") and not case.get("textual_inversion"):
         found["train_text_encoder"] = True
+    found["condition_images"] = case.get("references", 0)
     if case.get("quant"):
         found["quantization"] = "nf4-double"
     return TrainingSetup(**found)

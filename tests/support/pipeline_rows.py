@@ -57,6 +57,7 @@ def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
     lora = case.get("adapter")
     adapter = KeptAdapter(rank=lora["r"], targets=",".join(lora["targets"])) if lora else None
     spec = replace(spec, component="denoiser", components=components(case), adapter=adapter)
+    options["condition_images"] = case.get("references", 0)
     return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from memcalc.allocator.blocks import Block, Pool, merge, splice
 from memcalc.allocator.conf import DEFAULT_CONF, SMALL_SIZE, AllocatorConf
+from memcalc.allocator.events import NBYTES, STREAM_SHIFT
 from memcalc.common.sizes import ALIGNMENT
 
 SMALL_SEGMENT = 2 * 2**20
@@ -87,7 +88,7 @@ class CachingAllocator:
         malloc, free, append = self.malloc, self.free, live.append
         for code in codes:
             if code > 0:
-                append(malloc(code))
+                append(malloc(code & NBYTES, code >> STREAM_SHIFT))
             elif code < 0:
                 free(live[~code])
             elif workspace:

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 WORKSPACE = 0
 """The code of a place where a thread multiplies for the first time, and cuBLAS asks for a workspace that stays."""
 
+STREAM_SHIFT = 50
+"""A request is its bytes, and above them the number of its stream (0: the default one)."""
+NBYTES = (1 << STREAM_SHIFT) - 1
+
 
 class Events:
     """Requests and frees of a stretch of a run, each an integer of `codes`.
 
     A positive one is a request of so many bytes, which gets the next number; a negative one frees a request, -1 the
-    first. `WORKSPACE` is neither. What is not freed outlives the stretch. `phases` says where each phase begins.
+    first. `WORKSPACE` is neither. What is not freed outlives the stretch. `phases` says where each phase begins. Other
+    streams than the default one stand above the bytes of their requests (`STREAM_SHIFT`).
     """
 
     def __init__(self) -> None:
@@ -28,9 +33,9 @@ class Events:
             self.phases.append((phase, len(self.codes)))
         return begins
 
-    def malloc(self, nbytes: int) -> int:
+    def malloc(self, nbytes: int, stream: int = 0) -> int:
         """Ask for `nbytes` bytes, at least one; returns the number of the request."""
-        self.codes.append(nbytes)
+        self.codes.append(nbytes | stream << STREAM_SHIFT)
         self.count += 1
         return self.count - 1
 
@@ -52,6 +57,7 @@ class JobEvents:
     """A job on one GPU: its model comes, then its batch, then its first step, then others that are all alike.
 
     workspace: bytes of what cuBLAS asks for in each thread that multiplies.
+    streams: whether other streams than the default one ask for memory.
     """
 
     loading: Events
@@ -59,6 +65,7 @@ class JobEvents:
     first: Events
     later: Events
     workspace: int
+    streams: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Sources: torch/nn/modules/module.py (`_apply`) of PyTorch 2.14, transformers/mod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from memcalc.allocator.events import Events
 from memcalc.nn.layers.mixture_of_experts import Experts
@@ -16,12 +16,17 @@ from memcalc.peft.lora import GROUP as ADAPTERS
 from memcalc.tables.dtypes import DType
 
 
-def moved(model: Module) -> Events:
-    """The model was loaded in host memory and moved (`model.to("cuda")`): each tensor once."""
+def whole_bytes(tensor: Parameter) -> int:
+    """Bytes of a weight or buffer."""
+    return tensor.numel * tensor.dtype.itemsize
+
+
+def moved(model: Module, kept_bytes: Callable[[Parameter], int] = whole_bytes) -> Events:
+    """The model was loaded in host memory and moved (`model.to("cuda")`): each tensor once, what is kept of it."""
     events = Events()
     for tensor, again in every_tensor(model):
-        if not again and tensor.numel:
-            events.malloc(tensor.numel * tensor.dtype.itemsize)
+        if not again and (nbytes := kept_bytes(tensor)):
+            events.malloc(nbytes)
     return events
 
 

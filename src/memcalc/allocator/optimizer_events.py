@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -24,13 +24,19 @@ def update(step: Step, *, first: bool) -> Events:
     weights = _one_by_one(step)
     if clips(step.setup):
         _clip(events, weights)
+    step_over(events, step, weights, first=first)
+    return events
+
+
+def step_over(events: Events, step: Step, weights: Sequence[Weight], *, first: bool) -> None:
+    """Step over these weights. In the first step their states are made, which stay."""
+    assert step.optimizer is not None
     if first:
         _make_states(events, step, weights)
     offset = events.count
     codes = step.optimizer.step[step.implementation].codes(weights, rows_scratch(step.tape.device))
     events.codes += [code if code > 0 else code - offset for code in codes]
     events.count += sum(code > 0 for code in codes)
-    return events
 
 
 def _clip(events: Events, weights: Iterable[Weight]) -> None:

@@ -9,6 +9,7 @@ from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 
 if TYPE_CHECKING:
+    from memcalc.parallel.engine import Engine
     from memcalc.tables.gpus import Gpu
 
 
@@ -28,14 +29,37 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
 
 
 def _training(step: Step, setup: TrainingSetup) -> str | None:
-    if step.engine is not None:
-        return "it is simulated for jobs on one GPU"
+    if step.engine is not None and (why := _several_gpus(step.engine, setup)) is not None:
+        return why
     if step.network.input_kind == "latents":
         return "it is not simulated for denoisers"
     if step.steps_in_backward:
         return "it is not simulated where the optimizer steps in backward"
     if setup.activation_offloading:
         return "it is not simulated where activations are offloaded"
+    return None
+
+
+def _several_gpus(engine: Engine, setup: TrainingSetup) -> str | None:
+    layout = engine.layout
+    if layout.engine not in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
+        return "of several GPUs it is simulated for DDP, FSDP2 and ZeRO"
+    for size, name in ((layout.tensor, "tensor"), (layout.context, "context"), (layout.pipeline, "pipeline")):
+        if size > 1:
+            return f"it is not simulated for {name} parallel"
+    if layout.expert > 1:
+        return "it is not simulated for expert parallel"
+    if setup.lengths is not None:
+        return "runs of many lengths are simulated on one GPU"
+    views = layout.engine == "ddp" and layout.gradient_as_bucket_view
+    if setup.grad_accum > 1 and (layout.engine != "ddp" or views):
+        return "it is not simulated where sharded or bucketed gradients are accumulated"
+    if layout.replicas > 1:
+        return "it is not simulated for copies of the sharded model"
+    if layout.engine != "ddp" and setup.objective != "sft":
+        return "it is not simulated for models that are sharded beside the trained one"
+    if layout.offload:
+        return "it is not simulated where weights or states are offloaded"
     return None
 
 

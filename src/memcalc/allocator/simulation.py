@@ -28,8 +28,8 @@ class StepPeaks:
 class Simulated:
     """What `torch.cuda.memory_stats()` would say of a run, in bytes.
 
-    steps: the peaks of each, up to the one that leaves everything as it found it. loaded: what is reserved once model
-    and batch are there. segments: the most at once.
+    steps: the peaks of each, up to the one that leaves everything as an earlier one did. loaded: what is reserved once
+    model and batch are there. segments: the most at once.
     """
 
     steps: tuple[StepPeaks, ...]
@@ -59,7 +59,15 @@ def simulate(
     `empty_cache` gives cached segments back once, after the first step, and in a run of many lengths after every step.
     Raises OutOfDeviceMemory.
     """
-    allocator = PlainAllocator(capacity) if conf == DEFAULT_CONF else allocator_of(conf, capacity)
+    allocator: CachingAllocator | PlainAllocator
+    if conf != DEFAULT_CONF:
+        allocator = allocator_of(conf, capacity)
+    elif isinstance(job, JobEvents) and job.streams:
+        from memcalc.allocator.streams import StreamsAllocator  # jobs on one GPU do not pay for it
+
+        allocator = StreamsAllocator(capacity)
+    else:
+        allocator = PlainAllocator(capacity)
     _perform(allocator, job.loading)
     if isinstance(job, RunEvents):
         return _run(allocator, job, empty_cache=empty_cache)
@@ -67,16 +75,17 @@ def simulate(
     loaded = allocator.reserved
     steps: list[StepPeaks] = []
     segments = 0
-    state: object = None
+    seen: set[object] = set()
     while len(steps) < MOST_STEPS:
-        before, first = state, not steps
+        first = not steps
         steps.append(_perform(allocator, job.first if first else job.later, job.workspace if first else 0))
         segments = max(segments, allocator.peak_segments)
         if first and empty_cache:
             allocator.empty_cache()
         state = allocator.free_sizes()
-        if state == before:
+        if state in seen:
             break
+        seen.add(state)
     return Simulated(tuple(steps), loaded, segments)
 
 

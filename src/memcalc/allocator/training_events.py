@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +17,8 @@ from memcalc.setup.setup import TrainingSetup
 from memcalc.training.traced_step import Step
 from memcalc.training.trainer_loop import runs_trainer, scalar_bytes
 
+ZERO = ("zero1", "zero2", "zero3")
+"""Engines whose optimizer steps over flat tensors."""
 MOST_MICRO_BATCHES = 3
 """Micro-batches of a step that are simulated: what the third one meets is what all later ones meet."""
 
@@ -52,7 +54,8 @@ def unrolled(step: Step) -> Unrolled:
     nodes = [parameter.node for _, parameter in step.parameters]
     gradients = [node.gradient for node in nodes if isinstance(node, AccumulateGrad) and node.gradient is not None]
     held = {id(gradient.storage.allocation) for gradient in gradients}
-    return Unrolled(step.tape, held | {id(allocation) for allocation in step.held_until_step})
+    others = (*step.held_until_step, *(() if step.engine is None else step.engine.held))
+    return Unrolled(step.tape, held | {id(allocation) for allocation in others})
 
 
 def training_events(
@@ -67,13 +70,20 @@ def training_events(
     assert isinstance(step.setup, TrainingSetup)
     together = micro_batches if runs_trainer(step.setup) else 1
     events, gradients = _micro_batches(parts, step)
-    return JobEvents(
+    first = (events, gradients) if step.first_run is None else _first_run(parts[0], step.first_run)
+    job = JobEvents(
         loaded_models(step, load),
         batch(step, together),
-        _with_update(events, gradients, update(step, first=True)),
-        _with_update(events, gradients, update(step, first=False)),
+        _with_update(*first, step, first=True),
+        _with_update(events, gradients, step, first=False),
         workspace,
+        streams=any(allocation.stream for allocation in step.tape.allocations),
     )
+    if step.engine is not None:
+        from memcalc.allocator.several_gpus import with_engine  # jobs on one GPU do not pay for it
+
+        return with_engine(job, step, step.engine)
+    return job
 
 
 def loaded_models(step: Step, load: Callable[[Module], Events] = moved) -> Events:
@@ -107,11 +117,28 @@ def _micro_batches(parts: Iterable[MicroBatch], step: Step) -> tuple[Events, lis
     return events, gradients
 
 
-def _with_update(micro_batches: Events, gradients: Iterable[int], optimizer: Events) -> Events:
+def _first_run(part: MicroBatch, first: Step) -> tuple[Events, list[int]]:
+    """The micro-batch of the first step, where later ones run otherwise."""
+    events = Events()
+    try:
+        return events, unrolled(first).append_to(events, scalars=loop_scalars(first))
+    except NotUniformError:
+        whole = part.trace(False, True).first_run
+        assert whole is not None
+        events = Events()
+        return events, unrolled(whole).append_to(events, scalars=loop_scalars(first))
+
+
+def _with_update(micro_batches: Events, gradients: Sequence[int], step: Step, *, first: bool) -> Events:
     """Micro-batches, then the optimizer; at last gradients go."""
     events = Events()
     events.append(micro_batches)
-    events.append(optimizer)
+    if step.engine is not None and step.engine.layout.engine in ZERO:
+        from memcalc.allocator.zero import zero_update
+
+        zero_update(events, gradients, step, first=first)
+        return events
+    events.append(update(step, first=first))
     for number in gradients:
         events.free(number)
     return events
@@ -121,4 +148,5 @@ def loop_scalars(step: Step) -> dict[str, int]:
     """How many tensors of one element the training loop makes as each phase begins."""
     assert isinstance(step.setup, TrainingSetup)
     forward, backward = (scalar_bytes(step.setup, phase) // ALIGNMENT for phase in ("forward", "backward"))
-    return {"forward": forward, "backward": backward - forward}
+    losses = 0 if step.engine is None else step.engine.LOSSES
+    return {"forward": forward, "backward": backward - forward + losses}

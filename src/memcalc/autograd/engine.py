@@ -31,6 +31,8 @@ def backward(tape: Tape, loss: Tensor) -> None:
     for callback in tape.final_callbacks:
         callback()
     del keep
+    for callback in tape.after_backward:
+        callback()
 
 
 def backward_from(tape: Tape, outputs: list[tuple[Tensor, Tensor]]) -> None:

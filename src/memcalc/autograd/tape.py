@@ -41,10 +41,23 @@ class Allocation:
 
     `nbytes` is what the allocator takes (rounded up to 512), `raw_nbytes` what the tensor needs. `saved` says whether
     autograd keeps it for backward; `handed_over` whether one repeated block passes it to the next; `aliased` whether a
-    view of an input was made; `card` is the GPU that it lies on, where one process uses several.
+    view of an input was made; `card` is the GPU that it lies on, where one process uses several; `stream` is the CUDA
+    stream that it was made on, 0 the default one: the allocator has a pool for each.
     """
 
-    __slots__ = ("aliased", "born", "card", "dies", "handed_over", "name", "nbytes", "raw_nbytes", "row", "saved")
+    __slots__ = (
+        "aliased",
+        "born",
+        "card",
+        "dies",
+        "handed_over",
+        "name",
+        "nbytes",
+        "raw_nbytes",
+        "row",
+        "saved",
+        "stream",
+    )
 
     def __init__(self, row: str, name: str, raw_nbytes: int, born: int) -> None:
         self.row = row
@@ -57,6 +70,7 @@ class Allocation:
         self.handed_over = False
         self.aliased = False
         self.card = 0
+        self.stream = 0
 
 
 class Span:
@@ -91,12 +105,13 @@ class TracedBlock:
 
 @dataclass(frozen=True)
 class Ring:
-    """GPUs that share every sequence, among which keys and values go round: how many, which one this is, and whether
-    all are gathered at once or passed on one by one."""
+    """GPUs that share every sequence: how many, which one this is, whether keys and values are gathered at once or
+    passed on one by one, and whether heads are exchanged instead (DeepSpeed-Ulysses)."""
 
     ranks: int
     rank: int
     gathers: bool
+    exchanges_heads: bool = False
 
 
 OUTSIDE_MODULES = "loss outside the model"
@@ -162,6 +177,8 @@ class Tape:
         """Save the inputs of linear layers even where their weights are frozen, as DeepSpeed's own function does."""
         self.final_callbacks: list[Callable[[], None]] = []
         """What runs at the end of backward, while its root gradient still lives (`queue_callback`)."""
+        self.after_backward: list[Callable[[], None]] = []
+        """What the loop's library runs once backward is through."""
         self.device: CudaDevice | None = None
         """The GPU whose kernels run: what they allocate themselves is on the tape too. None leaves it out."""
         self.multiplied: dict[str, int] = {}
@@ -174,10 +191,11 @@ class Tape:
 
     # -- memory ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None) -> Storage:
+    def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None, stream: int = 0) -> Storage:
         """New device memory of `nbytes` bytes."""
         allocation = Allocation(row, name or self.scope, nbytes, self.clock)
         allocation.card = self.card
+        allocation.stream = stream
         self.allocations.append(allocation)
         self.clock += 1
         return Storage(self, allocation)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from memcalc.autograd.tape import Tape
 from memcalc.common.assumption import Assumption
+from memcalc.errors import UsageError
 from memcalc.inference.component_offload import Placement
 from memcalc.inference.pipeline_components import (
     Loaded,
@@ -16,7 +17,7 @@ from memcalc.inference.pipeline_components import (
     upcast_vae,
 )
 from memcalc.inference.pipeline_options import check_pipeline
-from memcalc.inference.pipeline_stages import Prompted, decode_latents, denoise_once, encode_prompts
+from memcalc.inference.pipeline_stages import Prompted, decode_latents, denoise_once, encode_image, encode_prompts
 from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall
 from memcalc.models.registry import family
@@ -129,7 +130,10 @@ class _Call:
         height, width = setup.height or setup.resolution, setup.width or setup.resolution
         if model is not None:
             frames = model.frames_of_call(setup.num_frames)
-            return model.picture(batch, height, width, frames, setup.max_sequence_length)
+            asked = model.picture(batch, height, width, frames, setup.max_sequence_length)
+            return model.with_images(asked, setup.condition_images)
+        if setup.condition_images:
+            raise UsageError("--condition-images is for denoisers, and this is an autoencoder; leave it out.")
         assert self.vae is not None
         assert isinstance(self.vae.network, Autoencoder)
         side = self.vae.network.default_side
@@ -139,10 +143,13 @@ class _Call:
         """Every phase that the pipeline has components for."""
         tape, placing = self.tape, self.placement
         encoders = list(self._encoders())
-        if encoders and self.denoiser is not None:
+        images = self.picture.images and self.vae is not None
+        if (encoders or images) and self.denoiser is not None:
             tape.begin_span("encode", None)
             prompts = 1 if self.guidance == "none" else 2
             encode_prompts(tape, encoders, prompts, self.setup.batch, placing)
+        if images and self.vae is not None and isinstance(self.vae.network, Autoencoder):
+            encode_image(tape, self.vae.network, self.picture, self.vae.dtype, self.vae.name, placing)
         if self.denoiser is not None:
             tape.begin_span("denoise", None)
             self.running["denoise"] = self.main.name
@@ -186,6 +193,9 @@ class _Call:
         if self.denoiser is not None:
             yield Assumption("text_length", f"{picture.text} tokens of text for the denoiser (--max-sequence-length)")
             yield Assumption("guidance", _GUIDED[self.guidance])
+            if picture.images:
+                text = "the pictures beside the noisy one are of its size; a text encoder that reads them too is not"
+                yield Assumption("condition_images", f"{text} counted for it (--condition-images)")
         labels = dict.fromkeys(part.label for part in self.parts)
         yield Assumption("component_dtypes", f"weights: {', '.join(labels)} (--dtype, --vae-dtype, --quantization)")
         known = {"text encoder": next(self._encoders(), None), "VAE": self.vae}

@@ -15,6 +15,7 @@ OF_PIPELINES = (
     "height",
     "width",
     "num_frames",
+    "condition_images",
     "max_sequence_length",
     "num_images_per_prompt",
     "guidance_scale",
@@ -50,6 +51,7 @@ def refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
         value = getattr(setup, name)
         # True equals 1; and guidance of 1 is a choice too: it switches guidance off
         silent = value is not True and name != "guidance_scale" and value in (None, False, 1, "none")
+        silent = silent and not (name == "condition_images" and value)
         if name in setup.model_fields_set and value is not None and not silent:
             if name == "num_frames" and "vision_config" in spec.config:
                 raise UsageError(VIDEO_AS_IMAGES)

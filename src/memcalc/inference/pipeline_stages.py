@@ -86,22 +86,25 @@ def denoise_once(  # noqa: PLR0913 (what a step is run with)
 ) -> None:
     """One step: the prediction, guided, and the scheduler's new latents."""
     run_context(tape).weights_dtype = dtype
-    batch, channels, *sizes = model.latent_shape(picture)
-    shape = (batch, channels - model.conditioned, *sizes)
+    shape = model.noisy_shape(picture)
     latents = tape.external_tensor(shape, FP32 if model.fp32_latents else dtype, OVERHEAD, "latents")
     latents.storage.allocation.aliased = True
-    condition = None
-    if model.conditioned:
-        condition = tape.external_tensor((batch, model.conditioned, *sizes), latents.dtype, OVERHEAD, "latents")
-        condition.storage.allocation.aliased = True
     doubled = guidance == "batch"
-    model_input = ops.cat([latents] * 2, 0) if doubled else latents
     asked = replace(picture, batch=2 * picture.batch) if doubled else picture
+    beside = model.beside(asked)
+    condition = None
+    if beside is not None:
+        condition = tape.external_tensor(beside[0], latents.dtype, OVERHEAD, "latents")
+        condition.storage.allocation.aliased = True
+    model_input = ops.cat([latents] * 2, 0) if doubled else latents
 
     def predicted() -> Tensor:
-        given = ops.to(model_input if condition is None else ops.cat([model_input, condition], 1), dtype)
+        joined = model_input if condition is None or beside is None else ops.cat([model_input, condition], beside[1])
+        given = ops.to(joined, dtype)
+        del joined
         with placing(name):
-            return model.learnt_part(model.predict(given, asked))
+            prediction = model.learnt_part(model.predict(given, asked))
+        return ops.narrow(prediction, 1, shape[1]) if picture.images else prediction
 
     pred = predicted()
     if doubled:
@@ -114,6 +117,17 @@ def denoise_once(  # noqa: PLR0913 (what a step is run with)
         pred = ops.add(uncond, ops.mul_scalar(ops.sub(pred, uncond)))
     step = ops.mul_scalar(ops.to(pred, FP32))
     ops.to(ops.add(ops.to(latents, FP32), step), latents.dtype)
+
+
+def encode_image(
+    tape: Tape, vae: Autoencoder, picture: Picture, dtype: DType, name: str, placing: Placing = everywhere
+) -> None:
+    """The autoencoder makes latents of a picture that stands beside the noisy one."""
+    run_context(tape).weights_dtype = dtype
+    pixels = tape.empty(vae.pixel_shape(picture), dtype)
+    with placing(name):
+        vae.encode(pixels)
+    del pixels
 
 
 def decode_latents(

@@ -216,7 +216,10 @@ def where(mask: Tensor, a: Tensor, b: Tensor | None = None) -> Tensor:
         out = empty_like_both(a, mask, a.dtype)
         del fill
     else:
-        out = empty_like_both(a, b, a.dtype)
+        both = broadcast_shapes(a.shape, b.shape)
+        shape = broadcast_shapes(both, mask.shape)
+        operands = (a, b) if shape == both else (a, b, mask)
+        out = a.tape.empty(shape, a.dtype, elementwise_stride(shape, tuple((x.shape, x.stride) for x in operands)))
     node = record(a.tape, out, _where_backward, (a,) if b is None else (a, b))
     if node is not None:
         node.save(mask)

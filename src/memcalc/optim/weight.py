@@ -104,8 +104,8 @@ class Scratch:
         self.count = 0
         self.codes: list[int] = []
 
-    def new(self, nbytes: int) -> ScratchBuffer:
-        """A piece of `nbytes` bytes."""
+    def new(self, nbytes: int, stream: int = 0) -> ScratchBuffer:
+        """A piece of `nbytes` bytes; streams make no difference here."""
         return ScratchBuffer(self, nbytes)
 
     def like(self, weight: Weight, itemsize: int | None = None) -> ScratchBuffer:

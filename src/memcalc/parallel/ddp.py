@@ -93,6 +93,21 @@ class DistributedDataParallel(Engine):
                 waiting[0], waiting[1] = 0, waiting[1] + 1
         return [*closed, *(waiting for waiting, _ in sizes.values() if waiting)]
 
+    @property
+    def rebuilds(self) -> bool:
+        """Whether buckets are made again for the second step: until then one of each dtype holds all gradients."""
+        return not self.layout.find_unused_parameters
+
+    def first_buckets(self) -> list[int]:
+        """Bytes of each bucket of the first step."""
+        if not self.rebuilds:
+            return self.buckets()
+        sizes: dict[str, int] = {}
+        for parameter in self.trained:
+            nbytes = parameter.numel * parameter.copies * parameter.dtype.itemsize
+            sizes[parameter.dtype.name] = sizes.get(parameter.dtype.name, 0) + nbytes
+        return [*sizes.values()]
+
     def _order(self) -> Iterator[Parameter]:
         if self.layout.find_unused_parameters:
             trained = {id(parameter) for parameter in self.trained}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.autograd.graph import AccumulateGrad
-from memcalc.autograd.tape import Tape
+from memcalc.autograd.tape import Allocation, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn import parameter_bytes
 from memcalc.nn.model import Batch, Network, Outputs
@@ -50,6 +50,10 @@ class Engine:
 
     STANDING = "gradients of trained weights"
     """What gradients are called that stood before the micro-batch."""
+    LOSSES = 0
+    """Tensors of one element that the library makes of the loss before backward."""
+    reduces_afterwards = False
+    """Whether gradients are reduced once backward is through, not in its final callback."""
     prepares_teachers = False
     """Whether TRL gives it a teacher as it does a reference (`prepare_deepspeed`); elsewhere a teacher stays whole."""
     learns = False
@@ -58,6 +62,8 @@ class Engine:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.layout = job.layout
+        self.held: list[Allocation] = []
+        """What was made on the tape and stays until the optimizer has stepped."""
         self.parameters = [value for _, value in job.tensors if not isinstance(value, Buffer)]
         self.buffers_of_model = [value for _, value in job.tensors if isinstance(value, Buffer)]
 
@@ -90,6 +96,10 @@ class Engine:
         """Backward is through: what libraries do in its final callback."""
 
     # -- what stands ----------------------------------------------------------------------------------------------
+
+    def kept_bytes(self, tensor: Parameter) -> int:
+        """Bytes that this rank has of a weight or buffer from the start."""
+        return tensor.numel * tensor.dtype.itemsize
 
     def weights(self) -> Iterable[Part]:
         """Parts of the weights row, the same in every phase."""

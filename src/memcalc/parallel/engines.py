@@ -153,5 +153,5 @@ def bind(  # noqa: PLR0913 (what an engine is put around)
     tape.casts_outlast_step = layout.pipeline > 1
     tape.casts_precede = tape.casts_outlast_step and accumulates
     engine.attach(tape)
-    tape.final_callbacks.append(engine.backward_over)
+    (tape.after_backward if engine.reduces_afterwards else tape.final_callbacks).append(engine.backward_over)
     return engine

@@ -45,6 +45,7 @@ class FSDP2(Engine):
         self.post_forward_order: list[Group] = []
         self.reduce_scatter_states: list[Storage] = []
         self.groups = list(self._groups())
+        self.by_id = {id(p.parameter): p for group in self.groups for p in group.params}
 
     def _reduce_dtype(self) -> DType | None:
         """The dtype of the reduction: fp32 where the policy computes in 16 bits; None for that of the gradients."""
@@ -116,6 +117,13 @@ class FSDP2(Engine):
 
     # -- what stands ----------------------------------------------------------------------------------------------
 
+    def kept_bytes(self, tensor: Parameter) -> int:
+        """The padded shard of a weight."""
+        p = self.by_id.get(id(tensor))
+        if p is None:
+            return super().kept_bytes(tensor)
+        return 0 if self.offloads else p.local * p.stored.itemsize
+
     def weights(self) -> Iterator[Part]:
         """Shards, a storage each, and the whole buffers."""
         sizes: dict[str, int] = {}
@@ -179,8 +187,7 @@ class FSDP2(Engine):
         """The shards of the trained weights; none where they are on the host."""
         if self.offloads:
             return ()
-        by_id = {id(p.parameter): p for group in self.groups for p in group.params}
         return tuple(
-            replace(weight, shape=by_id[id(parameter)].local_shape, itemsize=by_id[id(parameter)].stored.itemsize)
-            for parameter, weight in weights
+            replace(weight, shape=p.local_shape, itemsize=p.stored.itemsize)
+            for p, weight in ((self.by_id[id(parameter)], weight) for parameter, weight in weights)
         )

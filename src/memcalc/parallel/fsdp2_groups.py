@@ -24,6 +24,13 @@ ALL_GATHER = "all-gather buffers (FSDP)"
 REDUCE_SCATTER = "reduce-scatter buffers (FSDP)"
 SHARDED = "sharded gradients"
 
+COPY_IN = 1
+"""The stream of the inputs and outputs of all-gathers (`all_gather_copy_in_stream`)."""
+REDUCE = 2
+"""The stream of what reduce-scatters give (`reduce_scatter_stream`)."""
+ALL_REDUCE = 3
+"""The stream of the all-reduce among replicas (`all_reduce_stream`)."""
+
 
 class Group:
     """What one call of `fully_shard` owns (FSDPParamGroup), with its states by torch's names."""
@@ -59,7 +66,7 @@ class Group:
             return
         inputs = list(self._inputs(tape))
         nbytes = self.ranks * sum(p.local * p.count * p.compute.itemsize for p in self.params)
-        self.buffer = tape.allocate(nbytes, OVERHEAD, ALL_GATHER)
+        self.buffer = tape.allocate(nbytes, OVERHEAD, ALL_GATHER, COPY_IN)
         traffic.gather(tape, nbytes, self.ranks)
         del inputs
 
@@ -68,13 +75,14 @@ class Group:
         if self.engine.offloads:
             for p in self.params:
                 for _ in range(p.count):
-                    moved = tape.allocate(p.local * p.stored.itemsize, OVERHEAD, ALL_GATHER)
-                    yield tape.allocate(p.local * p.compute.itemsize, OVERHEAD, ALL_GATHER) if p.casts else moved
+                    moved = tape.allocate(p.local * p.stored.itemsize, OVERHEAD, ALL_GATHER, COPY_IN)
+                    cast = p.local * p.compute.itemsize
+                    yield tape.allocate(cast, OVERHEAD, ALL_GATHER, COPY_IN) if p.casts else moved
                     del moved
             return
         nbytes = sum(p.local * p.count * p.compute.itemsize for p in self.params if p.casts)
         if nbytes:
-            yield tape.allocate(nbytes, OVERHEAD, ALL_GATHER)
+            yield tape.allocate(nbytes, OVERHEAD, ALL_GATHER, COPY_IN)
 
     def wait_for_unshard(self, tape: Tape) -> None:
         """Copy the gathered weights out. In forward the buffer stays until the next group's copies are there."""
@@ -225,15 +233,17 @@ class Group:
             if last is not None:
                 engine.release(last[0], last[0].count - 1)
         grads.clear()
-        output = tape.allocate(local * dtype.itemsize, GRADIENTS, SHARDED)
+        output = tape.allocate(local * dtype.itemsize, GRADIENTS, SHARDED, REDUCE)
         if engine.layout.replicas > 1:
             self.partial = output
             traffic.reduce(tape, local * dtype.itemsize, engine.layout.replicas, last=True)
         if dtype is not stored:
-            output = tape.allocate(local * stored.itemsize, GRADIENTS, SHARDED)
+            stream = ALL_REDUCE if engine.layout.replicas > 1 else REDUCE
+            output = tape.allocate(local * stored.itemsize, GRADIENTS, SHARDED, stream)
         self.reduced = True
         engine.reduce_scatter_states.append(whole)
         if not engine.offloads and not engine.accumulates_sharded:
+            engine.held.append(output.allocation)
             tape.keep(output)
             if self.partial is not None and dtype is stored:
                 self.partial = None

@@ -18,13 +18,11 @@ from memcalc.nn.module import Parameter
 from memcalc.optim.weight import SCALAR, Scratch, Weight
 from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, in_model_order, leaf
-from memcalc.parallel.zero_bucket import Bucket, Memory, Partition
+from memcalc.parallel.zero_bucket import LOSSES, Bucket, Memory, Partition
 from memcalc.tables.dtypes import FP32, short
 
 BUCKET = "reduce buckets (ZeRO)"
 NORMS = "gradient norms (ZeRO)"
-LOSSES = 2
-"""The loss over the micro-batches and the loss times its scale, which DeepSpeed makes before backward."""
 OWN = "gradients of this rank's partition"
 MASTER = 4
 """Bytes of an element of the fp32 partition."""
@@ -36,13 +34,15 @@ class TapeMemory:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
 
-    def new(self, nbytes: int, name: str = BUCKET) -> Storage:
-        """A piece of `nbytes` bytes."""
-        return self.tape.allocate(nbytes, OVERHEAD, name)
+    def new(self, nbytes: int, stream: int = 0) -> Storage:
+        """A piece of `nbytes` bytes on a stream."""
+        return self.tape.allocate(nbytes, OVERHEAD, BUCKET, stream)
 
 
 class ZeroOneTwo(Engine):
     """Rank 0 of stages 1 and 2: the one that owns the beginning of the flat weights, the embedding among it."""
+
+    LOSSES = LOSSES
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -50,10 +50,11 @@ class ZeroOneTwo(Engine):
         self.options = job.layout.zero
         self.overlap = bool(self.options.overlap_comm)
         self.offloads = "optimizer" in job.layout.offload
+        self.reduces_afterwards = not (self.partitions_gradients or self.overlap)
         trained = {id(p) for p in self.parameters if leaf(p) is not None}
         self.flat = [p for p in in_model_order(job.network, set()) if id(p) in trained]
         self.dtype = self.flat[0].dtype if self.flat else job.compute
-        self.partition = Partition([p.numel for p in self.flat], job.layout.data, self.options.round_robin_gradients)
+        self.partition = Partition([p.numel for p in self.flat], job.layout.shards, self.options.round_robin_gradients)
         self.indices: dict[int, list[int]] = {}
         for index, parameter in enumerate(self.flat):
             self.indices.setdefault(id(parameter), []).append(index)
@@ -78,6 +79,7 @@ class ZeroOneTwo(Engine):
             overlap=self.overlap,
             clears=self.partitions_gradients,
             offloads=self.offloads,
+            widens=self.layout.ulysses,
         )
 
     def _arrived(self, parameter: Parameter, node: AccumulateGrad) -> None:
@@ -100,11 +102,14 @@ class ZeroOneTwo(Engine):
     def backward_over(self) -> None:
         """The epilogue: reduce what waits; without overlap stage 1 reduces everything only now."""
         whole = self.partition.padded * self.dtype.itemsize
-        traffic.reduce(self.tape, whole, self.layout.data, last=not self.partitions_gradients)
-        self.tape.send(traffic.ALL_GATHER, whole * (self.layout.data - 1) // self.layout.data, last=True)
+        traffic.reduce(self.tape, whole, self.layout.shards, last=not self.partitions_gradients)
+        self.tape.send(traffic.ALL_GATHER, whole * (self.layout.shards - 1) // self.layout.shards, last=True)
         if self.bucket is None:
             return
-        if self.partitions_gradients or self.overlap:
+        one_by_one = all(parameter.copies == 1 for parameter in self.flat) and not self.job.accumulates
+        if one_by_one and self.reduces_afterwards:
+            self._hand_over()
+        if one_by_one or not self.reduces_afterwards:
             self.bucket.reduce()
             own = self.bucket.direct_tensors
             self.bucket = None
@@ -112,9 +117,20 @@ class ZeroOneTwo(Engine):
                 own = TapeMemory(self.tape).new(self.own_bytes)
             if isinstance(own, Storage) and not (self.job.accumulates and self.partitions_gradients):
                 own.allocation.row, own.allocation.name = GRADIENTS, OWN
+                self.held.append(own.allocation)
                 self.tape.keep(own)
             return
         self._reduce_all()
+
+    def _hand_over(self) -> None:
+        """Give the bucket the gradients of all weights in order, as stage 1 does when backward is through."""
+        assert self.bucket is not None
+        for index, parameter in enumerate(self.flat):
+            node = leaf(parameter)
+            if node is not None and node.gradient is not None:
+                held: list[object] = [node.gradient.storage]
+                node.gradient = None
+                self.bucket.ready(index, held)
 
     @property
     def own_bytes(self) -> int:
@@ -133,7 +149,7 @@ class ZeroOneTwo(Engine):
             bucket.ready(index, mine)
             del mine
         bucket.reduce()
-        highest = scratch.peak - before - SCALAR  # the gradient of the loss is gone by then
+        highest = scratch.peak - before
         tape = self.tape
         if highest > 0:
             moment = tape.allocate(highest, OVERHEAD, BUCKET)
@@ -148,7 +164,9 @@ class ZeroOneTwo(Engine):
             tape.release(self._bucket_bytes(), OVERHEAD, BUCKET)
         self.bucket = None
         if self.partition.own_elements and not self.offloads:
-            tape.keep(tape.allocate(self.own_bytes, GRADIENTS, OWN))
+            own = tape.allocate(self.own_bytes, GRADIENTS, OWN)
+            self.held.append(own.allocation)
+            tape.keep(own)
 
     def _bucket_bytes(self) -> int:
         one = rounded(self.options.reduce_bucket_size * self.dtype.itemsize)

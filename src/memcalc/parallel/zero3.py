@@ -21,8 +21,9 @@ from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, leaf, same_modules, see_weights
 from memcalc.parallel.zero3_coordinator import Coordinator, Recorded
-from memcalc.parallel.zero3_shards import Sharded
+from memcalc.parallel.zero3_shards import REDUCE_STREAM, SECONDARY, Sharded
 from memcalc.parallel.zero3_submodules import Submodule
+from memcalc.parallel.zero_bucket import LOSSES
 from memcalc.tables.dtypes import FP32, short
 
 BUCKET = "reduce buckets (ZeRO)"
@@ -33,13 +34,12 @@ _SUMMING = 6
 """Scalars that are alive while offloaded gradients' norms are summed."""
 MASTER = 4
 """Bytes of an element of the fp32 partition."""
-LOSSES = 2
-"""The loss over the micro-batches and the loss times its scale, which DeepSpeed makes before backward."""
 
 
 class Zero3(Engine):
     """Rank 0 of stage 3."""
 
+    LOSSES = LOSSES
     learns = True
     prepares_teachers = True
 
@@ -48,8 +48,10 @@ class Zero3(Engine):
         self.options = job.layout.zero
         self.offloads = "optimizer" in job.layout.offload
         self.offloads_params = "parameters" in job.layout.offload
-        self.ranks = job.layout.data
+        self.ranks = job.layout.shards
         self.dtype = self.parameters[0].dtype if self.parameters else job.compute
+        self.communicated = FP32 if job.layout.ulysses else self.dtype
+        """The dtype of the bucket (`seq_parallel_communication_data_type` with several ranks in a sequence)."""
         self.recorded: Recorded | None = None
         self.drops_small = False
         """Whether no trace is complete in backward, so that even small weights are freed after their use."""
@@ -134,7 +136,7 @@ class Zero3(Engine):
         """Interleave the gradients by rank, reduce them, and add this rank's part to its shard of the gradients."""
         if not self.waiting:
             return
-        itemsize = self.dtype.itemsize
+        itemsize = self.communicated.itemsize
         flat: list[Storage] = []
         traffic.scatter(self.tape, self.elements * itemsize, self.ranks)
         shards = [shard for shard, _ in self.waiting]
@@ -144,6 +146,8 @@ class Zero3(Engine):
             padding = [self._new(n * itemsize) for shard in shards for n in shard.padding]
             flat.append(self._new(sum(shard.chunk for shard in shards) * self.ranks * itemsize))
             del padding
+        if self.communicated is not self.dtype:
+            flat += [self._new(shard.chunk * self.dtype.itemsize) for shard in shards]
         for shard, held in self.waiting:
             if self.offloads:
                 self._to_host(shard)
@@ -161,7 +165,8 @@ class Zero3(Engine):
         del on_device
 
     def _new(self, nbytes: int) -> Storage:
-        return self.tape.allocate(nbytes, OVERHEAD, BUCKET)
+        stream = 0 if self.options.overlap_comm is False else REDUCE_STREAM
+        return self.tape.allocate(nbytes, OVERHEAD, BUCKET, stream)
 
     def backward_over(self) -> None:
         """The epilogue: reduce what waits, and release what no hook released."""
@@ -182,31 +187,36 @@ class Zero3(Engine):
         """Elements of this rank's shard of every trained weight."""
         return [shard.chunk for shard in self.trained]
 
+    def frozen_shards(self) -> list[int]:
+        """Bytes of this rank's shard of every weight that is not trained."""
+        frozen = [s for s in self.sharded.values() if leaf(s.parameter) is None]
+        return [s.chunk * self.dtype.itemsize for s in frozen for _ in range(s.parameter.copies)]
+
     def weights(self) -> Iterator[Part]:
         """The flat shard of the trained weights, those of frozen ones, what stays gathered, and buffers."""
         if not self.offloads_params:
             if self.chunks:
                 yield f"{short(self.dtype)} weight shards", rounded(sum(self.chunks) * self.dtype.itemsize)
-            frozen = [s for s in self.sharded.values() if leaf(s.parameter) is None]
-            nbytes = sum(rounded(s.chunk * self.dtype.itemsize) * s.parameter.copies for s in frozen)
-            yield f"{short(self.dtype)} frozen weight shards", nbytes
+            yield f"{short(self.dtype)} frozen weight shards", sum(map(rounded, self.frozen_shards()))
         yield from parameter_bytes.by_label(self.buffers_of_model).items()
 
     def states(self) -> Iterator[Part]:
         """The fp32 master weights of this rank's shards."""
         if not self.offloads:
-            yield "fp32 master weights", sum(rounded(n * MASTER) for n in self._sub_groups())
+            yield "fp32 master weights", sum(rounded(n * MASTER) for n in self.sub_groups())
 
     def buffers(self, phase: str) -> Iterator[Part]:
         """The bucket, small weights that stay gathered but for the step, and the norm of the step before."""
         if self.chunks:
-            yield BUCKET, rounded(self.options.reduce_bucket_size * self.dtype.itemsize)
+            yield BUCKET, rounded(self.options.reduce_bucket_size * self.communicated.itemsize)
         if phase != "step" and not self.drops_small:
             yield "small weights that stay gathered", self._persistent()
         if not self.offloads:
-            yield NORMS, SCALAR * (2 + len(self._sub_groups()) * (phase == "step"))
+            yield NORMS, SCALAR * (2 + len(self.sub_groups()) * (phase == "step"))
         elif phase == "step":
             yield NORMS, SCALAR * len(self.chunks) + max(self._persistent(), _SUMMING * SCALAR)
+        if phase == "step" and self.options.hpz_partition_size > 1:
+            yield SECONDARY, sum(shard.secondary * shard.parameter.copies for shard in self.sharded.values())
         if phase == "backward":
             yield "scaled loss", LOSSES * SCALAR
 
@@ -215,12 +225,15 @@ class Zero3(Engine):
         if self.chunks and not self.offloads:
             yield "sharded gradients", rounded(sum(self.chunks) * self.dtype.itemsize)
 
-    def _persistent(self) -> int:
-        """Bytes of the weights that stay gathered, which go at the beginning of the step; a lone rank's are shards."""
+    def persistent(self) -> list[int]:
+        """Bytes of each weight that stays gathered, and goes at the beginning of the step; a lone rank's are shards."""
         kept = [s for s in self.sharded.values() if s.persists and (s.ranks > 1 or s.on_host)]
-        return sum(rounded(s.numel * self.dtype.itemsize) * s.parameter.copies for s in kept)
+        return [s.numel * self.dtype.itemsize for s in kept for _ in range(s.parameter.copies)]
 
-    def _sub_groups(self) -> list[int]:
+    def _persistent(self) -> int:
+        return sum(map(rounded, self.persistent()))
+
+    def sub_groups(self) -> list[int]:
         """Elements of the sub-groups that the optimizer steps one after another."""
         groups: list[int] = []
         filled = 0
@@ -237,7 +250,7 @@ class Zero3(Engine):
         if phase != "step" or self.offloads or not self.chunks:
             return
         norms = max(SCALAR * (index + 1) + rounded(8 * chunk) for index, chunk in enumerate(self.chunks))
-        largest = max(self._sub_groups())
+        largest = max(self.sub_groups())
         master = rounded(largest * MASTER)
         flat = rounded(largest * self.dtype.itemsize) if len(self.chunks) > 1 else 0
         totals = 2 * SCALAR
@@ -255,7 +268,7 @@ class Zero3(Engine):
         if self.offloads or not weights:
             return ()
         return tuple(
-            replace(weights[0][1], shape=(n,), itemsize=MASTER, copies=1, group="partition") for n in self._sub_groups()
+            replace(weights[0][1], shape=(n,), itemsize=MASTER, copies=1, group="partition") for n in self.sub_groups()
         )
 
     def host(self) -> Iterator[Part]:

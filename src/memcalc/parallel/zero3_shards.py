@@ -16,6 +16,12 @@ from memcalc.nn.module import Parameter
 from memcalc.parallel.setup import ZeroOptions
 
 GATHERED = "gathered weights (ZeRO-3)"
+SECONDARY = "second shards (ZeRO++)"
+
+GATHER_STREAM = 1
+"""The stream of gathered weights, where communication overlaps."""
+REDUCE_STREAM = 2
+"""The stream of `reduce_and_partition`, where it overlaps."""
 
 
 class Running(Protocol):
@@ -58,6 +64,9 @@ class Sharded:
         self.on_host = on_host
         self.chunk = -(-self.numel // ranks)
         """Elements of each rank's part, padding included."""
+        self.secondary = rounded(self.chunk * ranks // options.hpz_partition_size * parameter.dtype.itemsize)
+        """Bytes of the second copy's part, where there is one (`ds_secondary_tensor` of ZeRO++)."""
+        self.has_secondary = options.hpz_partition_size == 1
         self.persists = self.numel <= options.stage3_param_persistence_threshold
         self.available = self.persists
         self.fixed = self.persists
@@ -65,6 +74,7 @@ class Sharded:
         self.in_flight: Gather | None = None
         self.active: set[int] = set()
         self.order = 0
+        self.stream = 0 if options.overlap_comm is False else GATHER_STREAM
         self.external = False
         """Whether the model reads it past its module: from then on it is a weight of the model's own, too."""
         self.last_used = -1
@@ -89,7 +99,7 @@ class Sharded:
         """Give the whole weight memory. In backward it is a tensor of its own, which a recomputed block may go on
         keeping: what is saved when a block runs again is detached from the parameter.
         """
-        made = tape.allocate(nbytes, WEIGHTS, GATHERED)
+        made = tape.allocate(nbytes, WEIGHTS, GATHERED, self.stream)
         if tape.phase == "backward":
             self.parameter.storage = made
             return
@@ -97,7 +107,10 @@ class Sharded:
         tape.keep(made)
 
     def free(self, tape: Tape) -> None:
-        """Take it away."""
+        """Take it away; the first time after an optimizer's step the second copy is made of it."""
+        if not self.has_secondary:
+            tape.keep(tape.allocate(self.secondary, WEIGHTS, SECONDARY))
+            self.has_secondary = True
         storage = self.parameter.storage
         if storage is not self.sharded:
             self.parameter.storage = self.sharded
@@ -121,10 +134,10 @@ class Gather:
             self.waited = False
             return
         if len(shards) > 1:
-            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED)
+            self.buffer = tape.allocate(whole, OVERHEAD, GATHERED, shards[0].stream)
         else:
             shards[0].fill(tape, whole)
-        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED) for s in shards if s.on_host]
+        inputs = [tape.allocate(s.chunk * itemsize, OVERHEAD, GATHERED, s.stream) for s in shards if s.on_host]
         del inputs
         self.waited = False
 

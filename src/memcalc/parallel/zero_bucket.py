@@ -14,6 +14,10 @@ from memcalc.common.sizes import rounded
 from memcalc.optim.weight import SCALAR
 from memcalc.parallel.setup import ZeroOptions
 
+LOSSES = 2
+"""The loss over the micro-batches and the loss times its scale, which DeepSpeed makes before backward."""
+REDUCTION = 1
+"""The stream of reductions that overlap with backward (`reduction_stream`)."""
 START_ALIGNMENT = 2
 """Elements to a multiple of which each rank's partition is padded (`nccl_start_alignment_factor`)."""
 
@@ -21,8 +25,8 @@ START_ALIGNMENT = 2
 class Memory(Protocol):
     """Something that memory comes from; a piece is freed when nothing refers to it."""
 
-    def new(self, nbytes: int) -> object:
-        """A piece of `nbytes` bytes."""
+    def new(self, nbytes: int, stream: int = 0) -> object:
+        """A piece of `nbytes` bytes on a stream."""
 
 
 class Partition:
@@ -58,8 +62,13 @@ class Partition:
         return parts
 
 
+WIDE = 4
+"""Bytes of an element of gradients that are reduced in fp32."""
+
+
 class Bucket:
-    """Gradients that wait to be reduced. `clears`: those of other ranks go when they are reduced (stage 2)."""
+    """Gradients that wait to be reduced. `clears`: those of other ranks go when they are reduced (stage 2); `widens`:
+    they are reduced in fp32."""
 
     def __init__(  # noqa: PLR0913 (DeepSpeed's switches)
         self,
@@ -71,9 +80,12 @@ class Bucket:
         overlap: bool,
         clears: bool,
         offloads: bool,
+        widens: bool = False,
     ) -> None:
         self.memory, self.partition, self.options, self.itemsize = memory, partition, options, itemsize
         self.overlap, self.clears, self.offloads = overlap, clears, offloads
+        self.widens = widens and itemsize < WIDE
+        self.stream = REDUCTION if overlap else 0
         self.limit = options.reduce_bucket_size
         self.buffers: list[object] = []
         self.elements = 0
@@ -126,7 +138,7 @@ class Bucket:
         elif not self.options.contiguous_gradients:
             self.left.append(gradient)
         elif self.direct_tensors is None:
-            self.direct_tensors = self.memory.new(rounded(self.partition.own_elements * self.itemsize))
+            self.direct_tensors = self.memory.new(rounded(self.partition.own_elements * self.itemsize), self.stream)
 
     def _communicate(self) -> None:
         """Slices by their owners are concatenated, as many as the bucket takes; a single one is reduced in place."""
@@ -147,7 +159,7 @@ class Bucket:
         for position, numel in enumerate(sizes):
             waiting.append(numel)
             if sum(waiting) > limit or position == len(sizes) - 1:
-                if len(waiting) > 1:
-                    copy = self.memory.new(rounded(sum(waiting) * self.itemsize))
-                    del copy
+                copy = self.memory.new(rounded(sum(waiting) * self.itemsize), self.stream) if len(waiting) > 1 else None
+                wide = self.memory.new(rounded(sum(waiting) * WIDE), self.stream) if self.widens else None
+                del copy, wide
                 waiting = []

@@ -107,9 +107,9 @@ class RecordingTape(Tape):
         if isinstance(scope, Scope) and _place(sys._getframe(1).f_code.co_filename) == _ENGINE:
             self._running = scope.origin
 
-    def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None) -> Storage:
+    def allocate(self, nbytes: int, row: str = TEMPORARY, name: str | None = None, stream: int = 0) -> Storage:
         """New device memory, with its origin."""
-        storage = super().allocate(nbytes, row, name or self._scope)
+        storage = super().allocate(nbytes, row, name or self._scope, stream)
         self._made += 1
         birth = Birth(self._made, self._origin(sys._getframe(1)), self._layout)
         self.births[id(storage.allocation)] = birth

@@ -66,6 +66,14 @@ class SharedOptions(DeviceMapOptions):
     height: PositiveInt | None = option("Diffusion", None, "Height of a picture in pixels.", unset="--resolution")
     width: PositiveInt | None = option("Diffusion", None, "Width of a picture in pixels.", unset="--resolution")
     num_frames: PositiveInt | None = option("Diffusion", None, "Frames of a video.", unset="the pipeline's own")
+    condition_images: int = option(
+        "Diffusion",
+        0,
+        "Pictures beside the noisy one in the denoiser's input, each of its size (FLUX.1 Kontext, FLUX.2, "
+        "Qwen-Image-Edit).",
+        ge=0,
+        le=16,
+    )
     max_sequence_length: PositiveInt | None = option(
         "Diffusion", None, "Tokens of text that the denoiser reads.", unset="the pipeline's own"
     )

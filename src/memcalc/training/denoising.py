@@ -31,13 +31,14 @@ from memcalc.training.trained_text_encoders import (
 
 def picture(model: Denoiser, setup: TrainingSetup | InferenceSetup) -> Picture:
     """What a job gives its denoiser. Raises UsageError for sizes that it cannot have."""
-    return model.picture(
+    asked = model.picture(
         setup.batch,
         setup.height or setup.resolution,
         setup.width or setup.resolution,
         setup.num_frames,
         setup.max_sequence_length,
     )
+    return model.with_images(asked, setup.condition_images)
 
 
 def as_scripts_train(setup: TrainingSetup, spec: ModelSpec) -> TrainingSetup:
@@ -156,16 +157,21 @@ def denoise(
     """The loss of a micro-batch, what the script's loop holds through backward, and what of that outlasts it."""
     if model.frozen_dtype is not None:
         run_context(tape).weights_dtype = model.frozen_dtype
-    shape = model.latent_shape(asked)
+    shape, beside = model.noisy_shape(asked), model.beside(asked)
     of_picture = (shape[0], *(1,) * (len(shape) - 1))
     kept = [] if frozen is None else frozen.encode(asked, of_picture)
     model_input = given(tape, *shape, name="latents")
+    condition = None if beside is None else given(tape, *beside[0], name="latents")
     noise = ops.empty_like(model_input)
     sigmas = tape.empty(of_picture, model_input.dtype)
     noisy = ops.add(ops.mul(ops.add_scalar(ops.neg(sigmas)), model_input), ops.mul(sigmas, noise))
-    pred, beside = _predicted(tape, model, noisy, asked, autocast)
-    kept += beside
+    if condition is not None and beside is not None:
+        noisy = ops.cat([noisy, condition], beside[1])
+    pred, made = _predicted(tape, model, noisy, asked, autocast)
+    kept += made
     pred = model.learnt_part(pred)
+    if asked.images:
+        pred = ops.narrow(pred, 1, shape[1])
     target = ops.sub(noise, model_input)
     loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
     held = (noise, noisy, pred, target, sigmas, loss, *kept)

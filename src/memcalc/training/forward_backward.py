@@ -69,7 +69,7 @@ def forward_backward(
     updater = updater_of(tape, trained, setup)
     length = _length(network, setup, layout)
     if layout.context > 1:
-        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
+        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys, layout.ulysses)
     restore_retained(network, tape)
     loss, outputs, more = _forward(tape, model, trained, engine, length)
     forward_end = tape.clock
@@ -192,7 +192,8 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
         length = setup.target_len or length
     length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
     if layout.context > 1 and not isinstance(network, CausalLM):
-        raise UsageError("--context-parallel-size is described for decoders of text; leave it out.")
+        option = "--sequence-parallel-size" if layout.ulysses else "--context-parallel-size"
+        raise UsageError(f"{option} is described for decoders of text; leave it out.")
     return length // layout.context
 
 

@@ -7,7 +7,7 @@ from memcalc.nn.model import Network
 from memcalc.setup.sentences import VIDEO_AS_IMAGES
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
-_SIZES = ("resolution", "height", "width", "num_frames", "max_sequence_length")
+_SIZES = ("resolution", "height", "width", "num_frames", "condition_images", "max_sequence_length")
 """Options that say what a denoiser is given."""
 
 _OF_SCRIPTS = {

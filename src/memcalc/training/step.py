@@ -91,7 +91,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
     run_once = partial(forward_backward, model, tracing, recorder=recorder)
     step = run_once()
     if step.engine is not None and step.engine.learns:
-        step = run_once(before=step.engine)
+        step = replace(run_once(before=step.engine), first_run=step)
     if keeping := retaining_modules(model.network):  # what a step leaves behind is there when the next one begins
         record_retained(keeping)
         step = run_once()

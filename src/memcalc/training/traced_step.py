@@ -116,6 +116,8 @@ class Step:
     """Other models that the job has on the GPU, in the order in which they are loaded."""
     held_until_step: tuple[Allocation, ...] = ()
     """What the trainer holds from forward until the optimizer has stepped."""
+    first_run: Step | None = None
+    """The micro-batch of a job's first step, where a library learned from it how to run later ones."""
     engine: Engine | None = None
     """What this rank does as one of several; None on a single GPU."""
 
@@ -187,7 +189,7 @@ class Step:
         seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
         one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
         if (
-            self.tape.ring is not None
+            self.tape.ring is not None and not self.tape.ring.exchanges_heads
         ):  # ids, labels, shifted labels and positions: whole, as cut, and the last cut twice
             cut = self.tape.inputs[0].raw_nbytes
             one = 4 * rounded(cut * self.tape.ring.ranks) + 5 * rounded(cut)

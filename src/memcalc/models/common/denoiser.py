@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -26,13 +26,17 @@ LATENT_SCALE = 8
 
 @dataclass(frozen=True)
 class Picture:
-    """What is denoised: `batch` pictures of `height` x `width` pixels or videos of `frames`, for `text` tokens."""
+    """What is denoised: `batch` pictures of `height` x `width` pixels or videos of `frames`, for `text` tokens.
+
+    `images` further pictures of this size stand beside each.
+    """
 
     batch: int
     height: int
     width: int
     frames: int = 1
     text: int = 77
+    images: int = 0
 
     @property
     def latent_height(self) -> int:
@@ -178,6 +182,31 @@ class Denoiser(Network):
 
     conditioned = 0
     """Channels of the input that are no noisy latents but those of a picture to begin with, and its mask."""
+    channels_at = 1
+    """The dimension of the channels."""
+    takes_images = False
+    """Its input may have tokens of whole pictures behind those of the noisy one."""
+
+    def with_images(self, picture: Picture, images: int) -> Picture:
+        """The same beside so many pictures. Raises UsageError for denoisers whose pipelines have none."""
+        if images and (not self.takes_images or self.conditioned):
+            raise UsageError(
+                "--condition-images puts pictures beside the noisy one, as FLUX.1 Kontext, FLUX.2 and Qwen-Image-Edit "
+                "do; this denoiser has no room for them. Leave it out."
+            )
+        return replace(picture, images=images)
+
+    def noisy_shape(self, picture: Picture) -> Shape:
+        """The shape of the noisy latents without what stands beside them."""
+        shape, at = self.latent_shape(picture), self.channels_at
+        return (*shape[:at], shape[at] - self.conditioned, *shape[at + 1 :])
+
+    def beside(self, picture: Picture) -> tuple[Shape, int] | None:
+        """The shape of what the noisy latents are joined with, and along which dimension; None: nothing."""
+        shape, at = self.latent_shape(picture), self.channels_at
+        if self.conditioned:
+            return (*shape[:at], self.conditioned, *shape[at + 1 :]), at
+        return ((shape[0], picture.images * shape[1], *shape[2:]), 1) if picture.images else None
 
     def learnt_part(self, prediction: Tensor) -> Tensor:
         """The part of the prediction that is compared with the noise: all of it, unless a variance is predicted too."""

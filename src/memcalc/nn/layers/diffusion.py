@@ -119,12 +119,12 @@ class FeedForward(Module):
 
     scope = "MLP"
 
-    def __init__(self, width: int, inner: int | None = None) -> None:
+    def __init__(self, width: int, inner: int | None = None, outputs: int | None = None) -> None:
         inner = 4 * width if inner is None else inner
-        self.net = [GeluProjection(width, inner), NoDropout(), Linear(inner, width, bias=True)]
+        self.net = [GeluProjection(width, inner), NoDropout(), Linear(inner, outputs or width, bias=True)]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., width] to [..., width]."""
+        """[..., width] to [..., outputs], which are as many where nothing is said."""
         for module in self.net:
             hidden = module(hidden)
         return hidden

@@ -107,6 +107,8 @@ class CrossAttention(Module):
         self.to_k = Linear(text or width, width, bias=bias)
         self.to_v = Linear(text or width, width, bias=bias)
         self.to_out = [Linear(width, width, bias=True), NoDropout()]
+        self.norm_q: Module = NoDropout()
+        self.norm_k: Module = NoDropout()
 
     def forward(self, hidden: Tensor, encoder: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """[b, s, h] to the same; `mask` [b, 1, t] (or [b, 1, s, t]) is for the scores of every head."""
@@ -119,6 +121,8 @@ class CrossAttention(Module):
             encoder = hidden
         key = self.to_k(encoder)
         value = self.to_v(encoder)
+        query = self.norm_q(query)
+        key = self.norm_k(key)
         query, key, value = (
             ops.transpose(ops.view(x, batch, -1, self.heads, x.shape[-1] // self.heads), 1, 2)
             for x in (query, key, value)

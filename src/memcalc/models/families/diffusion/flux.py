@@ -176,11 +176,14 @@ class FluxTransformer2DModel(Denoiser):
     prompt_calls = _PROMPT_CALLS
     trained_encoders = ("CLIPTextModel",)
     told_pooled_alone = True
+    channels_at, takes_images = 2, True
 
     def __init__(self, c: Config) -> None:
         heads, dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
         self.width = width = heads * dim
         self.channels, self.axes = c.integer("in_channels"), c.integers("axes_dims_rope")
+        outputs = c.optional("out_channels") or self.channels
+        self.conditioned = max(self.channels - outputs, 0)
         self.text_width, self.pooled = c.integer("joint_attention_dim"), c.integer("pooled_projection_dim")
         self.guidance = c.flag("guidance_embeds")
         self.time_text_embed = CombinedTimestepTextEmbedding(width, self.pooled, guidance=self.guidance)
@@ -194,7 +197,7 @@ class FluxTransformer2DModel(Denoiser):
             ["single"] * single, lambda _: FluxSingleTransformerBlock(width, heads, dim), name="single block"
         )
         self.norm_out = AdaLayerNormContinuous(width, width)
-        self.proj_out = Linear(width, self.channels, bias=True)
+        self.proj_out = Linear(width, outputs, bias=True)
 
     def latent_shape(self, picture: Picture) -> Shape:
         """Squares of two by two latents are packed into channels."""

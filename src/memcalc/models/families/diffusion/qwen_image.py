@@ -19,7 +19,7 @@ from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.module import Module
 from memcalc.nn.stack import Stack
-from memcalc.tables.dtypes import COMPLEX64, FP16
+from memcalc.tables.dtypes import COMPLEX64, FP16, INT32
 
 
 class QwenAttention(Module):
@@ -78,11 +78,21 @@ class QwenAttention(Module):
         return img_attn_output, txt_attn_output
 
 
-def _modulated(x: Tensor, parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """x scaled and shifted, and the gate."""
+def _modulated(x: Tensor, parameters: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """x scaled and shifted, and the gate: by the second half of the parameters where `index` [b, s] says so."""
     shift, scale, gate = ops.chunk(parameters, 3, -1)
-    shift_result, scale_result, gate_result = (ops.unsqueeze(part, 1) for part in (shift, scale, gate))
+    if index is None:
+        shift_result, scale_result, gate_result = (ops.unsqueeze(part, 1) for part in (shift, scale, gate))
+    else:
+        shift_result, scale_result, gate_result = (_chosen(part, index) for part in (shift, scale, gate))
     return ops.add(ops.mul(x, ops.add_scalar(scale_result)), shift_result), gate_result
+
+
+def _chosen(part: Tensor, index: Tensor) -> Tensor:
+    """[2 b, h] by tokens: [b, s, h], from either half."""
+    batch = part.shape[0] // 2
+    first, second = (ops.unsqueeze(ops.narrow(part, 0, batch), 1) for _ in range(2))
+    return ops.where(ops.compare(ops.unsqueeze(index, -1)), first, second)
 
 
 class QwenImageTransformerBlock(Module):
@@ -102,13 +112,15 @@ class QwenImageTransformerBlock(Module):
         self.txt_mlp = FeedForward(width)
 
     def forward(
-        self, hidden: Tensor, encoder: Tensor, temb: Tensor, freqs: tuple[Tensor, Tensor]
+        self, hidden: Tensor, encoder: Tensor, temb: Tensor, freqs: tuple[Tensor, Tensor], index: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Picture [b, s, h] and text [b, t, h]: text and picture."""
+        """Picture [b, s, h] and text [b, t, h]: text and picture. `index`: tokens that the second time step is for."""
         img_mod1, img_mod2 = ops.chunk(self.img_mod[1](ops.silu(temb)), 2, -1)
+        if index is not None:
+            temb = ops.narrow(temb, 0, temb.shape[0] // 2)
         txt_mod1, txt_mod2 = ops.chunk(self.txt_mod[1](ops.silu(temb)), 2, -1)
         img_normed = self.img_norm1(hidden)
-        img_modulated, img_gate1 = _modulated(img_normed, img_mod1)
+        img_modulated, img_gate1 = _modulated(img_normed, img_mod1, index)
         txt_normed = self.txt_norm1(encoder)
         txt_modulated, txt_gate1 = _modulated(txt_normed, txt_mod1)
         attn_output = self.attn(img_modulated, txt_modulated, freqs)
@@ -116,7 +128,7 @@ class QwenImageTransformerBlock(Module):
         hidden = ops.add(hidden, ops.mul(img_gate1, img_attn_output))
         encoder = ops.add(encoder, ops.mul(txt_gate1, txt_attn_output))
         img_normed2 = self.img_norm2(hidden)
-        img_modulated2, img_gate2 = _modulated(img_normed2, img_mod2)
+        img_modulated2, img_gate2 = _modulated(img_normed2, img_mod2, index)
         img_mlp_output = self.img_mlp(img_modulated2)
         hidden = ops.add(hidden, ops.mul(img_gate2, img_mlp_output))
         txt_normed2 = self.txt_norm2(encoder)
@@ -149,15 +161,17 @@ class QwenImageTransformer2DModel(Denoiser):
 
     default_side, default_text = 1328, 512
     guidance_in = "two"
+    takes_images = True
 
     def __init__(self, c: Config) -> None:
-        for key in ("zero_cond_t", "use_additional_t_cond", "use_layer3d_rope"):
+        for key in ("use_additional_t_cond", "use_layer3d_rope"):
             if c.flag(key):
                 raise ConfigError(f"{c.where} has '{key}', which memcalc does not describe.")
         heads, self.dim = c.integer("num_attention_heads"), c.integer("attention_head_dim")
         width, self.channels = heads * self.dim, c.integer("in_channels")
         self.text_width, self.prompt_calls = c.integer("joint_attention_dim"), _PROMPT_CALLS
         outputs = c.integer("patch_size") ** 2 * (c.optional("out_channels") or self.channels)
+        self.zero_cond_t = c.flag("zero_cond_t")
         self.time_text_embed = TimestepEmbeddings(width)
         self.txt_norm = EagerRMSNorm(self.text_width)
         self.img_in = Linear(self.channels, width, bias=True)
@@ -177,15 +191,25 @@ class QwenImageTransformer2DModel(Denoiser):
         tape, batch, text = latents.tape, picture.batch, picture.text
         timestep, encoder = given(tape, batch), given(tape, batch, text, self.text_width)
         tables = [given(tape, _LONGEST, self.dim // 2, dtype=COMPLEX64, name="rotary tables") for _ in range(2)]
-        cached = given(tape, latents.shape[1], self.dim // 2, dtype=COMPLEX64, name="rotary tables")
+        images = 1 + picture.images
+        cached = [
+            given(tape, latents.shape[1] // images, self.dim // 2, dtype=COMPLEX64, name="rotary tables")
+            for _ in range(images)
+        ]
         hidden = self.img_in(latents)
         timestep = ops.to(timestep, hidden.dtype)
+        index = None
+        if self.zero_cond_t:
+            timestep = ops.cat([timestep, ops.mul_scalar(timestep)], 0)
+            index = tape.empty((batch, latents.shape[1]), INT32)
         encoder = self.txt_norm(encoder)
         encoder = self.txt_in(encoder)
         temb = self.time_text_embed(timestep, hidden)
-        freqs = ops.cat([cached], 0), ops.narrow(tables[0], 0, text)
+        freqs = ops.cat(cached, 0), ops.narrow(tables[0], 0, text)
         for block in self.transformer_blocks:
-            encoder, hidden = block(hidden, encoder, temb, freqs)
+            encoder, hidden = block(hidden, encoder, temb, freqs, index)
+        if index is not None:
+            temb = ops.narrow(temb, 0, batch)
         hidden = self.norm_out(hidden, temb)
         return self.proj_out(hidden)
 

@@ -13,7 +13,15 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.denoiser import Denoiser, Picture, PromptCall, given
 from memcalc.models.families.diffusion.pixart import AdaLayerNormSingle
 from memcalc.models.family import Family, table
-from memcalc.nn.layers.diffusion import CaptionProjection, Convolution, NoDropout, PatchProjection, unpatchified
+from memcalc.nn.layers.diffusion import (
+    CaptionProjection,
+    Convolution,
+    NoDropout,
+    PatchProjection,
+    TimestepEmbedding,
+    timestep_embedding,
+    unpatchified,
+)
 from memcalc.nn.layers.diffusion_blocks import CrossAttention
 from memcalc.nn.layers.diffusion_norms import EagerRMSNorm
 from memcalc.nn.layers.linear import Linear
@@ -28,8 +36,10 @@ class LinearAttention(Module):
 
     scope = "attention"
 
-    def __init__(self, width: int, heads: int, *, bias: bool) -> None:
+    def __init__(self, width: int, heads: int, *, bias: bool, normed: bool) -> None:
         self.heads = heads
+        self.norm_q = EagerRMSNorm(width) if normed else NoDropout()
+        self.norm_k = EagerRMSNorm(width) if normed else NoDropout()
         self.to_q = Linear(width, width, bias=bias)
         self.to_k = Linear(width, width, bias=bias)
         self.to_v = Linear(width, width, bias=bias)
@@ -43,6 +53,8 @@ class LinearAttention(Module):
         """[b, s, h] to the same."""
         dtype = hidden.dtype
         query, key, value = self.to_q(hidden), self.to_k(hidden), self.to_v(hidden)
+        query = self.norm_q(query)
+        key = self.norm_k(key)
         query = self._heads(query)
         key = ops.transpose(self._heads(key), 2, 3)
         value = self._heads(value)
@@ -87,11 +99,13 @@ class SanaTransformerBlock(Module):
 
     scope = "residual stream"
 
-    def __init__(self, width: int, heads: tuple[int, int], text: int, inner: int, *, bias: bool) -> None:
+    def __init__(self, width: int, heads: tuple[int, int], text: int, inner: int, *, bias: bool, normed: bool) -> None:
         self.norm1 = LayerNorm(width, affine=False)
-        self.attn1 = LinearAttention(width, heads[0], bias=bias)
+        self.attn1 = LinearAttention(width, heads[0], bias=bias, normed=normed)
         self.norm2 = LayerNorm(width, affine=False)
         self.attn2 = CrossAttention(width, heads[1], text, bias=True)
+        if normed:
+            self.attn2.norm_q, self.attn2.norm_k = EagerRMSNorm(width), EagerRMSNorm(width)
         self.ff = GLUMBConv(width, inner)
         self.scale_shift_table = Parameter(6, width)
 
@@ -118,6 +132,26 @@ class SanaTransformerBlock(Module):
         return ops.add(hidden, ops.mul(gate_mlp, ff_output))
 
 
+class CombinedTimestepGuidance(Module):
+    """One modulation for all blocks, by the time step and the guidance (SANA-Sprint)."""
+
+    scope = "embedding"
+
+    def __init__(self, width: int) -> None:
+        self.timestep_embedder = TimestepEmbedding(256, width)
+        self.guidance_embedder = TimestepEmbedding(256, width)
+        self.linear = Linear(width, 6 * width, bias=True)
+
+    def forward(self, timestep: Tensor, guidance: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[b] and [b] to [b, 6 h] and [b, h]."""
+        timesteps_proj = timestep_embedding(timestep, 256)
+        timesteps_emb = self.timestep_embedder(ops.to(timesteps_proj, hidden.dtype))
+        guidance_proj = timestep_embedding(guidance, 256)
+        guidance_emb = self.guidance_embedder(ops.to(guidance_proj, hidden.dtype))
+        conditioning = ops.add(timesteps_emb, guidance_emb)
+        return self.linear(ops.silu(conditioning)), conditioning
+
+
 class SanaTransformer2DModel(Denoiser):
     """The denoiser of Sana, on latents of 32 pixels a side."""
 
@@ -126,11 +160,10 @@ class SanaTransformer2DModel(Denoiser):
     trains_with_fp32_vae = True
 
     def __init__(self, c: Config) -> None:
-        for key in ("qk_norm", "interpolation_scale"):
-            if c.get(key) is not None:
-                raise ConfigError(f"{c.where} has '{key}', which memcalc does not describe.")
-        if c.flag("guidance_embeds"):
-            raise ConfigError(f"{c.where} has 'guidance_embeds', which memcalc does not describe.")
+        if c.get("interpolation_scale") is not None or c.get("qk_norm") not in (None, "rms_norm_across_heads"):
+            raise ConfigError(f"{c.where} has an 'interpolation_scale' or a 'qk_norm' that memcalc does not describe.")
+        normed, self.guidance = c.get("qk_norm") is not None, c.flag("guidance_embeds")
+        self.guidance_in = "none" if self.guidance else "batch"
         heads = c.integer("num_attention_heads"), c.integer("num_cross_attention_heads")
         width, self.channels = heads[0] * c.integer("attention_head_dim"), c.integer("in_channels")
         self.patch, self.prompt_calls = c.integer("patch_size"), _PROMPT_CALLS
@@ -140,12 +173,12 @@ class SanaTransformer2DModel(Denoiser):
         cross, inner = c.integer("cross_attention_dim"), int(c.number("mlp_ratio") * width)
         bias = c.flag("attention_bias")
         self.patch_embed = PatchProjection(self.channels, width, self.patch)
-        self.time_embed = AdaLayerNormSingle(width)
+        self.time_embed = CombinedTimestepGuidance(width) if self.guidance else AdaLayerNormSingle(width)
         self.caption_projection = CaptionProjection(self.text_width, width)
         self.caption_norm = EagerRMSNorm(width)
         self.transformer_blocks = Stack(
             ["block"] * c.integer("num_layers"),
-            lambda _: SanaTransformerBlock(width, heads, cross, inner, bias=bias),
+            lambda _: SanaTransformerBlock(width, heads, cross, inner, bias=bias, normed=normed),
             name="block",
         )
         self.scale_shift_table = Parameter(2, width)
@@ -160,12 +193,17 @@ class SanaTransformer2DModel(Denoiser):
         """[b, channels, h, w] to the same."""
         tape, batch = latents.tape, picture.batch
         timestep, encoder = given(tape, batch, dtype=INT64), given(tape, batch, picture.text, self.text_width)
+        guidance = given(tape, batch) if self.guidance else None
         mask = given(tape, batch, picture.text, dtype=INT64)
         mask = ops.mul_scalar(ops.add_scalar(ops.to(mask, latents.dtype)))
         mask = ops.unsqueeze(mask, 1)
         height, width = latents.shape[-2:]
         hidden = self.patch_embed.patches(latents)
-        timestep, embedded = self.time_embed(timestep, hidden)
+        if isinstance(self.time_embed, CombinedTimestepGuidance):
+            assert guidance is not None
+            timestep, embedded = self.time_embed(timestep, guidance, hidden)
+        else:
+            timestep, embedded = self.time_embed(timestep, hidden)
         encoder = self.caption_projection(encoder)
         encoder = ops.view(encoder, batch, -1, hidden.shape[-1])
         encoder = self.caption_norm(encoder)

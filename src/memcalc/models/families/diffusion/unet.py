@@ -112,9 +112,9 @@ class UNet2DConditionModel(Denoiser):
 
     def __init__(self, c: Config) -> None:
         self.default_side = LATENT_SCALE * (c.optional("sample_size") or 64)
-        channels = c.integers("block_out_channels")
-        depth = len(channels)
+        channels, depth = c.integers("block_out_channels"), len(c.integers("block_out_channels"))
         self.channels, self.out_channels = c.integer("in_channels"), c.integer("out_channels")
+        self.conditioned = max(self.channels - self.out_channels, 0)
         self.first, self.text_width = channels[0], c.optional("encoder_hid_dim")
         width = 4 * channels[0]
         heads, text = _each(c, "attention_head_dim", depth), _each(c, "cross_attention_dim", depth)
