@@ -14,7 +14,7 @@ from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel import engines
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.setup.setup import TrainingSetup
-from memcalc.training.input_sizes import check_sizes
+from memcalc.training.input_sizes import check_sizes, with_frames
 from memcalc.training.prepare_model import adapt
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def prepared_model(
         from memcalc.training.spread_model import spread  # the others do not pay for it
 
         mapped = spread(network, setup, layout)
+    setup = with_frames(network, setup)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
     if network.input_kind == "latents":
