@@ -39,6 +39,7 @@ def _all_in_one_flux() -> whole.Shapes:
     [
         (whole.flux(), "FluxTransformer2DModel", 11_901_408_320),
         (whole.under(COMFY, whole.flux(guidance=False)), "FluxTransformer2DModel", 11_891_178_560),
+        ({**whole.flux(), "img_in.weight": (3072, 384)}, "FluxTransformer2DModel", 11_902_391_360),
         (whole.chroma(), "ChromaTransformer2DModel", 8_899_983_424),
         (whole.flux2(), "Flux2Transformer2DModel", 32_223_281_152),
         (whole.flux2(5, 20, 3072, 7680, guidance=False), "Flux2Transformer2DModel", 3_875_544_576),
