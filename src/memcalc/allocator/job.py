@@ -189,7 +189,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 QUICK = 20_000
-"""Requests and frees of a step on one stream up to which the smallest device is found in about the time of an answer."""
+"""Requests and frees of a step on one stream up to which the smallest device is found in the time of an answer."""
 
 
 def needed(

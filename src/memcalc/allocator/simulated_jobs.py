@@ -54,6 +54,8 @@ def _several_gpus(engine: Engine, setup: TrainingSetup) -> str | None:
     views = layout.engine == "ddp" and layout.gradient_as_bucket_view
     if setup.grad_accum > 1 and (layout.engine != "ddp" or views):
         return "it is not simulated where sharded or bucketed gradients are accumulated"
+    if layout.zero.hpz_partition_size > 1:
+        return "it is not simulated for ZeRO++"
     if layout.replicas > 1:
         return "it is not simulated for copies of the sharded model"
     if layout.engine != "ddp" and setup.objective != "sft":

@@ -95,6 +95,10 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
         "{--cpu-offload} keeps weights or optimizer states in host memory, {--activation-offloading} activations, "
         "{--optimizer} paged-adamw-8bit pages states out",
     ),
+    (
+        "zero-quantized-weights zero-quantized-gradients zero-quantized-nontrainable-weights mics-shard-size",
+        "what ZeRO++ gathers in 8 bits and reduces in 4, and MiCS, are not computed; {--zero-hpz-partition-size} is",
+    ),
     # inference
     (
         "max-model-len ctx-size c n-ctx num-ctx context-size max-total-tokens max-input-length",

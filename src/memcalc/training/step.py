@@ -66,7 +66,8 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
         length = setup.target_len or length
     length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
     if layout.context > 1 and not isinstance(network, CausalLM):
-        raise UsageError("--context-parallel-size is described for decoders of text; leave it out.")
+        option = "--sequence-parallel-size" if layout.ulysses else "--context-parallel-size"
+        raise UsageError(f"{option} is described for decoders of text; leave it out.")
     return length // layout.context
 
 
@@ -230,7 +231,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     updater = _updater(tape, trained, setup)
     length = _length(network, setup, layout)
     if layout.context > 1:
-        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
+        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys, layout.ulysses)
     restore_retained(network, tape)
     loss: Tensor | None
     phases = _PHASES
