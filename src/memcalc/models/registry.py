@@ -112,6 +112,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "encoder_decoders": {
         "t5": ("t5", "mt5", "umt5"),
+        "switch_transformers": ("switch_transformers",),
         "t5gemma": ("t5gemma",),
         "bart": ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     },
