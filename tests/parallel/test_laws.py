@@ -1,9 +1,12 @@
 """Laws of the layouts: what must hold of any model."""
 
+from typing import Any
+
 import pytest
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
+from memcalc.estimation.estimate import estimate
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.run_context import run_context
