@@ -7,6 +7,7 @@ from importlib import import_module
 from memcalc.common.escaping import quoted
 from memcalc.errors import UnknownFamilyError, close_matches
 from memcalc.models.family import Family
+from memcalc.tables.linear_attention import why_not
 
 _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "decoders": {
@@ -245,6 +246,9 @@ def family(model_type: str) -> Family:
     """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
     file = _FILE_OF.get(model_type) or _UNLISTED.get(model_type)
     if file is None:
+        why = why_not(model_type)
+        if why is not None:
+            raise UnknownFamilyError(why)
         near = close_matches(model_type, _FILE_OF) or ";"
         raise UnknownFamilyError(
             f"no family describes model_type {quoted(model_type)}{near} `memcalc families` lists the known ones, and "

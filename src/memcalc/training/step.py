@@ -33,7 +33,7 @@ from memcalc.setup.lengths import drawn_lengths
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
-from memcalc.training.input_sizes import check_sizes
+from memcalc.training.input_sizes import check_sizes, with_frames
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -165,6 +165,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         from memcalc.training.spread_model import spread  # the others do not pay for it
 
         mapped = spread(network, setup, layout)
+    setup = with_frames(network, setup)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
     if network.input_kind == "latents":

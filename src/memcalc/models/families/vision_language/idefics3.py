@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
@@ -175,6 +173,13 @@ def idefics3(c: Config, architecture: str | None, *, network: type[VisionLanguag
     return network(vision_encoder, text)
 
 
+def smolvlm(c: Config, architecture: str | None) -> Network:
+    """SmolVLM: Idefics 3 that reads videos too, whose frames are never split into tiles."""
+    model = idefics3(c, architecture, network=VisionLanguage)
+    model.frames_per_image = 1
+    return model
+
+
 _TOWER: dict[str, object] = vit_sizes(
     (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
 )
@@ -183,5 +188,5 @@ _DEFAULTS: dict[str, object] = {"scale_factor": 2, "tie_word_embeddings": False}
 
 FAMILIES = table(
     Family("idefics3", idefics3, _DEFAULTS, kinds="vision tower, decoder"),
-    Family("smolvlm", partial(idefics3, network=VisionLanguage), _DEFAULTS, kinds="vision tower, decoder"),
+    Family("smolvlm", smolvlm, _DEFAULTS, kinds="vision tower, decoder"),
 )
