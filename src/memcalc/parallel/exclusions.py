@@ -90,6 +90,11 @@ def refused(setup: TrainingSetup, engine: Parallel, shards: int) -> Iterator[str
             option = f"--{name.replace('_', '-')}"
             yield f"{option} belongs to --parallel {' or '.join(engines)}, not to {engine}; leave one of them out."
     for axis, name in _SIZES.items():
+        if axis == "context" and engine == "megatron" and setup.context_parallel_size > 1:
+            yield (
+                "--context-parallel-size is Transformer Engine's in Megatron-Core (its own attention refuses it), "
+                "which is not computed; take --parallel fsdp2."
+            )
         if getattr(setup, name) > 1 and axis not in _AXES[engine]:
             yield (
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "
