@@ -105,8 +105,10 @@ _MEANT: Mapping[str, Mapping[str, str]] = {
     )
     | dict.fromkeys(("ollama", "lmstudio", "lm-studio", "koboldcpp", "llamafile"), "it runs llama.cpp"),
     "--pipeline-schedule": dict.fromkeys(
-        ("zerobubble", "zero-bubble", "zb", "zb-h1", "zbh1", "zb1p", "zbv", "zbvzerobubble", "dualpipe", "dualpipev")
-        + ("interleavedzerobubble", "interleaved-zero-bubble"),
+        (
+            *("zerobubble", "zero-bubble", "interleavedzerobubble", "interleaved-zero-bubble", "dualpipe", "dualpipev"),
+            *("zb", "zb-h1", "zbh1", "zb1p", "zbv", "zbvzerobubble"),
+        ),
         _ZERO_BUBBLE,
     ),
 }
