@@ -13,7 +13,7 @@ from memcalc.nn.stack import every_block_by_itself
 from memcalc.parallel.layout import layout_of
 from memcalc.parallel.setup import ParallelSetup
 from memcalc.peak.pipeline import trace_rank
-from memcalc.peak.ranks import traced_ranks
+from memcalc.peak.ranks import traced_ranks, with_loading
 from memcalc.provenance.origins import Recording
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
@@ -50,7 +50,8 @@ def record_step(
         from memcalc.inference.generate import generate
 
         with block_by_block():
-            return generate(spec, setup, recorder=recording, tracing=tracing_of_pipeline(spec, gpu))
+            step = generate(spec, setup, recorder=recording, tracing=tracing_of_pipeline(spec, gpu))
+        return with_loading(step)
 
     block_by_block: Callable[[], AbstractContextManager[None]] = every_block_by_itself if every_block else nullcontext
     return within_positions(setup, run)

@@ -31,12 +31,12 @@ class ParallelOptions(Options):
         "Parallel", False, "Shard the residual stream over the tensor-parallel ranks along the sequence."
     )
     loss_parallel: bool = option("Parallel", False, "Keep logits sharded over the vocabulary through the loss.")
-    context_parallel_size: PositiveInt = option("Parallel", 1, "GPUs that share every sequence.")
+    context_parallel_size: PositiveInt = option("Context parallel", 1, "GPUs that share every sequence.")
     context_parallel_rotate_method: Literal["allgather", "alltoall"] = option(
-        "Parallel", "allgather", "How those GPUs exchange keys and values: all at once, or one after another."
+        "Context parallel", "allgather", "How those GPUs exchange keys and values: all at once, or one after another."
     )
     sequence_parallel_size: PositiveInt = option(
-        "Parallel", 1, "GPUs that share every sequence under ZeRO, and heads in attention (DeepSpeed-Ulysses)."
+        "Context parallel", 1, "GPUs that share every sequence under ZeRO, and heads in attention (DeepSpeed-Ulysses)."
     )
     pipeline_parallel_size: PositiveInt = option("Pipeline", 1, "Stages that the blocks are divided into.")
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = option(
@@ -100,22 +100,25 @@ class ParallelOptions(Options):
     zero_contiguous_gradients: bool = option("DeepSpeed", True, "DeepSpeed's contiguous_gradients.")
     zero_round_robin_gradients: bool = option("DeepSpeed", False, "DeepSpeed's round_robin_gradients.")
     zero_sub_group_size: PositiveInt | None = option(
-        "DeepSpeed", None, "DeepSpeed's sub_group_size, in elements.", unset="1e9"
+        "DeepSpeed ZeRO-3", None, "DeepSpeed's sub_group_size, in elements.", unset="1e9"
     )
     zero_stage3_max_reuse_distance: int | None = option(
-        "DeepSpeed", None, "DeepSpeed's stage3_max_reuse_distance, in elements.", unset="1e9", ge=0
+        "DeepSpeed ZeRO-3", None, "DeepSpeed's stage3_max_reuse_distance, in elements.", unset="1e9", ge=0
     )
     zero_stage3_max_live_parameters: int | None = option(
-        "DeepSpeed", None, "DeepSpeed's stage3_max_live_parameters, in elements.", unset="1e9", ge=0
+        "DeepSpeed ZeRO-3", None, "DeepSpeed's stage3_max_live_parameters, in elements.", unset="1e9", ge=0
     )
     zero_stage3_param_persistence_threshold: int | None = option(
-        "DeepSpeed", None, "DeepSpeed's stage3_param_persistence_threshold, in elements.", unset="1e5", ge=0
+        "DeepSpeed ZeRO-3", None, "DeepSpeed's stage3_param_persistence_threshold, in elements.", unset="1e5", ge=0
     )
     zero_stage3_prefetch_bucket_size: int | None = option(
-        "DeepSpeed", None, "DeepSpeed's stage3_prefetch_bucket_size, in elements.", unset="5e7", ge=0
+        "DeepSpeed ZeRO-3", None, "DeepSpeed's stage3_prefetch_bucket_size, in elements.", unset="5e7", ge=0
     )
     zero_hpz_partition_size: PositiveInt | None = option(
-        "DeepSpeed", None, "DeepSpeed's zero_hpz_partition_size (ZeRO++): GPUs that share a second copy.", unset="1"
+        "DeepSpeed ZeRO-3",
+        None,
+        "DeepSpeed's zero_hpz_partition_size (ZeRO++): GPUs that share a second copy.",
+        unset="1",
     )
     recompute_method: Literal["uniform", "block"] | None = option(
         "Megatron",

@@ -88,15 +88,15 @@ class SharedOptions(DeviceMapOptions):
         "Sequences are padded to --seq-len, the longest of their micro-batch: padding takes what tokens take, and a "
         "real mask reaches attention.",
     )
-    attention: Attention = option("Precision", "sdpa", "Attention implementation.")
+    attention: Attention = option("Kernels", "sdpa", "Attention implementation.")
     state_space_kernels: Literal["torch", "mamba-ssm"] = option(
-        "Precision",
+        "Kernels",
         "torch",
         "Scans of Mamba layers: plain PyTorch, as Transformers runs them alone, or the kernels of mamba-ssm, which it "
         "takes where they are installed.",
     )
     linear_attention_kernels: Literal["torch", "fla"] = option(
-        "Precision",
+        "Kernels",
         "torch",
         "Gated delta nets and Kimi's delta attention: plain PyTorch, as Transformers runs them alone, or the kernels "
         "of flash-linear-attention, which it takes where they are installed.",

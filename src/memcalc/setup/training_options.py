@@ -54,13 +54,13 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         unset="as --precision says",
     )
     kernels: Literal["eager", "liger"] = option(
-        "Precision",
+        "Kernels",
         "eager",
         "Norms, rotary embedding and SwiGLU: eager modules or Liger's fused kernels (torch.compile is not modelled).",
     )
 
     liger_kernels: str = option(
-        "Precision",
+        "Kernels",
         "all",
         "Which kernels --kernels liger puts in: all, or names with commas of rope, rms_norm, swiglu (Trainer's "
         "liger_kernel_config).",
