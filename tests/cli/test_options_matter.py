@@ -55,6 +55,7 @@ TRAINING: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"loss_implementation": "chunked"}),
     ({}, {"logits_to_keep": 3}),
     ({}, {"kernels": "liger"}),
+    ({"kernels": "liger"}, {"liger_kernels": "rope,rms_norm"}),
     ({}, {"loss_implementation": "liger"}),
     ({}, {"loss_implementation": "cut-cross-entropy"}),
     ({"loss_implementation": "chunked"}, {"loss_num_chunks": 2}),

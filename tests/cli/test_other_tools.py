@@ -50,6 +50,11 @@ def options() -> set[str]:
         ("--learning-rate 1e-4", ("changes no memory",)),
         ("--model x", ("without an option",)),
         ("--torch-compile", ("eager",)),
+        ("--fp16-opt-level O2", ("Apex is not computed",)),
+        ("--fp8-recipe delayed", ("TransformerEngine", "--float8-recipe")),
+        ("--enable-lora", ("not computed",)),
+        ("--additional-target x", ("--modules-to-save",)),
+        ("--hub-model-id x", ("changes no memory",)),
     ],
 )
 def test_by_meaning(typed: str, words: tuple[str, ...]) -> None:

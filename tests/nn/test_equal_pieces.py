@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
+from memcalc.models.families.vision_language import llava_next
 from memcalc.nn.layers import equal_pieces
 from memcalc.nn.layers.equal_pieces import Lengths, Repeat
 from memcalc.training.step import _trace
@@ -66,6 +67,26 @@ def test_few_pieces_answer_for_all(config: dict[str, Any], name: str, monkeypatc
     quick = estimate(spec, setup).model_dump()
     _trace.cache_clear()
     monkeypatch.setattr(equal_pieces, "_few", every_length)
+    assert estimate(spec, setup).model_dump() == quick
+    _trace.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["mixed precision", "checkpointed", "eager inference"])
+def test_one_image_stands_for_many_that_are_put_together_out_of_tiles(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    tower |= {"image_size": 28, "patch_size": 14}
+    sections = {
+        "text_config": TEXT | {"model_type": "llama"},
+        "vision_config": tower | {"model_type": "clip_vision_model"},
+    }
+    config = {"model_type": "llava_next", **sections}
+    spec = ModelSpec.from_config({**config, "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56]]})
+    setup = SETUPS[name].model_copy(update={"batch": 7, "images_per_sequence": 10, "image_size": 50})
+    quick = estimate(spec, setup).model_dump()
+    _trace.cache_clear()
+    monkeypatch.setattr(llava_next, "ONE_BY_ONE", 70)
     assert estimate(spec, setup).model_dump() == quick
     _trace.cache_clear()
 

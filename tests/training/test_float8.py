@@ -31,9 +31,3 @@ def test_sides_are_multiples_of_16() -> None:
     """cuBLASLt takes no others: layers that have them stay wide, and a model without any is refused."""
     with pytest.raises(UsageError, match="none whose sides are multiples of 16"):
         estimate(ModelSpec.from_config(decoder(200, 2, 5, 5, 600, 1000)), TrainingSetup(float8_recipe="tensorwise"))
-
-
-def test_a_video_for_a_model_that_reads_images_is_counted_in_images() -> None:
-    config = {"model_type": "qwen2_vl", "vision_config": {"depth": 1}, "num_hidden_layers": 1, "vocab_size": 100}
-    with pytest.raises(UsageError, match="every two frames"):
-        estimate(ModelSpec.from_config(config), TrainingSetup(num_frames=16))

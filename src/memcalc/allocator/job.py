@@ -11,7 +11,7 @@ from memcalc.allocator.conf import AllocatorConf, parse_alloc_conf
 from memcalc.allocator.events import Events, JobEvents, RunEvents
 from memcalc.allocator.inference_events import decoded_tokens, inference_events
 from memcalc.allocator.loading import loaded_on_gpu, moved
-from memcalc.allocator.simulation import simulate
+from memcalc.allocator.simulation import Simulated, simulate
 from memcalc.allocator.smallest_device import smallest_capacity
 from memcalc.allocator.training_events import training_events
 from memcalc.breakdown.process_memory import AllocatorCounters
@@ -155,7 +155,7 @@ def counters(
     the reserve is simulated too where it is far above what is allocated.
     """
     job, conf = job_events(spec, step, gpu, teacher), conf_of(step.setup)
-    run = simulate(job, conf)
+    run = _without_limit(job, conf)
     if limit is not None and run.allocated <= limit < run.reserved:
         with suppress(OutOfDeviceMemory):
             run = simulate(job, conf, limit)
@@ -188,7 +188,20 @@ def _ran(setup: TrainingSetup | InferenceSetup, count: int) -> str:
 EXPANDABLE = "expandable_segments:True"
 
 
-def needed(spec: ModelSpec, step: Step, gpu: Gpu | None, teacher: ModelSpec | None = None) -> int:
-    """Bytes of the smallest device on which a job runs, CUDA context excluded."""
+QUICK = 20_000
+"""Requests and frees of a step up to which the smallest device is found in about the time of an answer."""
+
+
+def needed(
+    spec: ModelSpec, step: Step, gpu: Gpu | None, teacher: ModelSpec | None = None, *, quickly: bool = False
+) -> int | None:
+    """Bytes of the smallest device on which a job runs, CUDA context excluded; None where it takes long."""
     job, conf = job_events(spec, step, gpu, teacher), conf_of(step.setup)
-    return smallest_capacity(job, simulate(job, conf), conf)
+    if quickly and (isinstance(job, RunEvents) or len(job.later.codes) > QUICK):
+        return None
+    return smallest_capacity(job, _without_limit(job, conf), conf)
+
+
+@lru_cache(maxsize=4)
+def _without_limit(job: JobEvents | RunEvents, conf: AllocatorConf) -> Simulated:
+    return simulate(job, conf)

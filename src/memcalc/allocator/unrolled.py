@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
 from memcalc.allocator.events import STREAM_SHIFT, WORKSPACE, Events
 from memcalc.autograd.tape import Allocation, Span, Tape
@@ -46,6 +47,19 @@ class _Piece:
     own: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     incoming: dict[int, list[tuple[Route, int, int]]] = field(default_factory=lambda: defaultdict(list))
     last: dict[int, list[tuple[_Piece, int]]] = field(default_factory=lambda: defaultdict(list))
+
+
+class _Pattern(NamedTuple):
+    """The events of a piece, the numbers of its own requests counted from 0.
+
+    own, incoming: where in `codes` something of another region is freed, with that region and its number there, or as
+    `_Piece.incoming` says it. gradients: which requests are gradients.
+    """
+
+    codes: list[int]
+    own: list[tuple[int, int, int]]
+    incoming: list[tuple[int, tuple[Route, int, int]]]
+    gradients: list[int]
 
 
 class Unrolled:
@@ -137,6 +151,7 @@ class Unrolled:
         remaining = {id(piece): len(piece.positions) for piece, _ in self._order}
         allocations = self._tape.allocations
         workspaces = set[int]() if warm else set(self._workspaces)
+        patterns: dict[int, _Pattern] = {}
         gradients: list[int] = []
         codes = events.codes
         for piece, position in self._order:
@@ -144,6 +159,19 @@ class Unrolled:
                 gradients += [events.malloc(1) for _ in range(scalars.get(piece.phase, 0))]
             base = first[piece.region, position] = events.count
             remaining[id(piece)] -= 1
+            done = len(piece.positions) - remaining[id(piece)]
+            if 1 < done < len(piece.positions):  # neither multiplies for the first time nor frees for all
+                if id(piece) not in patterns:
+                    patterns[id(piece)] = self._pattern(piece)
+                pattern, start = patterns[id(piece)], len(codes)
+                codes += [code if code > 0 else code - base for code in pattern.codes]
+                for at, region, made in pattern.own:
+                    codes[start + at] = ~(first[region, position] + made)
+                for at, (route, index, nbytes) in pattern.incoming:
+                    codes[start + at] = ~self._taken_over(first, piece, position, route, index, nbytes)
+                gradients += [base + made for made in pattern.gradients]
+                events.count += len(piece.made)
+                continue
             for tick in range(piece.start, piece.end):
                 allocation = allocations[tick]
                 if allocation.raw_nbytes > 0:
@@ -163,6 +191,26 @@ class Unrolled:
                         codes += [~(first[maker.region, at] + maker.made[born]) for at in maker.positions]
             events.count += len(piece.made)
         return gradients
+
+    def _pattern(self, piece: _Piece) -> _Pattern:
+        """What every block of a piece does but the first and the last."""
+        pattern = _Pattern([], [], [], [])
+        codes = pattern.codes
+        for tick in range(piece.start, piece.end):
+            allocation = self._tape.allocations[tick]
+            if allocation.raw_nbytes > 0:
+                if id(allocation) in self._gradients:
+                    pattern.gradients.append(piece.made[tick])
+                codes.append(allocation.raw_nbytes)
+            for region, born in piece.own.get(tick, ()):
+                made = self._block_of[region][piece.positions[0]].made[born]
+                if region != piece.region:
+                    pattern.own.append((len(codes), region, made))
+                codes.append(~made)
+            for taken in piece.incoming.get(tick, ()):
+                pattern.incoming.append((len(codes), taken))
+                codes.append(-1)
+        return pattern
 
     def _taken_over(
         self, first: Mapping[tuple[int, int], int], piece: _Piece, position: int, route: Route, index: int, nbytes: int

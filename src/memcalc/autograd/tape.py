@@ -105,12 +105,13 @@ class TracedBlock:
 
 @dataclass(frozen=True)
 class Ring:
-    """GPUs that share every sequence, among which keys and values go round: how many, which one this is, and whether
-    all are gathered at once or passed on one by one."""
+    """GPUs that share every sequence: how many, which one this is, whether keys and values are gathered at once or
+    passed on one by one, and whether heads are exchanged instead (DeepSpeed-Ulysses)."""
 
     ranks: int
     rank: int
     gathers: bool
+    exchanges_heads: bool = False
 
 
 OUTSIDE_MODULES = "loss outside the model"

@@ -47,7 +47,7 @@ What each of several GPUs holds; --batch stays the micro-batch of one of them.
   --parallel zero1 | zero2             states shared, with zero2 gradients too
   --cpu-offload optimizer,parameters   and those in host memory
   --tensor-parallel-size N             every layer shared, with --sequence-parallel what lies between too
-  --context-parallel-size N            every sequence shared, for long ones
+  --context-parallel-size N            every sequence shared, for long ones; --sequence-parallel-size N is ZeRO's way
   --pipeline-parallel-size N           blocks divided into stages; --expert-parallel-size N spreads experts
 
 The report is for the most loaded rank. memcalc fit says the fewest GPUs that a job fits.

@@ -91,8 +91,9 @@ class Job:
         drawn = self.page_setup(spec, assumptions, teacher) if self.shown.pictured else None
         if drawn is None:
             report = estimate(spec, self.setup, self.gpu, assumptions=assumptions, teacher=teacher)
-            if self.gpu is not None and self.shown.format == "json":  # which pays for what takes more time
-                report = with_needed_bytes(report, spec, self.setup, self.gpu, teacher)
+            if self.gpu is not None:
+                quickly = not self.shown.json  # which pays for what takes more time
+                report = with_needed_bytes(report, spec, self.setup, self.gpu, teacher, quickly=quickly)
         else:
             report = drawn.report
         if report.mixed_lengths is not None and report.gpu is not None and not report.gpu.fits:

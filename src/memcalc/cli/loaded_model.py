@@ -33,7 +33,7 @@ def answer(  # noqa: PLR0913 (the options of three commands)
         if job.teacher is not None:
             raise UsageError(FOR_TRANSFORMERS)
         if (found := describe_pipeline(model, name, job.setup)) is not None:
-            replace(job, setup=found.setup).answer(found.spec, found.assumptions)
+            replace(job, setup=found.setup).answer(found.spec, (*assumptions, *found.assumptions))
             return
         job.show(pipeline_report(model, name, job.setup, job.gpu))
         return

@@ -95,7 +95,8 @@ def _must_be_known(found: "Mapping", request: Request) -> None:
     from memcalc.run_configs.optimizer_names import is_known
 
     given = {*found.setup, *(name for name, value in request.given.items() if value is not None)}
-    if found.mode == "training" and "seq_len" not in given:
+    of_text = found.mode == "training" and found.setup.get("trainer") != "diffusers"
+    if of_text and "seq_len" not in given:
         sentence = next((text for text in found.asked if "--seq-len" in text), None)
         raise UsageError(f"{sentence or 'the sequence length is in none of the files: give --seq-len N'}.")
     optimizer = found.setup.get("optimizer")

@@ -126,9 +126,16 @@ def _method(settings: Mapping[str, Any]) -> str | None:
         return "modelopt"
     if "config_groups" in settings:
         return "compressed-tensors"
+    if not _OF_AWQ.isdisjoint(settings):
+        return "awq"
     if "bits" in settings and "group_size" in settings:
-        return "mlx"
+        return "mlx" if _OF_GPTQ.isdisjoint(settings) else "gptq"
     return None
+
+
+_OF_AWQ = frozenset(("w_bit", "q_group_size", "zero_point"))
+_OF_GPTQ = frozenset(("desc_act", "damp_percent", "true_sequential", "static_groups", "sym"))
+"""Keys that AutoAWQ's and AutoGPTQ's own files have, whose first versions named no method; MLX has none of them."""
 
 
 def _described(method: str, where: str, settings: Mapping[str, Any]) -> Quantization:

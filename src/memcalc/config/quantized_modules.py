@@ -56,6 +56,30 @@ def quantized_modules(stated: Quantization) -> ModuleQuantization:
     return quantization_of
 
 
+_BY_LIST = ("bitsandbytes", "eetq", "quanto", "hqq", "fp8", "fbgemm-fp8", "torchao", "bitnet")
+"""Methods whose list of wide modules replaces Transformers' own one, which names the head (quantizers/base.py)."""
+
+_WITH_HEAD = ("compressed-tensors", "modelopt", "quark")
+"""Methods that quantize every linear layer which their lists do not name, the head too."""
+
+
+def quantizes_head(stated: Quantization) -> bool:
+    """Whether the head of a language model is quantized where no list keeps it wide; one that is tied never is.
+
+    GPTQ says it by `lm_head` (GPTQModel), auto-round by settings of its own; AWQ leaves it out whatever it lists.
+    """
+    settings = stated.settings
+    if stated.method in _BY_LIST:
+        return any(isinstance(settings.get(key), (list, tuple)) for key in SKIPPED)
+    extra = settings.get("extra_config")
+    own = extra.get("lm_head") if isinstance(extra, Mapping) else None
+    return (
+        stated.method in _WITH_HEAD
+        or (stated.method == "gptq" and settings.get("lm_head") is True)
+        or (stated.method == "auto-round" and isinstance(own, Mapping) and (_bits(own) or 16) < 16)
+    )
+
+
 def _listed(settings: Mapping[str, Any]) -> Iterator[str]:
     for key in SKIPPED:
         value = settings.get(key)
@@ -160,6 +184,8 @@ def _in_block(names: tuple[str, ...], settings: Mapping[str, Any]) -> bool:
     """Whether GPTQ quantizes a module: it lies in a block of the decoder, and among those that the config lists."""
     if _TOWER.match(_stripped(names[0])):
         return False
+    if settings.get("lm_head") is True and not any(part.isdigit() for part in names[0].split(".")):
+        return True
     listed = settings.get("modules_in_block_to_quantize")
     if not isinstance(listed, (list, tuple)) or not listed:
         return True
@@ -210,7 +236,7 @@ def _exceptions(stated: Quantization) -> list[tuple[Callable[[tuple[str, ...]], 
     extra = settings.get("extra_config")
     layers = extra if isinstance(extra, Mapping) else settings if stated.method == "mlx" else {}
     for name, own in layers.items():
-        if isinstance(own, Mapping) and "bits" in own and "." in str(name):
+        if isinstance(own, Mapping) and "bits" in own and ("." in str(name) or name == "lm_head"):
             wide = _bits(own) is not None and (_bits(own) or 0) >= 16
             pattern = _Patterns([str(name)], globs=False)
             found.append((pattern.match, None if wide else _with(stated, own, own)))

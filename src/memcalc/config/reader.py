@@ -18,6 +18,9 @@ DEEPEST = 10**5
 DEEPEST_STAGE = 10**3
 """No stage of an image network has more blocks, which are traced one by one."""
 
+_FURTHER_PARTS = ("vision_config", "visual", "audio_config", "audio", "vision_tower_config")
+"""Objects that describe towers beside a decoder; one that nobody asks for would be left out in silence."""
+
 _CHANGING_ATTENTION: Mapping[str, tuple[tuple[str, ...], str]] = {
     "sliding_window": (("use_sliding_window", "layer_types"), "has no sliding window"),
     "num_kv_shared_layers": ((), "has no layers that share their keys and values"),
@@ -74,6 +77,15 @@ class Config:
                 raise ConfigError(
                     f"{self.where} gives {key!r} as {quoted(value)}, but {model_type} {meaning}; remove it, or correct "
                     "'model_type'."
+                )
+
+        for key in _FURTHER_PARTS:
+            part = self.values.get(key)
+            if isinstance(part, Mapping) and part and key not in self.asked:
+                raise ConfigError(
+                    f"{self.where} has a part {key!r}, which {model_type} as memcalc knows it does not have; "
+                    "`memcalc inspect` counts what the model's files hold, and without the part the text model is "
+                    "estimated alone."
                 )
 
     def has(self, key: str) -> bool:

@@ -75,7 +75,12 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
         except MemcalcError:  # such as an option for one GPU, or more ranks than the experts divide by
             return False
 
-    step = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
+    step = (
+        setup.tensor_parallel_size
+        * setup.context_parallel_size
+        * setup.sequence_parallel_size
+        * setup.pipeline_parallel_size
+    )
     if not fits(MOST_GPUS // step):
         return None
     enough = 1

@@ -78,7 +78,7 @@ def estimate(
     steps, layout = traced_steps(job)
     rank = _least_free(job, steps)
     step = steps[rank]
-    if layout.context > 1:
+    if layout.context > 1 and not layout.ulysses:
         steps, layout = {rank: step}, replace(layout, context_rank=rank)
     sweep, found, highest = swept(step.tape)
     phases = {phase: standing_parts(step, phase) for phase in step.phases}

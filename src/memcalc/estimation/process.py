@@ -85,8 +85,11 @@ def process_memory(job: Job) -> tuple[Step, ProcessMemory]:
     return step, process_memory_of(job, step, max(phase_totals(step).values()), layout)
 
 
-def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int | None:
-    """Bytes of the smallest GPU like `gpu` on which a job runs, CUDA context included; None if that is not simulated.
+def needed_bytes(
+    spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None, *, quickly: bool = False
+) -> int | None:
+    """Bytes of the smallest GPU like `gpu` on which a job runs, CUDA context included; None if that is not simulated,
+    and with `quickly` where it takes longer than the answer.
 
     Raises MemcalcError.
     """
@@ -97,13 +100,15 @@ def needed_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | N
     if setup.allocator_reserve is not None or not_simulated(step, setup, gpu) is not None:
         return None
     memory = ProcessMemory.for_job(step.input_bytes, setup, gpu, 0, communicators(layout))
-    return needed(spec, step, gpu, teacher) + memory.context + memory.nccl
+    least = needed(spec, step, gpu, teacher, quickly=quickly)
+    return None if least is None else least + memory.context + memory.nccl
 
 
 def with_needed_bytes(
-    report: Report, spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None
+    report: Report, spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None, *, quickly: bool = False
 ) -> Report:
-    """The report of a job with the smallest memory on which it runs, for which it is simulated some ten times more."""
+    """The report of a job with the smallest memory on which it runs, for which it is simulated some five times more."""
     assert report.gpu is not None
-    found = report.gpu.model_copy(update={"needed_bytes": needed_bytes(spec, setup, gpu, teacher)})
+    least = needed_bytes(spec, setup, gpu, teacher, quickly=quickly)
+    found = report.gpu.model_copy(update={"needed_bytes": least})
     return report.model_copy(update={"gpu": found})

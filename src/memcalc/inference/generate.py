@@ -21,8 +21,10 @@ from memcalc.nn.kv_cache import Cache
 from memcalc.nn.model import IMAGES, Network, checked_sides
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.setup.defaults import DEFAULT_SEQ_LEN
+from memcalc.setup.sentences import NO_VIDEO
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import INT64
+from memcalc.training.input_sizes import with_frames
 from memcalc.training.micro_batch import micro_batch
 from memcalc.training.traced_step import PLAIN, Step, Tracing
 
@@ -58,6 +60,7 @@ def generate(
     model = model or served_model(spec, setup)
     network = model.network
     _check_reads_text(spec, model)
+    frames, setup = setup.num_frames, with_frames(network, setup)
     length = _length(network, setup)
     if _is_a_graph_of_llama_cpp(model, setup):
         from memcalc.inference.llama_cpp.run import llama_cpp_step
@@ -66,9 +69,7 @@ def generate(
     refuse_llama_cpp_options(setup, spec.model_type)
     model = replace(model, engine=as_released(model.engine, setup, model.gpu, length))
     engine = model.engine
-    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
-    tape.device = tracing.device
-    tape.grad_enabled = tape.dropout_enabled = False
+    tape = _new_tape(recorder, tracing)
     tape.run = run = RunContext(
         attention=_attention(model, setup),
         training=False,
@@ -125,9 +126,18 @@ def generate(
         resolved_options={
             **model.resolved_options,
             "gpu_memory_utilization": setup.gpu_memory_utilization or engine.utilization,
+            "num_frames": frames,
         },
         notes=tuple(notes),
     )
+
+
+def _new_tape(recorder: Recorder | None, tracing: Tracing) -> Tape:
+    """A tape on which no gradient is asked for and nothing is dropped."""
+    tape = Tape(phase="prefill") if recorder is None else recorder.new_tape("prefill")
+    tape.device = tracing.device
+    tape.grad_enabled = tape.dropout_enabled = False
+    return tape
 
 
 def _check_reads_text(spec: ModelSpec, model: ServedModel) -> None:
@@ -162,7 +172,9 @@ def _attention(model: ServedModel, setup: InferenceSetup) -> str:
 
 
 def _length(network: Network, setup: InferenceSetup) -> int:
-    """Tokens of the prompt. Raises UsageError for sides of images that the model does not take."""
+    """Tokens of the prompt. Raises UsageError for a video or sides of images that the model does not take."""
+    if setup.num_frames is not None:
+        raise UsageError(NO_VIDEO)
     image = checked_sides(network, setup.image)
     usual = network.default_length or DEFAULT_SEQ_LEN
     return setup.seq_len or usual + network.image_tokens(setup.images_per_sequence, image)

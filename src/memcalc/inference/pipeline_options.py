@@ -7,7 +7,6 @@ from memcalc.inference.component_offload import MOVED_BY_BLOCK
 from memcalc.inference.pipeline_components import described, names
 from memcalc.models.registry import autoencoders
 from memcalc.models.spec import ModelSpec
-from memcalc.setup.sentences import VIDEO_AS_IMAGES
 from memcalc.setup.setup import InferenceSetup
 
 OF_PIPELINES = (
@@ -54,7 +53,7 @@ def refuse_pipeline_options(spec: ModelSpec, setup: InferenceSetup) -> None:
         silent = silent and not (name == "condition_images" and value)
         if name in setup.model_fields_set and value is not None and not silent:
             if name == "num_frames" and "vision_config" in spec.config:
-                raise UsageError(VIDEO_AS_IMAGES)
+                continue  # the model says whether it reads videos
             raise UsageError(f"{option_name(name)} is for diffusion pipelines, which this model is not; leave it out.")
 
 

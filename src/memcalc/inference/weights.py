@@ -23,6 +23,7 @@ from memcalc.parallel.tensor_parallel import proportional_bytes
 from memcalc.setup.setup import InferenceSetup
 from memcalc.tables.dtypes import ALIASES, short
 from memcalc.tables.engines import Engine
+from memcalc.tables.served_formats import does_not_load
 from memcalc.tables.stated_formats import ModuleFormat, module_formats, stated_format, unknown_layout
 from memcalc.tables.weight_formats import WeightFormat, asked_format
 
@@ -127,12 +128,17 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
                 f"quantization {stated.method!r} is not known: weights are counted as they are stored",
             ),
         )
+    unloaded = does_not_load(setup.engine, stated.method)
+    if unloaded is not None and setup.engine not in ("transformers", "transformers-static"):  # nobody chose these
+        raise UsageError(f"{unloaded}; change --engine, or take the model that it was made from.")
     lines = [
         Assumption(
             "weights_quantization",
             f"weights quantized as {stated.where} of the config says: {stated}{_bits_note(stated, form)}",
         )
     ]
+    if unloaded is not None:
+        lines.append(Assumption("engine_does_not_load", f"{unloaded}: these are the weights as they are stored"))
     if form.only_experts:
         lines.append(
             Assumption(
@@ -223,11 +229,12 @@ def weights_by_device(
 
 
 def _is_quantized(weight: NamedWeight, form: WeightFormat) -> bool:
-    """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms, biases and head stay wide."""
+    """Whether a weight is a matrix of a linear layer or of experts; embeddings, norms and biases stay wide."""
     if isinstance(weight.owner, ExpertWeights):
         return form.experts and len(weight.parameter.shape) == 3
     linear = isinstance(weight.owner, (Linear, Conv1D)) and len(weight.parameter.shape) == 2
-    return linear and not form.only_experts and weight.parameter.group not in ("LM head", "head", "embedding")
+    wide = ("head", "embedding") if form.head else ("LM head", "head", "embedding")
+    return linear and not form.only_experts and weight.parameter.group not in wide
 
 
 def _as_matrix(weight: NamedWeight) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import PrivateAttr
 
@@ -63,6 +63,22 @@ class Report(schema.Report):
 
         check_choice("unit", unit, ("GiB", "GB"))
         return markdown.render(self, unit)
+
+    def with_needed_bytes(self) -> Self:
+        """This report with `gpu.needed_bytes`, the smallest memory on which the job runs.
+
+        The job is simulated some five times more for that. Null remains where the allocator is not simulated, and
+        where no GPU was named. Raises UsageError where the report is not one that `estimate` gave.
+        """
+        from memcalc.estimation.process import needed_bytes
+        from memcalc.tables.gpus import find_gpu
+
+        job = self._known_job()
+        if self.gpu is None or job.gpu is None:
+            return self
+        gpu = find_gpu(job.gpu) if isinstance(job.gpu, str) else job.gpu
+        least = needed_bytes(job.spec, job.setup, gpu, job.teacher)
+        return self.model_copy(update={"gpu": self.gpu.model_copy(update={"needed_bytes": least})})
 
     def timeline(self, *, samples: int = 400) -> "Timeline":
         """The memory of the step over time: of each of `samples` equal pieces the fullest moment.

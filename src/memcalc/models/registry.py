@@ -7,6 +7,7 @@ from importlib import import_module
 from memcalc.common.escaping import quoted
 from memcalc.errors import UnknownFamilyError, close_matches
 from memcalc.models.family import Family
+from memcalc.tables.linear_attention import why_not
 
 _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     "decoders": {
@@ -54,6 +55,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "gptj": ("codegen", "gptj"),
         "minicpm3": ("minicpm3",),
         "mpt": ("mpt",),
+        "nemotron_nas": ("nemotron-nas",),
         "xglm_biogpt": ("biogpt", "xglm"),
         "gpt_neox_phi": ("gpt_neox", "persimmon", "phi", "phi-msft"),
         "opt": ("opt",),
@@ -112,6 +114,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "encoder_decoders": {
         "t5": ("t5", "mt5", "umt5"),
+        "switch_transformers": ("switch_transformers",),
         "t5gemma": ("t5gemma",),
         "bart": ("bart", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "pegasus", "plbart"),
     },
@@ -244,6 +247,9 @@ def family(model_type: str) -> Family:
     """The family of this exact `model_type`. Raises UnknownFamilyError, which names the close matches."""
     file = _FILE_OF.get(model_type) or _UNLISTED.get(model_type)
     if file is None:
+        why = why_not(model_type)
+        if why is not None:
+            raise UnknownFamilyError(why)
         near = close_matches(model_type, _FILE_OF) or ";"
         raise UnknownFamilyError(
             f"no family describes model_type {quoted(model_type)}{near} `memcalc families` lists the known ones, and "

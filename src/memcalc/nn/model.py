@@ -149,6 +149,10 @@ class Network(Module):
     """What the model takes if it takes no text, for messages."""
     any_sides = False
     """Images may have any height and width; the model's processor does not make them square."""
+    frames_per_image: int | None = None
+    """How many frames of a video the model reads as one image; None where it reads none, or reads them otherwise."""
+    limits_whole_videos = False
+    """Whether its processor's limits of pixels are those of all frames together."""
     resizable_input = False
     """Images may have any size, whatever the config says."""
     length_unit: str = ""

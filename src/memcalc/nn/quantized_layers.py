@@ -158,7 +158,7 @@ def _name_of(form: WeightFormat | None) -> str | None:
 def quantize(
     network: Module, form: WeightFormat, compute: DType, format_of: ModuleFormat | None = None, stated: str = ""
 ) -> None:
-    """Put every linear layer of `network` but its head into `form`, or into what `format_of` says.
+    """Put every linear layer of `network` into `form`, or into what `format_of` says; its head where the form says so.
 
     Raises UsageError where there is none; ConfigError where the config says so, under the key `stated`.
     """
@@ -167,7 +167,7 @@ def quantize(
     quantized = False
     for site in found:
         own = form if format_of is None else format_of(site.name)
-        if site.module is head or own is None or not is_quantizable(site.module, own):
+        if own is None or (site.module is head and not own.head) or not is_quantizable(site.module, own):
             continue
         quantized = True
         layer = site.module
@@ -189,7 +189,7 @@ def quantize(
 
 
 def is_quantizable(module: Module, form: WeightFormat) -> bool:
-    """Whether the weights of a module are put into `form`, unless it is the head of a language model."""
+    """Whether the weights of a module are put into `form`; see `quantize` for the head of a language model."""
     if isinstance(module, Experts):
         return form.experts
     return not form.only_experts and isinstance(module, (Linear, Conv1D)) and module.weight.group not in _WIDE

@@ -3,6 +3,7 @@
 Each says what it makes, what it saves for backward, and what its backward allocates, in order.
 """
 
+from memcalc.ops.all_to_all import all_to_all
 from memcalc.ops.chunked_divergence import chunked_divergence
 from memcalc.ops.chunked_logprob import chunked_log_probs, fused_log_probs
 from memcalc.ops.clamp import (
@@ -127,6 +128,7 @@ __all__ = [
     "add_scalar",
     "add_view_",
     "addmm",
+    "all_to_all",
     "as_many",
     "autograd_function",
     "avg_pool2d",

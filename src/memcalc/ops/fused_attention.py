@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
         value, key, query = cached_cast(value), cached_cast(key), cached_cast(query)
     call = _call(query, key, value, mask, dropout if tape.dropout_enabled else 0.0, is_causal)
     kernel = choose_kernel(call, tape.device or TRACKERS_DEVICE)
-    if tape.ring is not None:
+    if tape.ring is not None and not tape.ring.exchanges_heads:
         return ring_attention(query, key, value, call, kernel)
     if kernel == "flash" and call.dim % 8:
         return _padded_flash(query, key, value, call)

@@ -34,6 +34,7 @@ _BELONGS: Mapping[str, tuple[Parallel, ...]] = {
     **{name: _ZERO for name in ParallelOptions.model_fields if name.startswith("zero_")},
     **{name: ("zero3",) for name in ParallelOptions.model_fields if name.startswith("zero_stage3_")},
     "zero_sub_group_size": ("zero3",),
+    "zero_hpz_partition_size": ("zero3",),
     "zero_round_robin_gradients": ("zero1", "zero2"),
 }
 """The engines that have an option."""
@@ -50,6 +51,7 @@ _PIPELINED = (
 _SIZES = {
     "tensor": "tensor_parallel_size",
     "context": "context_parallel_size",
+    "sequence": "sequence_parallel_size",
     "pipeline": "pipeline_parallel_size",
     "expert": "expert_parallel_size",
 }
@@ -60,9 +62,9 @@ _AXES: Mapping[Parallel, tuple[str, ...]] = {
     "ddp": ("pipeline",),
     "fsdp2": ("tensor", "context", "pipeline", "expert"),
     "fsdp1": (),
-    "zero1": (),
-    "zero2": (),
-    "zero3": (),
+    "zero1": ("sequence",),
+    "zero2": ("sequence",),
+    "zero3": ("sequence",),
     "megatron": ("tensor", "pipeline"),
 }
 """Axes that may stand beside each engine's data parallel."""
@@ -79,8 +81,8 @@ def offloaded(setup: TrainingSetup) -> tuple[Offloaded, ...]:
     return tuple(what for what in get_args(Offloaded) if what in names)
 
 
-def refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
-    """What an engine does not have, or what has no effect."""
+def refused(setup: TrainingSetup, engine: Parallel, shards: int) -> Iterator[str]:
+    """What an engine whose weights `shards` ranks share does not have, or what has no effect."""
     for name, engines in _BELONGS.items():
         if name in setup.model_fields_set and engine not in engines:
             option = f"--{name.replace('_', '-')}"
@@ -116,6 +118,11 @@ def refused(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
         yield (
             "ZeRO-3 does not shard weights that bitsandbytes or a packed format holds; leave out --quantization, or "
             "use --parallel zero2."
+        )
+    if (setup.zero_hpz_partition_size or 1) > 1 and shards % (setup.zero_hpz_partition_size or 1):
+        yield (
+            f"--zero-hpz-partition-size {setup.zero_hpz_partition_size} does not divide the {shards} GPUs that share "
+            "the weights; change it."
         )
     in_backward = setup.optimizer_in_backward or optimizer(setup.optimizer).in_backward
     if engine != "none" and in_backward:
@@ -191,6 +198,8 @@ def _of_objective(setup: TrainingSetup, engine: Parallel) -> Iterator[str]:
 
 def _of_context(setup: TrainingSetup) -> Iterator[str]:
     """What ranks that share a sequence do not have."""
+    if setup.sequence_parallel_size > 1:
+        yield from _of_ulysses(setup)
     size = setup.context_parallel_size
     if size == 1:
         if "context_parallel_rotate_method" in setup.model_fields_set:
@@ -222,6 +231,23 @@ def _of_context(setup: TrainingSetup) -> Iterator[str]:
         )
     if setup.objective != "sft":
         yield f"--context-parallel-size is described for --objective sft only, not for {setup.objective}; leave it out."
+
+
+def _of_ulysses(setup: TrainingSetup) -> Iterator[str]:
+    """What ranks that share a sequence and exchange heads do not have."""
+    size, length = setup.sequence_parallel_size, setup.seq_len or DEFAULT_SEQ_LEN
+    if length % size:
+        yield f"--sequence-parallel-size {size} does not divide sequences of {length} tokens; change --seq-len."
+    if setup.padding_mask or setup.packing or setup.attention != "sdpa":
+        yield (
+            "--sequence-parallel-size attends with sdpa and without masks; leave out --padding-mask, --packing and "
+            "--attention."
+        )
+    if setup.objective != "sft" or setup.trainer_used == "trl":
+        yield (
+            "--sequence-parallel-size is described for --objective sft in a plain loop and under Hugging Face Trainer; "
+            "leave out --objective and --trainer trl, or --sequence-parallel-size."
+        )
 
 
 def _of_pipeline(setup: TrainingSetup) -> Iterator[str]:

@@ -61,14 +61,17 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None, fre
         for sentence in beside_device_map(setup):
             raise UsageError(sentence)
         return ParallelSetup(device_map=device_map)
-    ranks = setup.tensor_parallel_size * setup.context_parallel_size * setup.pipeline_parallel_size
+    context = setup.context_parallel_size * setup.sequence_parallel_size
+    ranks = setup.tensor_parallel_size * context * setup.pipeline_parallel_size
     data = _data(setup, ranks)
     copies = data * setup.data_parallel_replicas
-    default: Parallel = "fsdp2" if setup.context_parallel_size > 1 else "ddp" if copies > 1 else "none"
+    default: Parallel = "ddp" if copies > 1 else "none"
+    if context > 1:
+        default = "zero3" if setup.sequence_parallel_size > 1 else "fsdp2"
     engine = setup.parallel or default
-    for sentence in refused(setup, engine):
+    for sentence in refused(setup, engine, data * context):
         raise UsageError(sentence)
-    if copies * setup.context_parallel_size == 1 and engine in (*FSDP, "ddp"):
+    if copies * context == 1 and engine in (*FSDP, "ddp"):
         engine = "none"  # nothing is shared: the single GPU, to the byte (DeepSpeed and Megatron keep master copies)
     if engine == "none" and copies > 1:
         raise UsageError(f"--parallel none leaves {copies} ranks with batches of their own; use ddp, or fewer --gpus.")
@@ -84,7 +87,8 @@ def layout_of(setup: TrainingSetup, config: Mapping[str, Any] | None = None, fre
         tensor=setup.tensor_parallel_size,
         sequence=setup.sequence_parallel,
         loss_parallel=setup.loss_parallel,
-        context=setup.context_parallel_size,
+        context=context,
+        ulysses=setup.sequence_parallel_size > 1,
         gathers_keys=setup.context_parallel_rotate_method == "allgather",
         pipeline=setup.pipeline_parallel_size,
         expert=setup.expert_parallel_size,

@@ -26,6 +26,7 @@ class ZeroOptions:
     stage3_max_live_parameters: int = 1_000_000_000
     stage3_param_persistence_threshold: int = 100_000
     stage3_prefetch_bucket_size: int = 50_000_000
+    hpz_partition_size: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ class ParallelSetup:
     """The one of them that is traced."""
     gathers_keys: bool = True
     """Whether they gather all keys and values at once, instead of passing them on."""
+    ulysses: bool = False
+    """Whether they exchange heads in attention instead (DeepSpeed-Ulysses)."""
     pipeline: int = 1
     expert: int = 1
     expert_imbalance: float = 1.0

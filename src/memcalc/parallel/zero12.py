@@ -54,7 +54,7 @@ class ZeroOneTwo(Engine):
         trained = {id(p) for p in self.parameters if leaf(p) is not None}
         self.flat = [p for p in in_model_order(job.network, set()) if id(p) in trained]
         self.dtype = self.flat[0].dtype if self.flat else job.compute
-        self.partition = Partition([p.numel for p in self.flat], job.layout.data, self.options.round_robin_gradients)
+        self.partition = Partition([p.numel for p in self.flat], job.layout.shards, self.options.round_robin_gradients)
         self.indices: dict[int, list[int]] = {}
         for index, parameter in enumerate(self.flat):
             self.indices.setdefault(id(parameter), []).append(index)
@@ -79,6 +79,7 @@ class ZeroOneTwo(Engine):
             overlap=self.overlap,
             clears=self.partitions_gradients,
             offloads=self.offloads,
+            widens=self.layout.ulysses,
         )
 
     def _arrived(self, parameter: Parameter, node: AccumulateGrad) -> None:
@@ -101,8 +102,8 @@ class ZeroOneTwo(Engine):
     def backward_over(self) -> None:
         """The epilogue: reduce what waits; without overlap stage 1 reduces everything only now."""
         whole = self.partition.padded * self.dtype.itemsize
-        traffic.reduce(self.tape, whole, self.layout.data, last=not self.partitions_gradients)
-        self.tape.send(traffic.ALL_GATHER, whole * (self.layout.data - 1) // self.layout.data, last=True)
+        traffic.reduce(self.tape, whole, self.layout.shards, last=not self.partitions_gradients)
+        self.tape.send(traffic.ALL_GATHER, whole * (self.layout.shards - 1) // self.layout.shards, last=True)
         if self.bucket is None:
             return
         one_by_one = all(parameter.copies == 1 for parameter in self.flat) and not self.job.accumulates

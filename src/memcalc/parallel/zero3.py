@@ -21,7 +21,7 @@ from memcalc.optim.weight import SCALAR, Weight
 from memcalc.parallel import traffic
 from memcalc.parallel.engine import Engine, Job, Part, leaf, same_modules, see_weights
 from memcalc.parallel.zero3_coordinator import Coordinator, Recorded
-from memcalc.parallel.zero3_shards import REDUCE_STREAM, Sharded
+from memcalc.parallel.zero3_shards import REDUCE_STREAM, SECONDARY, Sharded
 from memcalc.parallel.zero3_submodules import Submodule
 from memcalc.parallel.zero_bucket import LOSSES
 from memcalc.tables.dtypes import FP32, short
@@ -48,8 +48,10 @@ class Zero3(Engine):
         self.options = job.layout.zero
         self.offloads = "optimizer" in job.layout.offload
         self.offloads_params = "parameters" in job.layout.offload
-        self.ranks = job.layout.data
+        self.ranks = job.layout.shards
         self.dtype = self.parameters[0].dtype if self.parameters else job.compute
+        self.communicated = FP32 if job.layout.ulysses else self.dtype
+        """The dtype of the bucket (`seq_parallel_communication_data_type` with several ranks in a sequence)."""
         self.recorded: Recorded | None = None
         self.drops_small = False
         """Whether no trace is complete in backward, so that even small weights are freed after their use."""
@@ -134,7 +136,7 @@ class Zero3(Engine):
         """Interleave the gradients by rank, reduce them, and add this rank's part to its shard of the gradients."""
         if not self.waiting:
             return
-        itemsize = self.dtype.itemsize
+        itemsize = self.communicated.itemsize
         flat: list[Storage] = []
         traffic.scatter(self.tape, self.elements * itemsize, self.ranks)
         shards = [shard for shard, _ in self.waiting]
@@ -144,6 +146,8 @@ class Zero3(Engine):
             padding = [self._new(n * itemsize) for shard in shards for n in shard.padding]
             flat.append(self._new(sum(shard.chunk for shard in shards) * self.ranks * itemsize))
             del padding
+        if self.communicated is not self.dtype:
+            flat += [self._new(shard.chunk * self.dtype.itemsize) for shard in shards]
         for shard, held in self.waiting:
             if self.offloads:
                 self._to_host(shard)
@@ -204,13 +208,15 @@ class Zero3(Engine):
     def buffers(self, phase: str) -> Iterator[Part]:
         """The bucket, small weights that stay gathered but for the step, and the norm of the step before."""
         if self.chunks:
-            yield BUCKET, rounded(self.options.reduce_bucket_size * self.dtype.itemsize)
+            yield BUCKET, rounded(self.options.reduce_bucket_size * self.communicated.itemsize)
         if phase != "step" and not self.drops_small:
             yield "small weights that stay gathered", self._persistent()
         if not self.offloads:
             yield NORMS, SCALAR * (2 + len(self.sub_groups()) * (phase == "step"))
         elif phase == "step":
             yield NORMS, SCALAR * len(self.chunks) + max(self._persistent(), _SUMMING * SCALAR)
+        if phase == "step" and self.options.hpz_partition_size > 1:
+            yield SECONDARY, sum(shard.secondary * shard.parameter.copies for shard in self.sharded.values())
         if phase == "backward":
             yield "scaled loss", LOSSES * SCALAR
 

@@ -16,6 +16,7 @@ from memcalc.nn.module import Parameter
 from memcalc.parallel.setup import ZeroOptions
 
 GATHERED = "gathered weights (ZeRO-3)"
+SECONDARY = "second shards (ZeRO++)"
 
 GATHER_STREAM = 1
 """The stream of gathered weights, where communication overlaps."""
@@ -63,6 +64,9 @@ class Sharded:
         self.on_host = on_host
         self.chunk = -(-self.numel // ranks)
         """Elements of each rank's part, padding included."""
+        self.secondary = rounded(self.chunk * ranks // options.hpz_partition_size * parameter.dtype.itemsize)
+        """Bytes of the second copy's part, where there is one (`ds_secondary_tensor` of ZeRO++)."""
+        self.has_secondary = options.hpz_partition_size == 1
         self.persists = self.numel <= options.stage3_param_persistence_threshold
         self.available = self.persists
         self.fixed = self.persists
@@ -103,7 +107,10 @@ class Sharded:
         tape.keep(made)
 
     def free(self, tape: Tape) -> None:
-        """Take it away."""
+        """Take it away; the first time after an optimizer's step the second copy is made of it."""
+        if not self.has_secondary:
+            tape.keep(tape.allocate(self.secondary, WEIGHTS, SECONDARY))
+            self.has_secondary = True
         storage = self.parameter.storage
         if storage is not self.sharded:
             self.parameter.storage = self.sharded

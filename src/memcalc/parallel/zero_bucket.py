@@ -62,8 +62,13 @@ class Partition:
         return parts
 
 
+WIDE = 4
+"""Bytes of an element of gradients that are reduced in fp32."""
+
+
 class Bucket:
-    """Gradients that wait to be reduced. `clears`: those of other ranks go when they are reduced (stage 2)."""
+    """Gradients that wait to be reduced. `clears`: those of other ranks go when they are reduced (stage 2); `widens`:
+    they are reduced in fp32."""
 
     def __init__(  # noqa: PLR0913 (DeepSpeed's switches)
         self,
@@ -75,9 +80,11 @@ class Bucket:
         overlap: bool,
         clears: bool,
         offloads: bool,
+        widens: bool = False,
     ) -> None:
         self.memory, self.partition, self.options, self.itemsize = memory, partition, options, itemsize
         self.overlap, self.clears, self.offloads = overlap, clears, offloads
+        self.widens = widens and itemsize < WIDE
         self.stream = REDUCTION if overlap else 0
         self.limit = options.reduce_bucket_size
         self.buffers: list[object] = []
@@ -152,7 +159,7 @@ class Bucket:
         for position, numel in enumerate(sizes):
             waiting.append(numel)
             if sum(waiting) > limit or position == len(sizes) - 1:
-                if len(waiting) > 1:
-                    copy = self.memory.new(rounded(sum(waiting) * self.itemsize), self.stream)
-                    del copy
+                copy = self.memory.new(rounded(sum(waiting) * self.itemsize), self.stream) if len(waiting) > 1 else None
+                wide = self.memory.new(rounded(sum(waiting) * WIDE), self.stream) if self.widens else None
+                del copy, wide
                 waiting = []

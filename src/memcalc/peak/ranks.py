@@ -70,7 +70,7 @@ def traced_ranks(
 
     The first stage holds most micro-batches, the last one the logits: unless all are asked for, the others hold less.
     """
-    if layout.context > 1:  # the first holds more after attention, the later ones more within it
+    if layout.context > 1 and not layout.ulysses:  # the first holds more after attention, the later ones more within it
         ranks = {0, max(layout.context - 2, 0), layout.context - 1}
         return {rank: trace(spec, setup, layout=replace(layout, context_rank=rank), teacher=teacher) for rank in ranks}
     if layout.device_map is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
-from memcalc.render.captions import assumption_lines, pooled, served, shown_parts, trained, workload
+from memcalc.render.captions import assumption_lines, needs, pooled, served, shown_parts, trained, workload
 from memcalc.render.cluster_lines import cluster_lines as _of_cluster
 from memcalc.render.styles import Line, Span
 from memcalc.render.terminal_text import cells, clip, left, right, visible, wrap
@@ -229,6 +229,8 @@ class _Box:
             length = f" at {self.report.setup['seq_len']:,} tokens" if self._is_default_length() else ""
             style = "bold green" if gpu.fits else "bold red"
             yield "GPU", f"{gpu.name}: {fits if gpu.fits else not_fits}{length}", style
+            if least := needs(self.report, self.unit):
+                yield "", least, ""
         if (serving := self.report.serving) is not None:
             yield "SERVES", served(self.report), ""
             if serving.engine_reserved_bytes > peak.process_bytes:

@@ -25,6 +25,14 @@ def shown_parts(parts: Sequence[Part]) -> list[tuple[str, int]]:
     return shown
 
 
+def needs(report: Report, unit: Unit) -> str | None:
+    """What a GPU needs for the job, where the allocator was simulated for that."""
+    if report.gpu is None or report.gpu.needed_bytes is None:
+        return None
+    size = format_bytes(report.gpu.needed_bytes, unit)
+    return f"needs {size} of GPU memory: the smallest on which this runs"
+
+
 ALWAYS = ("no_padding", "cuda_context", "cublas_workspace", "allocator_reserve", "allocator_simulated")
 """Codes of what is assumed in about every run."""
 

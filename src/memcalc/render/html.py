@@ -10,7 +10,7 @@ from html import escape
 
 from memcalc.render import box, styles
 from memcalc.render.areas import Areas, common_top, shown_name
-from memcalc.render.captions import assumption_lines, served, trained, workload
+from memcalc.render.captions import assumption_lines, needs, served, trained, workload
 from memcalc.render.html_picture import Picture
 from memcalc.render.html_tables import Tables, scrolled
 from memcalc.render.page_setup import Setup
@@ -123,6 +123,8 @@ class _Page:
             room, total = self._size(abs(gpu.free_bytes)), self._size(gpu.usable_bytes)
             said = f"✓ fits, {room} of {total} free" if gpu.fits else f"✗ does not fit, {room} more than its {total}"
             yield f'<p class="{"ok" if gpu.fits else "no"}"><b>{escape(visible(gpu.name))}: {said}</b></p>'
+            if least := needs(report, self.unit):
+                yield f'<p class="m">{escape(least)}</p>'
         if report.serving is not None:
             yield f"<p>Serves {escape(visible(served(report)))}.</p>"
         yield "</header>"

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from memcalc.render.captions import assumption_lines, pooled, served, trained, workload
+from memcalc.render.captions import assumption_lines, needs, pooled, served, trained, workload
 from memcalc.render.terminal_text import visible
 from memcalc.report.schema import Report
 from memcalc.units import Unit, format_bytes, format_count
@@ -38,6 +38,8 @@ def _lines(report: Report, unit: Unit) -> Iterator[str]:
     if gpu is not None:
         room = format_bytes(abs(gpu.free_bytes), unit)
         yield f"{quoted(gpu.name)}: {f'fits, {room} free' if gpu.fits else f'does not fit, {room} too much'}."
+        if least := needs(report, unit):
+            yield f"It {least}."
     if report.serving is not None:
         yield f"Serves {served(report)}."
         if report.serving.pool is not None:

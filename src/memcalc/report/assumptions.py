@@ -11,6 +11,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.report.host_memory import in_host_memory
 from memcalc.report.unused_options import idle
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
+from memcalc.training.input_sizes import with_frames
 from memcalc.training.traced_step import Step
 
 _DEFAULTS = {
@@ -136,12 +137,14 @@ def _padding(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assu
 
 def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assumption]:
     """What stands for images among the tokens, where the user did not say all of it."""
+    frames = setup.num_frames
+    setup = with_frames(step.network, setup)
     picture = setup.image
     side = step.network.image_side(picture)
     if side is None or not setup.images_per_sequence:
         return
     asked = isinstance(picture, ImageSides)
-    if not asked and {"images_per_sequence", "image_size"} <= setup.model_fields_set:
+    if frames is None and not asked and {"images_per_sequence", "image_size"} <= setup.model_fields_set:
         return
     size = f"{picture.width} x {picture.height}" if isinstance(picture, ImageSides) else f"{side} x {side}"
     if not step.network.reads_text:
@@ -149,6 +152,8 @@ def images(setup: TrainingSetup | InferenceSetup, step: Step) -> Iterator[Assump
         return
     tokens = step.network.image_tokens(setup.images_per_sequence, picture)
     several = "an image" if setup.images_per_sequence == 1 else f"{setup.images_per_sequence} images"
+    if frames is not None:
+        several = f"{frames} frames, read as {several}"
     took = f"{tokens} token{'' if tokens == 1 else 's'}"
     yield Assumption(
         "images", f"{several} of {size} pixels in each sequence: {took} (--images-per-sequence, --image-size)"

@@ -28,6 +28,12 @@ _AXES = {
 }
 
 
+def _axes(layout: ParallelSetup) -> dict[str, int]:
+    """The axes that are used, in words, with their sizes."""
+    words = {**_AXES, "context": "sequence parallel"} if layout.ulysses else _AXES
+    return {words[name]: size for name in words if (size := getattr(layout, name)) > 1}
+
+
 def cluster(setup: TrainingSetup | InferenceSetup, layout: ParallelSetup, rank: int, step: Step) -> Cluster:
     """The layout, what one step takes in, and what a rank sends and keeps on its host."""
     if layout.device_map is not None:
@@ -39,7 +45,7 @@ def cluster(setup: TrainingSetup | InferenceSetup, layout: ParallelSetup, rank: 
     host = sum(nbytes for _, nbytes in step.engine.host()) if step.engine is not None else 0
     return Cluster(
         gpus=layout.gpus,
-        axes={words: size for name, words in _AXES.items() if (size := getattr(layout, name)) > 1},
+        axes=_axes(layout),
         parallel=layout.engine,
         pipeline_rank=rank if layout.pipeline > 1 else None,
         sequences_per_step=sequences,
@@ -74,7 +80,7 @@ def _one_process(setup: TrainingSetup | InferenceSetup, layout: ParallelSetup, r
 def _served(setup: InferenceSetup, layout: ParallelSetup, rank: int, step: Step) -> Cluster:
     """What is said of a serving engine."""
     copies = setup.data_parallel_size or 1
-    axes = {words: size for name, words in _AXES.items() if (size := getattr(layout, name)) > 1}
+    axes = _axes(layout)
     if setup.enable_dp_attention and copies > 1:
         axes["data parallel attention"] = copies
     sequences = setup.batch * copies
@@ -124,7 +130,9 @@ def rank_peaks(steps: Mapping[int, Step], layout: ParallelSetup) -> Iterator[Ran
         yield RankPeak(
             pipeline_rank=rank if layout.pipeline > 1 else None,
             gpu=None if layout.device_map is None else rank,
-            count=1 if layout.device_map is not None else layout.gpus // (layout.pipeline * layout.context),
+            count=1
+            if layout.device_map is not None
+            else layout.gpus // (layout.pipeline * (1 if layout.ulysses else layout.context)),
             model_weights_bytes=rows[WEIGHTS],
             optimizer_states_bytes=rows[OPTIMIZER],
             gradients_bytes=rows[GRADIENTS],
@@ -150,7 +158,13 @@ def assumed_of_cluster(
     yield Assumption(
         "most_loaded_gpu", f"{layout.gpus} GPUs ({axes or 'one rank each'}): the report is for the most loaded one"
     )
-    if layout.context > 1:
+    if layout.ulysses:
+        yield Assumption(
+            "sequence_parallel",
+            "sequence parallel as DeepSpeed-Ulysses runs it for Accelerate (sp_backend deepspeed): heads are exchanged "
+            "in attention, weights are shared by ZeRO over those ranks too",
+        )
+    elif layout.context > 1:
         yield Assumption(
             "context_parallel",
             f"context parallel as torch's context_parallel and Accelerate run it: rank {layout.context_rank} of each "

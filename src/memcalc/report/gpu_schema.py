@@ -22,7 +22,7 @@ class GpuFit(Contract):
         default=None,
         description="The smallest memory of such a GPU on which the job runs, CUDA context included: where it is full, "
         "cached segments go back and the allocator tries again. Exact to 0.1 %; null where the allocator is not "
-        "simulated, and where only --json finds it: in reports of the library.",
+        "simulated; in the library `with_needed_bytes()` finds it.",
     )
 
     @classmethod

@@ -215,7 +215,7 @@ def _mesh(values: dict[str, Any], found: Sharding, where: str) -> None:
                 sizes[name.removesuffix("_size")] = whole(value)
             except ValueError:
                 raise ConfigError(f"{key} in {where} needs a whole number: correct it.") from None
-    for name, option in (("tp", our.TENSOR_PARALLEL), ("cp", our.CONTEXT_PARALLEL), ("sp", our.CONTEXT_PARALLEL)):
+    for name, option in (("tp", our.TENSOR_PARALLEL), ("cp", our.CONTEXT_PARALLEL), ("sp", our.SEQUENCE_PARALLEL_SIZE)):
         if sizes.get(name, 1) > 1:
             found.sizes[option] = sizes[name]
     if sizes.get("dp_replicate", 1) > 1:

@@ -46,17 +46,13 @@ def loss_and_kernels(keys: Keys, found: Sharding, objective: str, lora: bool) ->
     on = [name for name, value in parts.items() if value]
     fused, plain = keys.get("liger_fused_linear_cross_entropy"), keys.get("liger_cross_entropy")
     if "LigerPlugin" in plugins:
-        if {"liger_rope", "liger_rms_norm", "liger_glu_activation"} <= set(on):
-            out.take(
-                our.KERNELS,
-                "liger",
-                Given("liger parts", ",".join(on), "liger"),
-                "norms, rotary embedding and SwiGLU fused",
-            )
-        elif on:
-            out.lack(
-                f"of Liger's parts only {', '.join(on)} is on: parts by themselves are not modelled, so none is taken"
-            )
+        own = {"liger_rope": "rope", "liger_rms_norm": "rms_norm", "liger_glu_activation": "swiglu"}
+        named = [part for name, part in own.items() if name in on]
+        given = Given("liger parts", ",".join(on), "liger")
+        if named:
+            out.take(our.KERNELS, "liger", given, "norms, rotary embedding and SwiGLU fused")
+        if 0 < len(named) < len(own):
+            out.take(our.LIGER_KERNELS, ",".join(named), given, "some of them alone")
         if fused.value:
             out.take(our.LOSS, our.LOSS_LIGER, fused, "Liger's fused linear cross-entropy")
         elif plain.value:

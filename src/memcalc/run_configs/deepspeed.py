@@ -95,7 +95,7 @@ ZERO_HARMLESS = harmless(
     "stage3_gather_fp16_weights_on_model_save load_from_fp32_weights elastic_checkpoint ignore_unused_parameters "
     "stage3_use_all_reduce_for_fetch_params memory_efficient_linear use_multi_rank_bucket_allreduce leaf_module "
     "stage3_module_granularity_threshold log_trace_cache_warnings pipeline_loading_checkpoint override_module_apply "
-    "zeropp_loco_param mics_hierarchical_params_gather legacy_stage1 zero_hpz_partition_size "
+    "zeropp_loco_param mics_hierarchical_params_gather legacy_stage1 "
     "model_persistence_threshold "
     "stage3_model_persistence_threshold use_all_reduce_for_fetch_params module_granularity_threshold"
 )
@@ -112,6 +112,7 @@ _PASSED_ON = (
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
     "sub_group_size",
+    "zero_hpz_partition_size",
 )
 """Keys of `zero_optimization` that are options of memcalc; those of stage 3 act there only."""
 
@@ -218,7 +219,7 @@ def _optimizer(keys: Keys, found: Sharding) -> None:
 def _zero_options(zero: Keys, found: Sharding) -> None:
     for name in _PASSED_ON:
         given = zero.get(name)
-        if found.stage != 3 and (name.startswith("stage3") or name == "sub_group_size"):
+        if found.stage != 3 and (name.startswith("stage3") or name in ("sub_group_size", "zero_hpz_partition_size")):
             zero.out.drop(given, f"it acts in ZeRO stage 3, and this is stage {found.stage}")
             continue
         if found.stage == 3 and name == "round_robin_gradients":
@@ -230,7 +231,7 @@ def _zero_options(zero: Keys, found: Sharding) -> None:
         if name == "sub_group_size" and value < 1:
             zero.out.assume("sub_group_size 0 is taken as DeepSpeed's default")
             continue
-        found.options[our.ZERO_PREFIX + name] = int(value) if isinstance(value, float) else value
+        found.options[our.ZERO_PREFIX + name.removeprefix("zero_")] = int(value) if isinstance(value, float) else value
     _auto_sizes(zero, found)
 
 

@@ -13,13 +13,17 @@ from memcalc.common.escaping import quoted
 from memcalc.errors import ConfigError
 from memcalc.run_configs import (
     accelerate,
+    ai_toolkit,
     axolotl,
     deepspeed,
     json_text,
+    kohya,
     llama_factory,
     llama_factory_v1,
     ms_swift,
+    one_trainer,
     peft_adapter,
+    simple_tuner,
     torchtitan,
     torchtune,
     trl_keys,
@@ -60,6 +64,11 @@ _TELLS = (
     ("deepspeed", deepspeed.is_deepspeed),
     ("accelerate", accelerate.is_accelerate),
     ("peft", peft_adapter.is_adapter),
+    ("aitoolkit", ai_toolkit.is_ai_toolkit),
+    ("simpletuner", simple_tuner.is_simple_tuner),
+    ("onetrainer", one_trainer.is_one_trainer),
+    ("kohya", kohya.is_kohya),
+    ("kohya-dataset", kohya.is_dataset),
     ("torchtune", torchtune.is_torchtune),
     ("torchtitan", torchtitan.is_torchtitan),
     ("axolotl", axolotl.is_axolotl),
@@ -161,7 +170,8 @@ def kind_of(values: dict[str, Any], where: str) -> str:
         return "axolotl"
     raise ConfigError(
         f"{where} is none of the run files that memcalc reads{_nearest(values)} (axolotl, LLaMA-Factory, TRL, "
-        "TrainingArguments, PEFT, Accelerate, DeepSpeed, torchtune, torchtitan, ms-swift, Unsloth, vLLM, llama.cpp): "
+        "TrainingArguments, PEFT, Accelerate, DeepSpeed, torchtune, torchtitan, ms-swift, Unsloth, sd-scripts, "
+        "ai-toolkit, SimpleTuner, OneTrainer, vLLM, llama.cpp): "
         "--framework NAME says which it is."
     )
 

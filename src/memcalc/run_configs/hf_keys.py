@@ -35,7 +35,7 @@ ROWS = (
     Key("optim_args", anything, None, "", "arguments of the optimizer"),
     Key("optim_target_modules", anything, None, "", "modules whose gradients are projected"),
     Key("use_liger_kernel", flag, False, our.KERNELS, "Liger's kernels and loss", other=("use_liger",)),
-    Key("liger_kernel_config", mapping, {}, "", "which of Liger's parts are on"),
+    Key("liger_kernel_config", mapping, {}, our.LIGER_KERNELS, "which of Liger's parts are on"),
     Key("label_smoothing_factor", number, 0.0, our.LABEL_SMOOTHING, "label smoothing"),
     Key("fsdp", anything, None, our.PARALLEL, "FSDP; version 2 where fsdp_config has no version", "5"),
     Key("fsdp_config", anything, {}, our.PARALLEL, "FSDP's ways"),

@@ -201,7 +201,7 @@ def read(context: Context) -> None:
     training.attention(out, keys.get("attn_implementation"))
     common(context, keys, found)
     if keys.value("use_liger_kernel"):
-        training.liger(out, keys.get("use_liger_kernel"))
+        training.liger(out, keys.get("use_liger_kernel"), chosen=keys.get("liger_kernel_config"))
     task(keys)
     out.take(our.OBJECTIVE, "sft", Given("objective", None, "sft", True), "the model's own loss")
     training.loop(out, "hf", "Trainer")

@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
-from memcalc.run_configs import shell, trl_keys
+from memcalc.run_configs import diffusers_scripts, kohya, shell, trl_keys
 from memcalc.run_configs.framework_lines import Launch, llama_server, trl_command, tune_run, vllm_serve, with_file
 from memcalc.run_configs.llama_factory import is_llama_factory
 from memcalc.run_configs.own_scripts import script_of
@@ -193,6 +193,9 @@ def _python(script: str, words: list[str]) -> Launch:
         return Launch("unsloth", values, name)
     if script.startswith("swift") or "/swift/cli" in script or (name in ("sft.py", "rlhf.py") and "swift" in script):
         return with_file("msswift", "rlhf" if "rlhf" in name else "sft", words)
+    of_denoisers = next((kind for kind, pattern in _DENOISER_SCRIPTS if pattern.fullmatch(name)), None)
+    if of_denoisers is not None:
+        return _of_denoisers(of_denoisers, name, words)
     values, others = shell.options(words)
     for key in [key for key, value in values.items() if key.startswith("no_") and value is True and key != "no_cuda"]:
         values[key.removeprefix("no_")] = values.pop(key) is not True
@@ -211,6 +214,16 @@ def _python(script: str, words: list[str]) -> Launch:
     if kind != "script" and (is_llama_factory(values) or "llamafactory" in script):
         kind = "llamafactory"
     return Launch(kind, values, name if kind != "script" else script, files=files)
+
+
+_DENOISER_SCRIPTS = (("kohya", kohya.SCRIPT), ("diffusers", diffusers_scripts.SCRIPT))
+
+
+def _of_denoisers(kind: str, name: str, words: list[str]) -> Launch:
+    """A training script of diffusion models; sd-scripts names a TOML with the rest of its options."""
+    values, _ = shell.options(words)
+    files = [str(values[key]) for key in ("config_file", "dataset_config") if isinstance(values.get(key), str)]
+    return Launch(kind, values, name, files=files)
 
 
 def _names_trl(name: str) -> bool:

@@ -13,7 +13,7 @@ from memcalc.run_configs.model_names import repository
 OFF = (False, "none", None)
 """Values that are what memcalc does by itself."""
 
-_SHOWN_WHEN_OFF = (our.KBIT, our.RESHARD)
+_SHOWN_WHEN_OFF = (our.KBIT, our.RESHARD, our.CACHE_LATENTS, our.CACHE_TEXT)
 
 
 def as_json(mapping: Mapping) -> dict[str, Any]:

@@ -10,18 +10,23 @@ from typing import Any
 from memcalc.errors import ConfigError, UsageError
 from memcalc.run_configs import (
     accelerate,
+    ai_toolkit,
     axolotl,
     deepspeed,
+    diffusers_scripts,
     documents,
     hf_trainer,
+    kohya,
     llama_cpp,
     llama_factory,
     llama_factory_v1,
     lone_files,
     ms_swift,
+    one_trainer,
     own_scripts,
     peft_adapter,
     shell,
+    simple_tuner,
     torchtitan,
     torchtune,
     trl,
@@ -43,6 +48,11 @@ READERS = {
     "torchtune": torchtune.read,
     "torchtitan": torchtitan.read,
     "msswift": ms_swift.read,
+    "diffusers": diffusers_scripts.read,
+    "kohya": kohya.read,
+    "aitoolkit": ai_toolkit.read,
+    "simpletuner": simple_tuner.read,
+    "onetrainer": one_trainer.read,
     "peft": peft_adapter.read,
     "vllm": vllm.read,
     "llamacpp": llama_cpp.read,
@@ -50,7 +60,18 @@ READERS = {
 FRAMEWORKS = (*READERS, "unsloth", "accelerate", "deepspeed")
 """Names of --framework."""
 
-_TRAINING = ("axolotl", "llamafactory", "llamafactory-v1", "trl", "hf", "torchtune", "torchtitan", "msswift")
+_OF_DENOISERS = ("diffusers", "kohya", "aitoolkit", "simpletuner", "onetrainer")
+_TRAINING = (
+    "axolotl",
+    "llamafactory",
+    "llamafactory-v1",
+    "trl",
+    "hf",
+    "torchtune",
+    "torchtitan",
+    "msswift",
+    *_OF_DENOISERS,
+)
 _SERVING = ("vllm", "llamacpp")
 
 
@@ -98,7 +119,7 @@ def put_together(
     kind = training.kind if training is not None else line.kind if line is not None else ""
     if kind == "hf" and line is not None and line.kind in ("trl", "script"):
         kind = line.kind  # TrainingArguments alone fit several trainers: the line says whose they are
-    _auxiliary(found, line, context)
+    _auxiliary(found, line, context, kind)
     _read(kind, context, training, found)
     lone_files.adapter(found, kind, out)
     return out
@@ -153,7 +174,7 @@ def _source(
         named = ", ".join(os.path.basename(name) for name in line.files)
         if line.kind == "torchtune":
             line.environment["config"] = line.files[0]
-        elif line.kind in ("axolotl", "llamafactory", "msswift", "trl", "vllm"):
+        elif line.kind in ("axolotl", "llamafactory", "msswift", "trl", "vllm", "kohya"):
             out.ask(f"the launch line names {named}, which is not among the files: give it too")
     merge(values, line.values)
     return values, where
@@ -174,7 +195,7 @@ def merge(values: dict[str, Any], above: dict[str, Any]) -> None:
             values[key] = value
 
 
-def _auxiliary(found: Sequence[Document], line: Launch | None, context: Context) -> None:
+def _auxiliary(found: Sequence[Document], line: Launch | None, context: Context, kind: str) -> None:
     """Accelerate's and DeepSpeed's files, and Accelerate's flags."""
     out = context.out
     kinds = {document.kind: document for document in found}
@@ -199,7 +220,11 @@ def _auxiliary(found: Sequence[Document], line: Launch | None, context: Context)
         context.sharding = own
     if context.sharding is not None and context.sharding.world is not None and context.world is None:
         context.world, context.world_from = context.sharding.world, context.sharding.world_from
-    if (
+    if "kohya-dataset" in kinds:
+        context.values.update(kohya.dataset_values(kinds["kohya-dataset"].values))
+    if context.mixed_precision and kind in _OF_DENOISERS:
+        context.values.setdefault("mixed_precision", context.mixed_precision)
+    elif (
         context.mixed_precision in ("bf16", "fp16")
         and context.values
         and not any(context.values.get(key) for key in ("bf16", "fp16", "pure_bf16", "base_model"))

@@ -213,11 +213,21 @@ ATTENTION = {
 }
 
 
-def liger(out: Mapping, given: Given, *, loss: bool = True) -> None:
-    """Liger's kernels, and its fused linear loss unless `loss` is false."""
-    out.take(our.KERNELS, "liger", given, "norms, rotary embedding and SwiGLU fused")
-    if loss:
+def liger(out: Mapping, given: Given, *, loss: bool = True, chosen: Given | None = None) -> None:
+    """Liger's kernels, and its fused linear loss unless `loss` is false; `chosen` is a `liger_kernel_config`."""
+    config = chosen.value if chosen is not None else {}
+    switched = {str(name): value is not False for name, value in config.items()}
+    parts = [part for part in ("rope", "rms_norm", "swiglu") if switched.get(part, True)]
+    if "geglu" in switched and not switched["geglu"]:
+        parts = [part for part in parts if part != "swiglu"]
+    if parts:
+        out.take(our.KERNELS, "liger", given, "norms, rotary embedding and SwiGLU fused")
+    if chosen is not None and 0 < len(parts) < 3:
+        out.take(our.LIGER_KERNELS, ",".join(parts), chosen, "some of them alone")
+    if loss and switched.get("fused_linear_cross_entropy", True):
         out.take(our.LOSS, our.LOSS_LIGER, given, "fused linear cross-entropy")
+    elif loss and switched.get("cross_entropy", False):
+        out.take(our.LOSS, our.LOSS_LIGER_ON_LOGITS, given, "Liger's cross-entropy on full logits")
 
 
 def loop(out: Mapping, name: str, framework: str) -> None:

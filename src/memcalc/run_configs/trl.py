@@ -219,7 +219,7 @@ def _loss(keys: Keys, objective: str, release: tuple[int, ...]) -> None:
     if objective == "sft" and loss.value == "nll" and release < (1, 10):
         tiled = False
     if liger.value:
-        training.liger(out, liger, loss=not tiled and objective == "sft")
+        training.liger(out, liger, loss=not tiled and objective == "sft", chosen=keys.get("liger_kernel_config"))
         if objective in ("dpo", "grpo"):
             out.lack(f"Liger's fused {objective} loss is not modelled: TRL's own is taken")
     if tiled and objective == "sft":

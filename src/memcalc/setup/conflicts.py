@@ -27,6 +27,8 @@ def conflicts(setup: TrainingOptions) -> Iterator[str]:
     yield from loss_conflicts(setup)
     yield from _lengths(setup)
     yield from _denoisers(setup)
+    if setup.liger_kernels != "all" and setup.kernels != "liger":
+        yield "--liger-kernels says which kernels --kernels liger puts in; add --kernels liger, or leave it out."
 
 
 def _denoisers(setup: TrainingOptions) -> Iterator[str]:

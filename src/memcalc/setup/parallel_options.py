@@ -35,6 +35,9 @@ class ParallelOptions(Options):
     context_parallel_rotate_method: Literal["allgather", "alltoall"] = option(
         "Parallel", "allgather", "How those GPUs exchange keys and values: all at once, or one after another."
     )
+    sequence_parallel_size: PositiveInt = option(
+        "Parallel", 1, "GPUs that share every sequence under ZeRO, and heads in attention (DeepSpeed-Ulysses)."
+    )
     pipeline_parallel_size: PositiveInt = option("Pipeline", 1, "Stages that the blocks are divided into.")
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = option(
         "Pipeline", "1f1b", "In which order stages run micro-batches."
@@ -110,6 +113,9 @@ class ParallelOptions(Options):
     )
     zero_stage3_prefetch_bucket_size: int | None = option(
         "DeepSpeed", None, "DeepSpeed's stage3_prefetch_bucket_size, in elements.", unset="5e7", ge=0
+    )
+    zero_hpz_partition_size: PositiveInt | None = option(
+        "DeepSpeed", None, "DeepSpeed's zero_hpz_partition_size (ZeRO++): GPUs that share a second copy.", unset="1"
     )
     recompute_method: Literal["uniform", "block"] | None = option(
         "Megatron",

@@ -46,12 +46,60 @@ _BITSANDBYTES = (
     "of bitsandbytes, nf4 and fp4 have 4 bits (nf4-double as QLoRA has it) and int8 has 8; gptq-4 and awq-4 are others"
 )
 _OF_BITSANDBYTES = "4bit 4-bit int4 bnb-4bit load-in-4bit 8bit 8-bit bnb-8bit load-in-8bit bnb bitsandbytes qlora"
+_FLOAT8 = (
+    "products in 8 bits are --float8-recipe tensorwise (torchao) over --precision bf16, and weights kept in 8 bits "
+    "--quantization"
+)
+_ENGINE = (
+    "TransformerEngine is not computed: its layers keep inputs and copies of their weights in 8 bits; "
+    "--float8-recipe tensorwise (torchao) over --precision bf16 is near to it"
+)
+_APEX = (
+    "Apex's O2 is not computed; it has 16-bit weights and gradients beside fp32 masters, their gradients and states "
+    "(20 bytes a parameter with AdamW), and --parallel zero1 on one GPU, DeepSpeed's way, is near to it"
+)
 _MEANT: Mapping[str, Mapping[str, str]] = {
     "--quantization": {
         **dict.fromkeys(_OF_BITSANDBYTES.split(), _BITSANDBYTES),
         "gguf": "types of GGUF are those of a file: give the .gguf as the model",
     },
-    "--activation-checkpointing": dict.fromkeys(("on", "true", "yes", "1"), "full recomputes whole blocks"),
+    "--activation-checkpointing": {
+        **dict.fromkeys(("on", "true", "yes", "1"), "full recomputes whole blocks"),
+        "unsloth": "full with --activation-offloading keeps inputs of blocks in host memory, as Unsloth does",
+    },
+    "--precision": {
+        **dict.fromkeys(("fp8", "float8", "fp8-hybrid", "e4m3", "int8"), _FLOAT8),
+        **dict.fromkeys(("te-fp8", "te", "transformer-engine", "transformerengine", "transformer-engine-fp8"), _ENGINE),
+        **dict.fromkeys(("o2", "apex-o2", "apex", "amp-o2"), _APEX),
+        **dict.fromkeys(("o1", "apex-o1", "amp-o1", "amp"), "mixed-fp16 is torch.autocast, which replaced Apex's O1"),
+        "tf32": "tf32 keeps tensors in fp32, so that fp32 is its memory",
+    },
+    "--float8-recipe": {
+        **dict.fromkeys(("rowwise", "rowwise-with-gw-hp"), "of torchao's recipes tensorwise alone is computed"),
+        **dict.fromkeys(("delayed", "mxfp8", "blockwise", "float8blockscaling", "current"), _ENGINE),
+    },
+    "--attention": {
+        **dict.fromkeys(("flex-attention", "flex"), "flex_attention is compiled, which is not computed"),
+        **dict.fromkeys(("xformers", "xformers-attention"), "xformers keeps what flash does"),
+        **dict.fromkeys(("sageattention", "sage"), "it is for inference, and not computed"),
+    },
+    "--kernels": {
+        **dict.fromkeys(
+            ("rope", "rms-norm", "swiglu", "liger-rope", "liger-rms-norm", "liger-swiglu", "geglu", "liger-glu"),
+            "one of Liger's alone is --kernels liger with --liger-kernels",
+        ),
+        "unsloth": "Unsloth's kernels are not computed, and Liger's are near to them",
+    },
+    "--loss-implementation": {
+        "unsloth": "Unsloth's cross-entropy works in place on the logits, as liger-cross-entropy does",
+        **dict.fromkeys(("flash-attn", "flash"), "flash-attn's works in place, as liger-cross-entropy does"),
+        **dict.fromkeys(("cce", "cut"), "cut-cross-entropy is its name here"),
+    },
+    "--engine": dict.fromkeys(
+        ("tensorrt-llm", "trt-llm", "trtllm", "tensorrt", "lmdeploy", "exllama", "exllamav2", "mlx", "mlx-lm", "onnx"),
+        "what that one allocates is not described",
+    )
+    | dict.fromkeys(("ollama", "lmstudio", "lm-studio", "koboldcpp", "llamafile"), "it runs llama.cpp"),
 }
 """What words of other tools mean where none of the choices has their name, by option."""
 
@@ -89,9 +137,8 @@ def _sentence(error: "ErrorDetails", fields: Mapping[str, "FieldInfo"]) -> str:
     return f"{option} cannot be {quoted(str(value))}: {error['msg']}."
 
 
-VIDEO_AS_IMAGES = (
-    "--num-frames counts frames of a denoiser's video; a video that a language model reads is given as images: one of "
-    "--images-per-sequence for every two frames in Qwen-VL and GLM-V (temporal_patch_size), with --image-width and "
-    "--image-height of a frame."
+NO_VIDEO = (
+    "--num-frames is described for denoisers and for Qwen-VL, GLM-V, InternVL and SmolVLM, which read frames as "
+    "images; how this model reads a video is not: give images with --images-per-sequence and --image-size."
 )
-"""What is said of frames for a model that reads images."""
+"""What is said of frames for another model that reads images."""

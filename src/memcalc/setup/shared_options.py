@@ -65,7 +65,12 @@ class SharedOptions(DeviceMapOptions):
     )
     height: PositiveInt | None = option("Diffusion", None, "Height of a picture in pixels.", unset="--resolution")
     width: PositiveInt | None = option("Diffusion", None, "Width of a picture in pixels.", unset="--resolution")
-    num_frames: PositiveInt | None = option("Diffusion", None, "Frames of a video.", unset="the pipeline's own")
+    num_frames: PositiveInt | None = option(
+        "Diffusion",
+        None,
+        "Frames of a video: of a denoiser's, or of each that a vision-language model reads.",
+        unset="the pipeline's own, or images alone",
+    )
     condition_images: int = option(
         "Diffusion",
         0,

@@ -59,6 +59,13 @@ class TrainingOptions(ParallelOptions, SharedOptions):
         "Norms, rotary embedding and SwiGLU: eager modules or Liger's fused kernels (torch.compile is not modelled).",
     )
 
+    liger_kernels: str = option(
+        "Precision",
+        "all",
+        "Which kernels --kernels liger puts in: all, or names with commas of rope, rms_norm, swiglu (Trainer's "
+        "liger_kernel_config).",
+    )
+
     activation_checkpointing: Literal["none", "full", "selective"] = option(
         "Checkpointing",
         "none",

@@ -197,8 +197,8 @@ def spelled(name: str) -> Spelling:
     why = {_squeezed(other): why for other, why in REFUSED.items()}.get(_squeezed(name.rsplit(".", 1)[-1]))
     if why is not None:
         raise UsageError(f"optimizer {quoted(name)} is not computed: {why}. `memcalc optimizers` lists those that are.")
-    same = name.lower()
-    near = f"; did you mean {same!r}?" if same in OPTIMIZERS else close_matches(name, OPTIMIZERS) or ";"
+    same = next((own for own in OPTIMIZERS if _squeezed(own) == _squeezed(name)), None)
+    near = f"; did you mean {same!r}?" if same else close_matches(name, OPTIMIZERS) or ";"
     raise UsageError(f"optimizer {quoted(name)} is not known{near} `memcalc optimizers` lists them.")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from memcalc.common.escaping import quoted
 from memcalc.config.quantization import Quantization
-from memcalc.config.quantized_modules import quantized_modules
+from memcalc.config.quantized_modules import quantized_modules, quantizes_head
 from memcalc.errors import ConfigError
 from memcalc.tables.weight_formats import FORMATS, WeightFormat
 
@@ -21,7 +21,8 @@ _OWN = "the repository's own config"
 def stated_format(stated: Quantization) -> WeightFormat | None:
     """The format of a repository that states its quantization; None where the layout of its method is not known."""
     row = _STATED.get(stated.method)
-    return None if row is None else row(stated)
+    form = None if row is None else row(stated)
+    return replace(form, head=True) if form is not None and quantizes_head(stated) else form
 
 
 def unknown_layout(stated: Quantization) -> ConfigError:

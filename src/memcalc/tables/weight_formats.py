@@ -19,9 +19,9 @@ class WeightFormat:
     `shared` are scales, zeros and their like: groups of weights, each with its constants. `row_bits` are kept for each
     output of a matrix, `input_bits` for each input (the order of GPTQ), `block_bits` for each square of 128. `experts`
     says whether the matrices of experts, which are no linear layers in Transformers, are quantized too; `only_experts`
-    that nothing else is; `experts_apart` that experts are quantized, and dequantized, one by one. `tables` are further
-    tensors of each matrix, in bytes. `kernel` names the library's way to
-    multiply: what it dequantizes, and what it keeps.
+    that nothing else is; `experts_apart` that experts are quantized, and dequantized, one by one; `head` that the head
+    of a language model is quantized too. `tables` are further tensors of each matrix, in bytes. `kernel` names the
+    library's way to multiply: what it dequantizes, and what it keeps.
     """
 
     name: str
@@ -33,6 +33,7 @@ class WeightFormat:
     experts: bool = True
     only_experts: bool = False
     experts_apart: bool = False
+    head: bool = False
     tables: tuple[int, ...] = ()
     kernel: str = "dequantize"
     source: str

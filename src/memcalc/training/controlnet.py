@@ -1,7 +1,7 @@
 """A ControlNet that is trained in front of a frozen denoiser, as diffusers' scripts do.
 
-Source: examples/controlnet/train_controlnet{,_sdxl,_flux}.py of diffusers 0.42.1. Accelerate prepares the ControlNet alone:
-it runs under autocast and what it returns becomes fp32; the UNet runs in 16 bits outside of it.
+Source: examples/controlnet/train_controlnet{,_sdxl,_flux}.py of diffusers 0.42.1. Accelerate prepares the ControlNet
+alone: it runs under autocast and what it returns becomes fp32; the denoiser runs in 16 bits outside of it.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 from memcalc.errors import UsageError, given_option, option_name
 from memcalc.nn.model import Network
-from memcalc.setup.sentences import VIDEO_AS_IMAGES
+from memcalc.setup.sentences import NO_VIDEO
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 
 _SIZES = ("resolution", "height", "width", "num_frames", "condition_images", "max_sequence_length")
@@ -28,13 +30,36 @@ _OF_LANGUAGE_MODELS = {"packing": False, "keep_logits": False, "pad_to_multiple_
 """Options of a language model's training, with the values at which they say nothing to a denoiser's."""
 
 
+AnySetup = TypeVar("AnySetup", bound=TrainingSetup | InferenceSetup)
+
+
+def with_frames(network: Network, setup: AnySetup) -> AnySetup:
+    """`setup` with the images that a language model makes of a video, which `--num-frames` gives to each sequence.
+
+    Qwen-VL and GLM-V read two frames as one image (`temporal_patch_size`; an odd last one is repeated), InternVL and
+    SmolVLM each as one; every image attends to itself alone. Limits of pixels are a frame's, or in Qwen3-VL and GLM-V
+    those of all frames. Source: video_processing_*.py and get_video_features of Transformers 5.24.
+    """
+    per = network.frames_per_image
+    if setup.num_frames is None or per is None or not setup.images_per_sequence:
+        return setup
+    images = -(-setup.num_frames // per)
+    update: dict[str, int | None] = {"images_per_sequence": setup.images_per_sequence * images, "num_frames": None}
+    if network.limits_whole_videos:
+        frames = images * per
+        least, most = setup.image_min_pixels, setup.image_max_pixels
+        update["image_min_pixels"] = None if least is None else -(-least // frames)
+        update["image_max_pixels"] = None if most is None else max(1, most // frames)
+    return cast("AnySetup", setup.model_copy(update=update))
+
+
 def check_sizes(network: Network, setup: TrainingSetup | InferenceSetup) -> None:
     """Raise UsageError for sizes of another kind of model than `network` is."""
     denoises = network.input_kind == "latents"
     for name in _OF_TEXT if denoises else _SIZES:
         if name in setup.model_fields_set and getattr(setup, name):
             if name == "num_frames" and network.reads_text and network.image_side(None) is not None:
-                raise UsageError(VIDEO_AS_IMAGES)
+                raise UsageError(NO_VIDEO)
             raise UsageError(
                 f"{option_name(name)} is for models that read text, but this one is a denoiser; use --resolution, "
                 "--height and --width, --num-frames, --max-sequence-length."

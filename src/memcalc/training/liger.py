@@ -7,11 +7,15 @@ from memcalc.errors import UsageError
 from memcalc.nn.layers.mlp import FusedGatedMLP, GatedMLP
 from memcalc.nn.layers.norms import FusableNorm
 from memcalc.nn.model import Network
-from memcalc.tables.liger_kernels import LIGER
+from memcalc.tables.liger_kernels import LIGER, chosen_parts
 
 
-def use_liger(network: Network, model_type: str) -> None:
-    """Let Liger's kernels compute norms, gated MLPs and rotary embeddings, as far as it has them for this family."""
+def use_liger(network: Network, model_type: str, names: str = "all") -> None:
+    """Let Liger's kernels compute norms, gated MLPs and rotary embeddings, as far as it has them for this family.
+
+    `names` are those of the kernels that are put in. Raises UsageError where there are none.
+    """
+    parts = chosen_parts(names)
     kernels = LIGER.get(model_type)
     if kernels is None:
         raise UsageError(
@@ -19,8 +23,9 @@ def use_liger(network: Network, model_type: str) -> None:
         )
     for _, module in network.modules():
         if isinstance(module, FusableNorm):
-            module.kernel = "in place" if kernels.in_place else "new"
+            if "rms_norm" in parts:
+                module.kernel = "in place" if kernels.in_place else "new"
         elif isinstance(module, (GatedMLP, FusedGatedMLP)) and kernels.gated:
-            module.fused = True
-        elif kernels.rotary and vars(module).get("rotate") is not None:
+            module.fused = "swiglu" in parts
+        elif kernels.rotary and "rope" in parts and vars(module).get("rotate") is not None:
             module.__dict__["rotate"] = ops.liger_rope

@@ -84,7 +84,7 @@ def _narrow(network: Network, dtype: DType) -> None:
 def load(network: Network, spec: ModelSpec, setup: TrainingSetup) -> list[Assumption]:
     """Give `network`, unbound, the kernels and the quantized weights that it is loaded with; returns notes."""
     if setup.kernels == "liger":
-        use_liger(network, spec.model_type)
+        use_liger(network, spec.model_type, setup.liger_kernels)
     form, notes = _base_format(spec, setup)
     if setup.state_space_kernels == "mamba-ssm":
         notes.append(use_mamba_ssm(network))

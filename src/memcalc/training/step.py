@@ -33,7 +33,7 @@ from memcalc.setup.lengths import drawn_lengths
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.dtypes import DType
 from memcalc.tables.optimizers import optimizer
-from memcalc.training.input_sizes import check_sizes
+from memcalc.training.input_sizes import check_sizes, with_frames
 from memcalc.training.micro_batch import model_loss
 from memcalc.training.optimizer_in_backward import StepOnGradient, StepOnNextGradient, step_in_backward
 from memcalc.training.prepare_model import adapt
@@ -66,7 +66,8 @@ def _length(network: Network, setup: TrainingSetup, layout: ParallelSetup) -> in
         length = setup.target_len or length
     length = -(-length // setup.pad_to_multiple_of) * setup.pad_to_multiple_of
     if layout.context > 1 and not isinstance(network, CausalLM):
-        raise UsageError("--context-parallel-size is described for decoders of text; leave it out.")
+        option = "--sequence-parallel-size" if layout.ulysses else "--context-parallel-size"
+        raise UsageError(f"{option} is described for decoders of text; leave it out.")
     return length // layout.context
 
 
@@ -164,6 +165,7 @@ def _trace(  # noqa: PLR0913 (all that decides what a step is)
         from memcalc.training.spread_model import spread  # the others do not pay for it
 
         mapped = spread(network, setup, layout)
+    setup = with_frames(network, setup)
     check_sizes(network, setup)
     notes = adapt(network, spec, setup)
     if network.input_kind == "latents":
@@ -230,7 +232,7 @@ def _run_micro_batch(  # noqa: PLR0913 (the key of a cached run, taken apart)
     updater = _updater(tape, trained, setup)
     length = _length(network, setup, layout)
     if layout.context > 1:
-        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys)
+        tape.ring = Ring(layout.context, layout.context_rank, layout.gathers_keys, layout.ulysses)
     restore_retained(network, tape)
     loss: Tensor | None
     phases = _PHASES

@@ -189,7 +189,7 @@ class Step:
         seen = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs if allocation.aliased)
         one = sum(rounded(allocation.raw_nbytes) for allocation in self.tape.inputs)
         if (
-            self.tape.ring is not None
+            self.tape.ring is not None and not self.tape.ring.exchanges_heads
         ):  # ids, labels, shifted labels and positions: whole, as cut, and the last cut twice
             cut = self.tape.inputs[0].raw_nbytes
             one = 4 * rounded(cut * self.tape.ring.ranks) + 5 * rounded(cut)

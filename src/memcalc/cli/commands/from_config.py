@@ -69,7 +69,8 @@ def command(
     num_labels: Annotated[str | None, LABELS] = None,
 ) -> None:
     """Estimate the run that files or a launch line describe: axolotl, LLaMA-Factory, TRL, Transformers, PEFT,
-    Accelerate, DeepSpeed, torchtune, torchtitan, ms-swift, Unsloth, vLLM and llama.cpp. Nothing of them is run."""
+    Accelerate, DeepSpeed, torchtune, torchtitan, ms-swift, Unsloth, vLLM, llama.cpp, and of diffusion models
+    diffusers, sd-scripts, ai-toolkit, SimpleTuner and OneTrainer. Nothing of them is run."""
     from memcalc.run_configs.read import read
 
     line = command_line(context)

@@ -34,6 +34,10 @@ class VisionEncoder(Module):
     config: Config
     count: int
     """Tokens of an image of the config's size."""
+    frames_per_image: int | None = None
+    """How many frames of a video are read as one image; None where a video is read in another way, or not at all."""
+    limits_whole_videos = False
+    """Whether the processor's limits of pixels are those of all frames of a video together."""
 
     def tokens(self, size: ImageSize) -> int:
         """How many tokens an image of `size` pixels becomes (None: of the config's size).
@@ -121,6 +125,8 @@ class VisionLanguage(Network):
     ) -> None:
         self.visual = vision_encoder
         self.any_sides = isinstance(vision_encoder, DynamicResolutionEncoder)
+        self.frames_per_image = vision_encoder.frames_per_image
+        self.limits_whole_videos = vision_encoder.limits_whole_videos
         self.text = text.model
         self.attention_of = text.family.attention_used
         self.bidirectional_image_attention = bidirectional_image_attention

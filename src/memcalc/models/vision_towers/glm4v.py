@@ -81,6 +81,7 @@ class Glm4vVisionEncoder(Qwen2VLVisionEncoder):
     def __init__(self, v: Config, parts: VisionEncoderParts, inner: int, *, positions: bool = True) -> None:
         out = v.integer("out_hidden_size")
         super().__init__(v, parts, GatedMerger(out, inner, v.text("hidden_act")))
+        self.limits_whole_videos = True
         self.patch_embed.is_input_embedding = False
         self.embeddings = InterpolatedPositions(v, parts.width) if positions else None
         self.post_conv_layernorm = RMSNorm(parts.width) if positions else None

@@ -51,7 +51,7 @@ class Qwen2VLVisionEncoder(DynamicResolutionEncoder):
         super().__init__(v, patch * self.side)
         self.grid: tuple[int, int] | None = None
         width, heads = parts.width, v.integer("num_heads")
-        frames = v.integer("temporal_patch_size")
+        self.frames_per_image = frames = v.integer("temporal_patch_size")
         self.patch_embed = PackedPatchEmbedding(v.integer("in_channels"), width, frames, patch, bias=parts.bias)
         self.pos_embed: Embedding | None = None
         self.rotary_pos_emb = AxialRotary(width // heads)
@@ -139,6 +139,7 @@ class Qwen3VLVisionEncoder(Qwen2VLVisionEncoder):
     ) -> None:
         self.depths = tuple(depths)
         super().__init__(v, parts, merger(False))
+        self.limits_whole_videos = True
         self.patch_embed.is_input_embedding = False  # Transformers does not know which module it is
         self.pos_embed = Embedding(v.integer("num_position_embeddings"), parts.width)
         self.deepstack_merger_list = [merger(True) for _ in self.depths]

@@ -8,6 +8,7 @@ from functools import partial
 from memcalc import ops
 from memcalc.autograd.checkpointing import checkpointed
 from memcalc.autograd.tensor import Tensor
+from memcalc.nn.layers.ulysses import with_all_heads_of_a_rank
 from memcalc.nn.run_context import run_context
 from memcalc.tables.dtypes import FP32
 
@@ -110,6 +111,8 @@ def _kept_or_not(
 ) -> tuple[Tensor, Tensor | None]:
     """Run the core of attention, and again in backward where only it is checkpointed."""
     tape, run = query.tape, run_context(query)
+    if tape.ring is not None and tape.ring.exchanges_heads:
+        return with_all_heads_of_a_rank(core, query, key, value, tape.ring.ranks)
     if not run.selective or not tape.grad_enabled:
         return core(query, key, value, mask)
     run.recomputed_attentions += 1

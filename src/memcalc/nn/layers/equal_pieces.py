@@ -27,20 +27,21 @@ Lengths = Sequence[int | Repeat]
 """How long the pieces are, in order."""
 
 
-def each_piece(run: Callable[..., Tensor], lengths: Lengths, tensors: Sequence[Tensor], dim: int) -> list[Tensor]:
-    """What `run` makes of the pieces of `tensors` along `dim`; its own results are as long in dimension 1."""
+def each_piece(
+    run: Callable[..., Tensor], lengths: Lengths, tensors: Sequence[Tensor], dim: int, joined: int = 1
+) -> list[Tensor]:
+    """What `run` makes of the pieces of `tensors` along `dim`; its own results follow each other along `joined`."""
     few = list(_few(lengths))
     pieces = [ops.split(tensor, [length * count for length, count in few], dim) for tensor in tensors]
-    return [_one(run, count, dim, *piece) for (_, count), *piece in zip(few, *pieces, strict=True)]
 
+    def one(count: int, *piece: Tensor) -> Tensor:
+        """Run one piece, or the first of `count` for all of them."""
+        if count == 1:
+            return run(*piece)
+        with piece[0].tape.standing_for(count):
+            return ops.as_many(run(*(ops.first_of(tensor, dim, count) for tensor in piece)), joined, count)
 
-def _one(run: Callable[..., Tensor], count: int, dim: int, *piece: Tensor) -> Tensor:
-    """Run one piece, or the first of `count` for all of them."""
-    if count == 1:
-        return run(*piece)
-    tape = piece[0].tape
-    with tape.standing_for(count):
-        return ops.as_many(run(*(ops.first_of(tensor, dim, count) for tensor in piece)), 1, count)
+    return [one(count, *piece) for (_, count), *piece in zip(few, *pieces, strict=True)]
 
 
 def _few(lengths: Lengths) -> Iterator[tuple[int, int]]:

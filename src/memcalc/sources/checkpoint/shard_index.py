@@ -36,7 +36,8 @@ def parse_index(data: bytes, name: str) -> ShardIndex:
     weight_map = raw.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
-            f"{shown(name)} has no weight_map, so it names no shards: give the model's folder instead."
+            f"{shown(name)} has no weight_map, so it names no shards: download it again, or remove it where the "
+            "weights are one file."
         )
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard:

@@ -15,6 +15,7 @@ from memcalc.sources.generic.keys import TOWERS, towers, unread_keys
 from memcalc.sources.generic.layers import LAYER_KEYS, layer_lists
 from memcalc.sources.generic.shape_from_names import generic_shape
 from memcalc.sources.loaded_model import LoadedModel
+from memcalc.tables.linear_attention import why_not
 from memcalc.units import format_bytes
 
 # The names under which configs give the sizes of a decoder, the most usual first. Sources: the configuration classes of
@@ -86,6 +87,9 @@ def generic_config(model: LoadedModel, ignored: Collection[str] = ()) -> tuple[d
             answer is not understood.
     """
     given = _flat(model.config or {})
+    why = why_not(str(given.get("model_type")))
+    if why is not None:
+        raise ConfigError(why)
     known = {key: _sizes(key, value) for key, names in _SIZES.items() if (value := _first(given, names)) is not None}
     known |= {key: value for key, names in _FLAGS.items() if isinstance(value := _first(given, names), bool)}
     if given.get("multi_query_attention") is False and "multi_query_group_num" in given:

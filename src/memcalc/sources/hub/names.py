@@ -102,6 +102,7 @@ def _checked(name: str, text: str) -> str:
         raise UsageError("The name is empty; give the model's id, such as org/name.")
     if not is_repo_id(name):
         raise UsageError(
-            f"{shown(text)} is not a model's id; ids look like org/name (a folder on disk: use from-file)."
+            f"{shown(text)} is not a model's id; ids look like org/name, and files on disk are for from-file and "
+            "inspect, where they exist."
         )
     return name

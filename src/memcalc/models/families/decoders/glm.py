@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc.config.reader import Config
+from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import PRE_NORM, DecoderBlock, NormNames
@@ -39,6 +40,17 @@ def glm4(c: Config, architecture: str | None) -> Network:
 
 def chatglm(c: Config, architecture: str | None) -> Network:
     """GLM-4-9B and ChatGLM as their own code writes the config, computed as Transformers' GLM does."""
+    if c.has("inner_hidden_size") or c.flag("position_encoding_2d"):
+        raise ConfigError(
+            f"{c.where} is of the first ChatGLM (position_encoding_2d), whose blocks are not those of ChatGLM 2, 3 "
+            "and GLM-4, which this family describes; `memcalc inspect` counts what its files hold."
+        )
+    bits = c.get("quantization_bit")
+    if type(bits) is int and bits:
+        raise ConfigError(
+            f"{c.where} has 'quantization_bit' {bits}, by which the repository's own code packs its weights, in a way "
+            "that memcalc does not know; take the model that it was made from, or set it to 0 for 16-bit weights."
+        )
     usual = architecture is None or architecture in ("ChatGLMModel", "ChatGLMForConditionalGeneration")
     head = None if usual else architecture
     if not c.flag("multi_query_attention", True):  # the number of groups may be there all the same

@@ -11,6 +11,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common import heads
 from memcalc.models.family import Family, sizes, table
+from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.attention_backends import attend, attend_same_dtype
 from memcalc.nn.layers.linear import Conv1D, Embedding, Linear, PositionTable
 from memcalc.nn.layers.masks import causal_mask, padding_input
@@ -39,13 +40,13 @@ class FusedAttention(Module):
         self.attn_dropout = c.probability("attn_pdrop")
         self.resid_dropout = c.probability("resid_pdrop")
 
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """[b, s, h] to [b, s, h], and the probabilities where they exist."""
+    def forward(self, hidden: Tensor, mask: Tensor | None, cache: Cache | None = None) -> tuple[Tensor, Tensor | None]:
+        """[b, s, h] to [b, s, h], and the probabilities where they exist. A `cache` is filled in training too."""
         query, key, value = ops.chunk(self.c_attn(hidden), 3, 2)
         key = ops.transpose(ops.view(key, *key.shape[:-1], -1, self.head_dim), 1, 2)
         value = ops.transpose(ops.view(value, *value.shape[:-1], -1, self.head_dim), 1, 2)
         query = ops.transpose(ops.view(query, *query.shape[:-1], -1, self.head_dim), 1, 2)
-        if (cache := run_context(query).cache) is not None:
+        if (cache := cache or run_context(query).cache) is not None:
             key, value = cache.update(self, key, value)
         own = _upcast if self.upcast and run_context(query).attention == "eager" else attend_same_dtype
         out, weights = own(query, key, value, mask, self.attn_dropout)

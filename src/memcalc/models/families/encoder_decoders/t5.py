@@ -22,27 +22,39 @@ from memcalc.nn.stack import Stack
 class T5Stack(Module):
     """Encoder or decoder. In T5 its first block makes the biases that all share; in UMT5 each makes its own."""
 
-    def __init__(self, c: Config, table: Embedding, depth: int, *, decoder: bool, umt5: bool) -> None:
+    def __init__(self, c: Config, table: Embedding, depth: int, *, decoder: bool, umt5: bool = False) -> None:
         self.embed_tokens = table
-        kinds = ["block"] * depth if umt5 else ["first", *["block"] * (depth - 1)]
+        kinds = [("block" if umt5 or i else "first", self.kind(c, i, decoder=decoder)) for i in range(depth)]
         self.block = Stack(
             kinds,
-            lambda i: T5Block(c, has_bias=umt5 or i == 0, decoder=decoder, umt5=umt5),
+            lambda i: T5Block(c, has_bias=umt5 or i == 0, decoder=decoder, umt5=umt5, inner=self.inner(c, kinds[i][1])),
             name="decoder block" if decoder else "encoder block",
         )
         self.final_layer_norm = RMSNorm(c.integer("d_model"), scale_in="input")
         self.dropout = c.probability("dropout_rate")
         self.decoder, self.umt5 = decoder, umt5
 
+    def kind(self, c: Config, layer: int, *, decoder: bool) -> str:
+        """What the feed-forward of a block is."""
+        return "MLP"
+
+    def inner(self, c: Config, kind: str) -> Module | None:
+        """A module for a feed-forward of that kind; None: T5's own."""
+        return None
+
+    def masks(
+        self, embeds: Tensor, padding: bool, states: Tensor | None, past: int
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The mask of a block's own tokens, that of the encoder's states, and what stays alive beside them."""
+        if states is None:
+            return bidirectional_mask(embeds, padding), None, None
+        mask = causal_mask(embeds, False, past=past)
+        return mask, bidirectional_mask(embeds, padding, states.shape[1]), None
+
     def forward(self, ids: Tensor, padding: bool, states: Tensor | None = None, cache: Cache | None = None) -> Tensor:
         """Ids [b, s], and the encoder's states [b, t, h] in a decoder, to hidden states [b, s, h]."""
         inputs_embeds = self.embed_tokens(ids)
-        states_mask = None
-        if states is None:
-            mask = bidirectional_mask(inputs_embeds, padding)
-        else:
-            mask = causal_mask(inputs_embeds, False, past=0 if cache is None else cache.past)
-            states_mask = bidirectional_mask(inputs_embeds, padding, states.shape[1])
+        mask, states_mask, _kept = self.masks(inputs_embeds, padding, states, 0 if cache is None else cache.past)
         bias = cross_bias = None
         hidden = ops.dropout(inputs_embeds, self.dropout)
         for block in self.block:
@@ -74,12 +86,15 @@ class T5ForConditionalGeneration(Network):
     Transformers' config classes force the tie, but a checkpoint that holds a head of its own (T5 1.1, mT5) keeps it.
     """
 
-    def __init__(self, c: Config, *, umt5: bool, scaled: bool) -> None:
+    stack: type[T5Stack] = T5Stack
+    """What encoder and decoder are."""
+
+    def __init__(self, c: Config, *, umt5: bool = False, scaled: bool) -> None:
         hidden, vocab = c.integer("d_model"), c.integer("vocab_size")
         depth = c.integer("num_layers")
         self.shared = Embedding(vocab, hidden)
-        self.encoder = T5Stack(c, self.shared, depth, decoder=False, umt5=umt5)
-        self.decoder = T5Stack(c, self.shared, c.integer("num_decoder_layers", depth), decoder=True, umt5=umt5)
+        self.encoder = self.stack(c, self.shared, depth, decoder=False, umt5=umt5)
+        self.decoder = self.stack(c, self.shared, c.integer("num_decoder_layers", depth), decoder=True, umt5=umt5)
         self.lm_head = Linear(hidden, vocab, group="LM head")
         if c.flag("tie_word_embeddings", True):
             self.lm_head.weight = self.shared.weight

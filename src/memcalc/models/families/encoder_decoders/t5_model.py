@@ -17,14 +17,19 @@ from memcalc.tables.dtypes import FP16
 
 
 class FeedForward(Module):
-    """wo(dropout(act(wi(x)))), or with a gate wo(dropout(act(wi_0(x)) * wi_1(x))), with norm and residual around it."""
+    """wo(dropout(act(wi(x)))), or with a gate wo(dropout(act(wi_0(x)) * wi_1(x))), with norm and residual around it.
+
+    `inner` is what stands in its place.
+    """
 
     scope = "MLP"
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, inner: Module | None = None) -> None:
         hidden, width = c.integer("d_model"), c.integer("d_ff")
-        gated, act = _activation(c)
-        self.DenseReluDense = _Gated(hidden, width, act, c) if gated else _Plain(hidden, width, act, c)
+        if inner is None:
+            gated, act = _activation(c)
+            inner = GatedDense(hidden, width, act, c) if gated else PlainDense(hidden, width, act, c)
+        self.DenseReluDense = inner
         self.layer_norm = RMSNorm(hidden, scale_in="input")
         self.dropout = c.probability("dropout_rate")
 
@@ -48,7 +53,9 @@ def _activation(c: Config) -> tuple[bool, str]:
     return gate == "gated", act
 
 
-class _Plain(Module):
+class PlainDense(Module):
+    """wo(dropout(act(wi(x))))."""
+
     def __init__(self, hidden: int, width: int, act: str, c: Config) -> None:
         self.wi = Linear(hidden, width, group="MLP")
         self.wo = Linear(width, hidden, group="MLP")
@@ -56,6 +63,7 @@ class _Plain(Module):
         self.dropout = c.probability("dropout_rate")
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., h] to [..., h]."""
         hidden = self.wi(hidden)
         hidden = self.act(hidden)
         hidden = ops.dropout(hidden, self.dropout)
@@ -63,7 +71,9 @@ class _Plain(Module):
         return self.wo(hidden)
 
 
-class _Gated(Module):
+class GatedDense(Module):
+    """wo(dropout(act(wi_0(x)) * wi_1(x)))."""
+
     def __init__(self, hidden: int, width: int, act: str, c: Config) -> None:
         self.wi_0 = Linear(hidden, width, group="MLP")
         self.wi_1 = Linear(hidden, width, group="MLP")
@@ -72,6 +82,7 @@ class _Gated(Module):
         self.dropout = c.probability("dropout_rate")
 
     def forward(self, hidden: Tensor) -> Tensor:
+        """[..., h] to [..., h]."""
         gate = self.act(self.wi_0(hidden))
         linear = self.wi_1(hidden)
         hidden = ops.mul(gate, linear)
@@ -121,15 +132,15 @@ class CrossAttention(Module):
 
 
 class T5Block(Module):
-    """Self-attention, in a decoder cross-attention, and MLP."""
+    """Self-attention, in a decoder cross-attention, and MLP, or `inner` in its place."""
 
     scope = "residual stream"
 
-    def __init__(self, c: Config, *, has_bias: bool, decoder: bool, umt5: bool) -> None:
+    def __init__(self, c: Config, *, has_bias: bool, decoder: bool, umt5: bool, inner: Module | None = None) -> None:
         self.layer: list[Module] = [SelfAttention(c, has_bias=has_bias, decoder=decoder, umt5=umt5)]
         if decoder:
             self.layer.append(CrossAttention(c, umt5=umt5))
-        self.layer.append(FeedForward(c))
+        self.layer.append(FeedForward(c, inner))
 
     def forward(
         self,

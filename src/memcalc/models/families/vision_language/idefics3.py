@@ -9,7 +9,7 @@ from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
-from memcalc.models.family import Family, vit_sizes
+from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.masks import bidirectional_mask
@@ -152,7 +152,13 @@ def pixel_shuffle_flat(states: Tensor, factor: int) -> Tensor:
     return ops.view(grid, batch, count // factor**2, -1)
 
 
-def idefics3(c: Config, architecture: str | None) -> Network:
+class Idefics3(VisionLanguage):
+    """Idefics 3 puts the features in place in a function of its own, SmolVLM in the model's forward."""
+
+    merges_apart = True
+
+
+def idefics3(c: Config, architecture: str | None, *, network: type[VisionLanguage] = Idefics3) -> Network:
     """Idefics 3 and SmolVLM."""
     v = c.nested("vision_config", _TOWER)
     rows, columns = grid_of(v)
@@ -164,14 +170,23 @@ def idefics3(c: Config, architecture: str | None) -> Network:
     text = language_model(c, "llama", tied=c.flag("tie_word_embeddings"))
     vision_encoder = Idefics3VisionEncoder(c, v, text.model.lm_head.weight.shape[1])
     as_tower(vision_encoder)
-    return VisionLanguage(vision_encoder, text)
+    return network(vision_encoder, text)
+
+
+def smolvlm(c: Config, architecture: str | None) -> Network:
+    """SmolVLM: Idefics 3 that reads videos too, whose frames are never split into tiles."""
+    model = idefics3(c, architecture, network=VisionLanguage)
+    model.frames_per_image = 1
+    return model
 
 
 _TOWER: dict[str, object] = vit_sizes(
     (1152, 3072, 12, 16, 224, 32, 3), hidden_act="gelu_pytorch_tanh", attention_dropout=0.0
 )
 
-FAMILIES = {
-    name: Family(name, idefics3, {"scale_factor": 2, "tie_word_embeddings": False}, kinds="vision tower, decoder")
-    for name in ("idefics3", "smolvlm")
-}
+_DEFAULTS: dict[str, object] = {"scale_factor": 2, "tie_word_embeddings": False}
+
+FAMILIES = table(
+    Family("idefics3", idefics3, _DEFAULTS, kinds="vision tower, decoder"),
+    Family("smolvlm", smolvlm, _DEFAULTS, kinds="vision tower, decoder"),
+)

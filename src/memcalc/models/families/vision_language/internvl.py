@@ -109,6 +109,8 @@ def patch_of(v: Config) -> int:
 class InternVLVisionEncoder(VisionEncoder):
     """States of one layer, without the class token, put side by side by squares and through a norm and an MLP."""
 
+    frames_per_image = 1
+
     def __init__(self, c: Config, v: Config, width: int) -> None:
         self.config = v
         self.square = round(1 / c.factor("downsample_ratio"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import sqrt
 
 from memcalc import ops
@@ -15,11 +16,15 @@ from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage,
 from memcalc.models.families.vision_language.llava import LlavaVisionEncoder
 from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.registry import vision_config
+from memcalc.nn.layers.equal_pieces import Repeat, each_piece
 from memcalc.nn.layers.vision_transformer import grid_of
 from memcalc.nn.model import IMAGES, Batch, Network
 from memcalc.nn.module import Parameter
 from memcalc.nn.run_context import run_context
 from memcalc.nn.towers import as_tower
+
+ONE_BY_ONE = 64
+"""So many images are put together one by one, as the allocator sees them; of more, one stands for many."""
 
 
 class LlavaNextVisionEncoder(LlavaVisionEncoder):
@@ -81,28 +86,25 @@ class LlavaNextVisionEncoder(LlavaVisionEncoder):
         if self.cuts:
             selected = ops.narrow(selected, 1, selected.shape[1] - 1)
         features = self.multi_modal_projector(selected)
-        pieces = ops.split(features, [tiles] * images, 0)
-        return ImageFeatures(self._packed(pieces, size), (states, kept))
+        lengths = [tiles] * images if images <= ONE_BY_ONE else [Repeat([tiles], images)]
+        packed = each_piece(partial(self._packed, size), lengths, [features], 0, joined=0)
+        return ImageFeatures(packed, (states, kept))
 
-    def _packed(self, pieces: list[Tensor], size: ImageSize) -> list[Tensor]:
-        """Features [tiles, patches, width] of each image as one sequence."""
+    def _packed(self, size: ImageSize, piece: Tensor) -> Tensor:
+        """Features [tiles, patches, width] of an image as one sequence."""
         (down, across), (rows, columns, smaller) = self.tiles(size), self.picture(size)
-        packed = []
-        for piece in pieces:
-            base = ops.select(piece, 0)
-            image = ops.narrow(piece, 0, piece.shape[0] - 1)
-            image = ops.view(image, down, across, self.side, self.side, -1)
-            image = ops.clone(ops.permute(image, 4, 0, 2, 1, 3), contiguous=True)
-            image = ops.view(image, image.shape[0], down * self.side, across * self.side)
-            image = ops.narrow(ops.narrow(image, 1, rows), 2, columns)
-            if smaller is not None:
-                image = ops.interpolate(ops.unsqueeze(image, 0), smaller)
-                image = ops.select(image, 0)
-            image = ops.cat((image, self._ends(image)), -1)
-            image = ops.transpose(ops.view(image, image.shape[0], -1), 0, 1)
-            image = ops.cat((base, image), 0)
-            packed.append(image)
-        return packed
+        base = ops.select(piece, 0)
+        image = ops.narrow(piece, 0, piece.shape[0] - 1)
+        image = ops.view(image, down, across, self.side, self.side, -1)
+        image = ops.clone(ops.permute(image, 4, 0, 2, 1, 3), contiguous=True)
+        image = ops.view(image, image.shape[0], down * self.side, across * self.side)
+        image = ops.narrow(ops.narrow(image, 1, rows), 2, columns)
+        if smaller is not None:
+            image = ops.interpolate(ops.unsqueeze(image, 0), smaller)
+            image = ops.select(image, 0)
+        image = ops.cat((image, self._ends(image)), -1)
+        image = ops.transpose(ops.view(image, image.shape[0], -1), 0, 1)
+        return ops.cat((base, image), 0)
 
     def _ends(self, image: Tensor) -> Tensor:
         """The token at the end of every row of image [width, rows, columns]."""

@@ -73,7 +73,7 @@ class TrocrDecoder(Module):
     """
 
     def __init__(self, c: Config, states: int | None) -> None:
-        hidden, heads, width = (c.integer(key) for key in ("d_model", "decoder_attention_heads", "decoder_ffn_dim"))
+        hidden, heads, width = (c.integer(key) for key in ("hidden_size", "decoder_attention_heads", "decoder_ffn_dim"))
         vocab, longest = c.integer("vocab_size"), c.integer("max_position_embeddings")
         rate, self.dropout = c.probability("attention_dropout"), c.probability("dropout")
         self.embed_tokens = Embedding(vocab, hidden)
@@ -119,7 +119,7 @@ class TrocrDecoder(Module):
 
 TROCR_DEFAULTS: dict[str, object] = {
     "vocab_size": 50265,
-    "d_model": 1024,
+    "hidden_size": 1024,
     "decoder_layers": 12,
     "decoder_attention_heads": 16,
     "decoder_ffn_dim": 4096,

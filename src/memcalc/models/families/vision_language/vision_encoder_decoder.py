@@ -1,4 +1,4 @@
-"""An image network and a text decoder that looks at its states (VisionEncoderDecoderModel): TrOCR."""
+"""A text decoder that looks at the states of an image network (VisionEncoderDecoderModel): TrOCR, GPT-2."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.image_models import ImageEmbedder, picture
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
+from memcalc.models.families.vision_language.gpt2_over_states import GPT2OverStates
 from memcalc.models.families.vision_language.trocr import TROCR_DEFAULTS, TrocrDecoder
 from memcalc.models.family import Family, table
 from memcalc.nn.kv_cache import Cache
@@ -28,16 +29,16 @@ class VisionEncoderDecoder(Network):
     source_is_text = False
 
     def __init__(self, c: Config) -> None:
-        vision, text = _encoder(c), c.nested("decoder", TROCR_DEFAULTS, {"hidden_size": "d_model"})
+        vision, text = _encoder(c), _text(c)
         self.config, hidden = vision, vision.integer("hidden_size")
-        given, width = text.optional("cross_attention_hidden_size"), text.integer("d_model")
+        given, width = text.optional("cross_attention_hidden_size"), text.integer("hidden_size")
         if given is not None and given != hidden:
             raise ConfigError(
                 f"{text.where} has 'cross_attention_hidden_size' {given}, but the encoder's 'hidden_size' is {hidden}; "
                 "they must agree."
             )
         self.encoder = _tower(vision)
-        self.decoder = TrocrDecoder(text, given)
+        self.decoder = TrocrDecoder(text, given) if text.get("model_type") == "trocr" else GPT2OverStates(text)
         self.enc_to_dec_proj = Linear(hidden, width, bias=True) if given is None and hidden != width else None
 
     def forward(self, batch: Batch) -> Outputs:
@@ -75,13 +76,29 @@ def _encoder(c: Config) -> Config:
             f"{c.where} has an 'encoder' of type {quoted(str(kind))}, but memcalc describes "
             f"{' and '.join(ENCODERS)} in this place; take such a model."
         )
-    if c.section("decoder").get("model_type") != "trocr":
-        raise ConfigError(
-            f"{c.where} has a 'decoder' of type {quoted(str(c.section('decoder').get('model_type')))}, but memcalc "
-            "describes trocr in this place; take such a model."
-        )
     row = family(str(kind))
     return Config(section, row.defaults, row.aliases, f"{c.where}'s 'encoder'")
+
+
+def _text(c: Config) -> Config:
+    from memcalc.models.registry import family
+
+    section, where = c.section("decoder"), f"{c.where}'s 'decoder'"
+    if section.get("model_type") == "trocr":
+        return Config(section, TROCR_DEFAULTS, {"d_model": "hidden_size"}, where)
+    if section.get("model_type") != "gpt2":
+        raise ConfigError(
+            f"{c.where} has a 'decoder' of type {quoted(str(section.get('model_type')))}, but memcalc describes trocr "
+            "and gpt2 in this place; take such a model."
+        )
+    row = family("gpt2")
+    text = Config(section, row.defaults, row.aliases, where)
+    if not text.flag("add_cross_attention") or text.optional("cross_attention_hidden_size") is not None:
+        raise ConfigError(
+            f"{where} needs 'add_cross_attention', to look at the image, and no 'cross_attention_hidden_size', which "
+            "GPT-2 does not read; correct it."
+        )
+    return text
 
 
 def _tower(vision: Config) -> VisionTower:

@@ -1,0 +1,140 @@
+"""Command lines of diffusers' training scripts: train_dreambooth_lora_flux.py and its like.
+
+Source: examples/{dreambooth,text_to_image,controlnet,textual_inversion} of diffusers 0.42.
+"""
+
+from __future__ import annotations
+
+import re
+
+from memcalc.run_configs import denoisers, training
+from memcalc.run_configs import option_names as our
+from memcalc.run_configs.context import Context
+from memcalc.run_configs.keys import Key, Keys, count, flag, harmless, names, number, table, text
+from memcalc.run_configs.mapping import Given
+from memcalc.run_configs.sharding import Sharding
+
+SCRIPT = re.compile(
+    r"train_(?:dreambooth|text_to_image|controlnet|t2i_adapter|cogvideox|instruct_pix2pix)\w*\.py|textual_inversion(?:_sdxl)?\.py"
+)
+
+KEYS = table(
+    Key("pretrained_model_name_or_path", text, None, "model", "the model"),
+    Key("rank", count, 4, our.LORA_RANK, "rank of the adapters"),
+    Key("lora_layers", names, None, our.LORA_TARGETS, "what gets adapters; the script's own list when absent"),
+    Key("lora_dropout", number, 0.0, our.LORA_DROPOUT, "dropout in front of the adapters"),
+    Key("train_batch_size", count, 4, our.BATCH, "pictures per GPU and forward pass"),
+    Key("gradient_accumulation_steps", count, 1, our.GRAD_ACCUM, "micro-batches a step"),
+    Key("resolution", count, None, our.RESOLUTION, "pixels of a side"),
+    Key("height", count, None, our.HEIGHT, "height of a video"),
+    Key("width", count, None, our.WIDTH, "width of a video"),
+    Key("max_num_frames", count, None, our.NUM_FRAMES, "frames of a video"),
+    Key("mixed_precision", text, "no", our.PRECISION, "autocast"),
+    Key("gradient_checkpointing", flag, False, our.CHECKPOINTING, "recompute blocks in backward"),
+    Key("use_8bit_adam", flag, False, our.OPTIMIZER, "bitsandbytes' AdamW"),
+    Key("optimizer", text, "adamw", our.OPTIMIZER, "optimizer"),
+    Key("max_grad_norm", number, 1.0, our.MAX_GRAD_NORM, "norm that gradients are clipped to"),
+    Key("cache_latents", flag, False, our.CACHE_LATENTS, "latents are made once"),
+    Key("train_text_encoder", flag, False, our.TRAIN_TEXT_ENCODER, "text encoders are trained too"),
+    Key("with_prior_preservation", flag, False, our.BATCH, "as many pictures of the class in each batch"),
+    Key("caption_column", text, None, our.CACHE_TEXT, "a prompt for each picture"),
+    Key("max_sequence_length", count, None, our.TEXT_LENGTH, "tokens of text"),
+    Key("use_ema", flag, False, our.USE_EMA, "averaged weights beside"),
+    Key("use_dora", flag, False, our.DORA, "weight-decomposed LoRA"),
+    Key("bnb_quantization_config_path", text, None, our.QUANTIZATION, "a file with the base's quantization"),
+    Key("do_fp8_training", flag, False, "", "torchao's float8 layers"),
+    Key("enable_xformers_memory_efficient_attention", flag, False, our.ATTENTION, "xformers' attention"),
+    Key("validation_prompt", text, None, "", "pictures are made now and then, with a pipeline beside"),
+    Key("offload", flag, False, "", "VAE and text encoders go to the host after use"),
+)
+HARMLESS = harmless(
+    "revision variant dataset_name dataset_config_name instance_data_dir cache_dir image_column repeats "
+    "class_data_dir instance_prompt class_prompt num_validation_images validation_epochs validation_steps "
+    "lora_alpha prior_loss_weight num_class_images output_dir seed center_crop random_flip sample_batch_size "
+    "num_train_epochs max_train_steps checkpointing_steps checkpoints_total_limit resume_from_checkpoint "
+    "learning_rate guidance_scale text_encoder_lr scale_lr lr_scheduler lr_warmup_steps lr_num_cycles lr_power "
+    "dataloader_num_workers weighting_scheme logit_mean logit_std mode_scale push_to_hub hub_token hub_model_id "
+    "logging_dir allow_tf32 report_to upcast_before_saving prior_generation_precision local_rank "
+    "precondition_outputs snr_gamma noise_offset prediction_type train_data_dir max_train_samples "
+    "image_interpolation_mode enable_npu_flash_attention aspect_ratio_buckets remote_text_encoder "
+    "fsdp_text_encoder fps id_token instance_data_root video_column skip_final_inference tracker_name "
+    "tracker_project_name non_ema_revision foreach_ema offload_ema timestep_bias_strategy "
+    "controlnet_model_name_or_path conditioning_image conditioning_image_column proportion_empty_prompts "
+    "placeholder_token initializer_token learnable_property num_vectors save_steps "
+    "pretrained_vae_model_name_or_path set_grads_to_none do_edm_style_training system_prompt",
+    r"(adam|prodigy|validation|timestep|wandb|lr|hub)_\w+",
+)
+
+_RANKS = {"cogvideox": 128}
+_SIZES = {"sdxl": 1024, "sana": 512, "lumina2": 512}
+
+
+def read(context: Context) -> None:
+    """A run of one of the scripts. Raises ConfigError."""
+    out, script = context.out, context.command
+    keys = Keys(KEYS, context.values, context.where, out, HARMLESS)
+    out.model = keys.value("pretrained_model_name_or_path")
+    lora = "lora" in script
+    mixed = str(keys.value("mixed_precision")).lower().replace("no", "")
+    denoisers.precision(out, keys.get("mixed_precision"), mixed)
+    if lora:
+        rank = keys.get("rank")
+        if rank.default:
+            own = next((value for name, value in _RANKS.items() if name in script), 4)
+            rank = Given("rank", own, own, True, rank.meaning)
+        denoisers.adapters(out, rank, keys.value("lora_layers"), "", keys.get("lora_dropout"))
+        if keys.value("use_dora"):
+            keys.take("use_dora")
+    if "controlnet" in script:
+        out.take(our.CONTROLNET, True, Given("script", script, script), "a ControlNet is trained")
+    if script.startswith("textual_inversion"):
+        out.take(our.TEXTUAL_INVERSION, True, Given("script", script, script), "a token is trained")
+    eight = keys.get("use_8bit_adam")
+    given = Given(eight.key, eight.raw, "adamw8bit") if eight.value else keys.get("optimizer")
+    denoisers.optimizer(out, given, accumulation=keys.value("gradient_accumulation_steps"))
+    keys.take("max_grad_norm")
+    _pictures(keys, script)
+    keys.take("gradient_accumulation_steps")
+    training.checkpointing(out, keys.get("gradient_checkpointing"), bool(keys.value("gradient_checkpointing")))
+    _inputs(keys, script)
+    for name in ("use_ema",):
+        if keys.value(name):
+            keys.take(name)
+    if keys.has("bnb_quantization_config_path"):
+        out.ask("bnb_quantization_config_path names a file that is not read: give --quantization, such as nf4")
+    if keys.value("do_fp8_training"):
+        out.lack("do_fp8_training is not modelled: counted in bf16")
+    if keys.value("enable_xformers_memory_efficient_attention"):
+        out.note(keys.get("enable_xformers_memory_efficient_attention"), "keeps what SDPA keeps")
+    if keys.has("validation_prompt"):
+        out.assume("validation_prompt: the pipeline that makes pictures now and then is not counted")
+    keys.get("offload")
+    denoisers.loop(out, "diffusers")
+    keys.finish()
+    context.finish(context.sharding or Sharding(world=context.world, world_from=context.world_from))
+
+
+def _pictures(keys: Keys, script: str) -> None:
+    out, batch, prior = keys.out, keys.get("train_batch_size"), keys.get("with_prior_preservation")
+    default = 16 if "text_to_image" in script and batch.default else batch.value
+    out.take(our.BATCH, default * (2 if prior.value else 1), batch, "twice with prior preservation" * bool(prior.value))
+    given = keys.get("resolution")
+    side = given.value or next((size for name, size in _SIZES.items() if name in script), 512)
+    if "cogvideox" in script or keys.has("height"):
+        for name in ("height", "width", "max_num_frames"):
+            if keys.has(name):
+                keys.take(name)
+    else:
+        out.take(our.RESOLUTION, side, given if given.value else Given("resolution", side, side, True, given.meaning))
+    if keys.has("max_sequence_length"):
+        keys.take("max_sequence_length")
+
+
+def _inputs(keys: Keys, script: str) -> None:
+    out, latents, encoder = keys.out, keys.get("cache_latents"), keys.get("train_text_encoder")
+    prompts = keys.get("caption_column")
+    once = ("dreambooth" in script and not keys.has("caption_column")) or "cogvideox" in script
+    cached = None if encoder.value else once
+    denoisers.inputs(out, latents, prompts, latents_cached=bool(latents.value), text_cached=cached)
+    if encoder.value:
+        keys.take("train_text_encoder")
