@@ -309,6 +309,26 @@ def test_gemma_4_by_its_keys(tmp_path: Path) -> None:
     assert found["kv_cache_bytes"] == elements * 34 // 32
 
 
+def test_gemma_4_whose_global_layers_have_other_heads() -> None:
+    """Five layers within the window with 8 heads, then one with a single head of 512, whose keys are its values."""
+    config = config_of(
+        "gemma4",
+        block_count=12,
+        embedding_length=256,
+        feed_forward_length=[512] * 6 + [1024] * 6,
+        attention__head_count=8,
+        attention__head_count_kv=[8, 8, 8, 8, 8, 1] * 2,
+        attention__key_length=512,
+        attention__key_length_swa=256,
+        attention__sliding_window=1024,
+        attention__sliding_window_pattern=[1, 1, 1, 1, 1, 0] * 2,
+    )
+    assert (config["num_key_value_heads"], config["num_global_key_value_heads"]) == (8, 1)
+    assert config["attention_k_eq_v"] is True
+    assert (config["head_dim"], config["global_head_dim"]) == (256, 512)
+    assert (config["intermediate_size"], config["use_double_wide_mlp"]) == (512, True)
+
+
 def test_an_unknown_architecture_is_not_told_to_edit_a_config(tmp_path: Path) -> None:
     path = write(tmp_path, "m.gguf", "wondrous", block_count=2, embedding_length=64)
     message = refused(1, "from-file", path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 NOT_DESCRIBED = frozenset(
     (
         "abc",
+        "arwkv7",
         "based",
         "comba",
         "delta_net",
@@ -27,6 +28,7 @@ NOT_DESCRIBED = frozenset(
         "mesa_net",
         "mom",
         "path_attn",
+        "plamo2",
         "retnet",
         "rodimus",
         "rwkv5",

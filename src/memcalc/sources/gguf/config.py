@@ -55,6 +55,7 @@ _EXPERTS = MappingProxyType(
     {
         "mixtral": "num_local_experts",
         "gpt_oss": "num_local_experts",
+        "deepseek": "n_routed_experts",
         "deepseek_v3": "n_routed_experts",
         "glm4_moe": "n_routed_experts",
         "granitemoe": "num_local_experts",

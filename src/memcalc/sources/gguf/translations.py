@@ -208,6 +208,25 @@ def _llama4(m: Metadata) -> Words:
     }
 
 
+def _gemma4(m: Metadata) -> Words:
+    """Key-value heads of layers within the window and of the others; MLPs of twice the width in the last layers."""
+    words: Words = {}
+    heads, inside = m.get("attention.head_count_kv"), m.get("attention.sliding_window_pattern")
+    if isinstance(heads, list) and isinstance(inside, list) and len(heads) == len(inside):
+        near = {count for count, within in zip(heads, inside, strict=True) if within}
+        far = {count for count, within in zip(heads, inside, strict=True) if not within}
+        if len(near) == len(far) == 1 and near != far:  # whose keys are their values too
+            words = {
+                "num_key_value_heads": near.pop(),
+                "num_global_key_value_heads": far.pop(),
+                "attention_k_eq_v": True,
+            }
+    widths = m.get("feed_forward_length")
+    if isinstance(widths, list) and len(set(widths)) == 2 and max(widths) == 2 * min(widths):
+        words |= {"intermediate_size": min(widths), "use_double_wide_mlp": True}
+    return words
+
+
 def _kinds(m: Metadata, attends: str, other: str) -> list[str] | None:
     """The kind of each layer, as those without key-value heads do not attend."""
     layers = m.nonzero("attention.head_count_kv")
@@ -241,5 +260,6 @@ TRANSLATIONS: Mapping[str, Translation] = MappingProxyType(
         "t5": _t5,
         "t5encoder": _t5,
         "llama4": _llama4,
+        "gemma4": _gemma4,
     }
 )
