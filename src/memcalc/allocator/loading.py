@@ -106,10 +106,13 @@ def every_tensor(module: Module, seen: set[int] | None = None) -> Iterator[tuple
             seen.add(id(value))
     if isinstance(module, Stack) and not module.shared:
         before = set(seen)
+        walked: dict[int, list[tuple[Parameter, bool]]] = {}
         for _, block in module.positions:
-            mine = set(before)
-            yield from every_tensor(block, mine)
-            seen |= mine
+            if id(block) not in walked:
+                mine = set(before)
+                walked[id(block)] = list(every_tensor(block, mine))
+                seen |= mine
+            yield from walked[id(block)]
     else:
         for _, child in module.children():
             yield from every_tensor(child, seen)

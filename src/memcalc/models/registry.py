@@ -55,6 +55,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "gptj": ("codegen", "gptj"),
         "minicpm3": ("minicpm3",),
         "mpt": ("mpt",),
+        "nemotron_nas": ("nemotron-nas",),
         "xglm_biogpt": ("biogpt", "xglm"),
         "gpt_neox_phi": ("gpt_neox", "persimmon", "phi", "phi-msft"),
         "opt": ("opt",),

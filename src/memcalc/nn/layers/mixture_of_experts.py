@@ -136,6 +136,16 @@ class Experts(ExpertWeights):
         return out
 
 
+class CountedTogether(Experts):
+    """Experts that their model's code runs one after another (Step, MiniCPM); here they are counted together."""
+
+    assumption = Assumption(
+        "looped_experts_as_grouped_matmuls",
+        "experts are counted as grouped matmuls over the rows routed to them; this family's code runs them one after "
+        "another, each over its share of the tokens",
+    )
+
+
 class MixtureOfExperts(Module):
     """A router and experts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from memcalc.config.reader import Config
@@ -10,20 +11,36 @@ from memcalc.models.common.decoder import dense_decoder, gated_mlp
 from memcalc.models.families.decoders.llama import llama, qwen2
 from memcalc.models.family import Family, llama_sizes, table
 from memcalc.nn.layers.decoder_blocks import DecoderBlock
+from memcalc.nn.layers.mixture_of_experts import CountedTogether, MixtureOfExperts, swiglu
+from memcalc.nn.layers.mlp import activation
+from memcalc.nn.layers.routers import TopKRouter
 from memcalc.nn.model import Network
+from memcalc.nn.module import Module
 
 
 def minicpm(c: Config, architecture: str | None) -> Network:
-    """MiniCPM: Llama with numbers that multiply the embeddings and what is added to the residual stream."""
-    if c.has("num_experts"):
-        raise ConfigError(f"{c.where} has 'num_experts', and memcalc knows no experts of minicpm; take a dense one.")
+    """MiniCPM: Llama with numbers that multiply the embeddings and what is added to the residual stream.
+
+    With `num_experts`, Mixtral's experts stand in place of the MLP.
+    """
     return dense_decoder(
         c,
         architecture,
-        mlp=gated_mlp(c),
+        mlp=_experts(c) if c.has("num_experts") else gated_mlp(c),
         block=partial(DecoderBlock, residual_multiplier=True),
         embedding_multiplier=True,
     )
+
+
+def _experts(c: Config) -> Callable[[], Module]:
+    hidden, width, count = c.integer("hidden_size"), c.integer("intermediate_size"), c.integer("num_experts")
+    per_token, gate = c.within("num_experts_per_tok", "num_experts"), swiglu(activation(c.text("hidden_act")))
+
+    def mixture() -> Module:
+        experts = CountedTogether(hidden, width, count, per_token, gate)
+        return MixtureOfExperts(TopKRouter(hidden, count, per_token), experts)
+
+    return mixture
 
 
 def baichuan(c: Config, architecture: str | None) -> Network:

@@ -6,14 +6,13 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
-from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import dense_decoder, sorted_windows, windows_from
 from memcalc.models.family import Family, llama_sizes
 from memcalc.nn.layers.attention_backends import attend
 from memcalc.nn.layers.linear import Linear
-from memcalc.nn.layers.mixture_of_experts import Experts
+from memcalc.nn.layers.mixture_of_experts import CountedTogether
 from memcalc.nn.layers.norms import GemmaRMSNorm
 from memcalc.nn.layers.rotary import RotaryByWindow, RotaryEmbedding, Rotation, rotary_of_part
 from memcalc.nn.layers.routers import BiasCorrectedRouter
@@ -84,16 +83,6 @@ def _clamped(up: Tensor) -> Tensor:
     return ops.mul(gate, linear)
 
 
-class StepExperts(Experts):
-    """Experts that Transformers 5.24 runs one after another; here they are counted together."""
-
-    assumption = Assumption(
-        "looped_experts_as_grouped_matmuls",
-        "experts are counted as grouped matmuls over the rows routed to them; Transformers runs this family's one "
-        "after another, each over its share of the tokens",
-    )
-
-
 class StepMixture(Module):
     """A shared expert first, then routed ones, whose sum a number multiplies."""
 
@@ -103,7 +92,7 @@ class StepMixture(Module):
         hidden, count = c.integer("hidden_size"), c.integer("n_routed_experts")
         per_token = c.within("num_experts_per_tok", "n_routed_experts")
         self.gate = BiasCorrectedRouter(hidden, count, per_token, softmax=False)
-        self.experts = StepExperts(hidden, c.integer("moe_intermediate_size"), count, per_token, _clamped)
+        self.experts = CountedTogether(hidden, c.integer("moe_intermediate_size"), count, per_token, _clamped)
         self.shared_experts = ClampedMLP(hidden, c.integer("share_expert_dim"), bias=c.flag("mlp_bias"))
 
     def forward(self, hidden: Tensor) -> Tensor:
