@@ -26,7 +26,7 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
                 )
     if setup.engine == "llama.cpp" and setup.quantization != "none":
         yield (
-            f"llama.cpp has no {setup.quantization} weights, but the types of a GGUF file; give the .gguf as the model, "
+            f"llama.cpp has no {setup.quantization} weights, but types of GGUF files; give the .gguf as the model, "
             "or leave out --quantization."
         )
     if setup.engine == "llama.cpp" and setup.tensor_parallel_size > 1:
