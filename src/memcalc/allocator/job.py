@@ -189,7 +189,7 @@ EXPANDABLE = "expandable_segments:True"
 
 
 QUICK = 20_000
-"""Requests and frees of a step up to which the smallest device is found in about the time of an answer."""
+"""Requests and frees of a step on one stream up to which the smallest device is found in the time of an answer."""
 
 
 def needed(
@@ -197,7 +197,7 @@ def needed(
 ) -> int | None:
     """Bytes of the smallest device on which a job runs, CUDA context excluded; None where it takes long."""
     job, conf = job_events(spec, step, gpu, teacher), conf_of(step.setup)
-    if quickly and (isinstance(job, RunEvents) or len(job.later.codes) > QUICK):
+    if quickly and (isinstance(job, RunEvents) or job.streams or len(job.later.codes) > QUICK):
         return None
     return smallest_capacity(job, _without_limit(job, conf), conf)
 

@@ -31,8 +31,8 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
 def _training(step: Step, setup: TrainingSetup) -> str | None:
     if step.engine is not None and (why := _several_gpus(step.engine, setup)) is not None:
         return why
-    if step.network.input_kind == "latents":
-        return "it is not simulated for denoisers"
+    if step.network.input_kind == "latents" and (step.engine is not None or setup.textual_inversion):
+        return "of denoisers it is simulated for training on one GPU, without textual inversion"
     if step.steps_in_backward:
         return "it is not simulated where the optimizer steps in backward"
     if setup.activation_offloading:
@@ -54,6 +54,8 @@ def _several_gpus(engine: Engine, setup: TrainingSetup) -> str | None:
     views = layout.engine == "ddp" and layout.gradient_as_bucket_view
     if setup.grad_accum > 1 and (layout.engine != "ddp" or views):
         return "it is not simulated where sharded or bucketed gradients are accumulated"
+    if layout.zero.hpz_partition_size > 1:
+        return "it is not simulated for ZeRO++"
     if layout.replicas > 1:
         return "it is not simulated for copies of the sharded model"
     if layout.engine != "ddp" and setup.objective != "sft":

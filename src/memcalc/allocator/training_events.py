@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from memcalc.allocator.events import Events, JobEvents
-from memcalc.allocator.loading import moved
+from memcalc.allocator.loading import every_tensor, moved, whole_bytes
 from memcalc.allocator.optimizer_events import update
 from memcalc.allocator.unrolled import NotUniformError, Unrolled
 from memcalc.autograd.graph import AccumulateGrad
 from memcalc.common.sizes import ALIGNMENT
-from memcalc.nn.module import Module
+from memcalc.nn.module import Buffer, Module
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.traced_step import Step
 from memcalc.training.trainer_loop import runs_trainer, scalar_bytes
@@ -91,6 +91,10 @@ def loaded_models(step: Step, load: Callable[[Module], Events] = moved) -> Event
     events = load(step.network)
     for model in step.companions:
         events.append(load(model))
+    if isinstance(step.setup, TrainingSetup) and step.setup.use_ema:
+        for tensor, again in every_tensor(step.network):
+            if not again and not isinstance(tensor, Buffer):
+                events.malloc(whole_bytes(tensor))
     return events
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memcalc.common.largest_fit import ENDLESS, LIMIT, largest_fit
@@ -68,10 +69,10 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
     Sharded by FSDP2 where the setup does not say how, the other axes as in `setup`.
     """
 
-    def fits(number: int) -> bool:
+    def fits(number: int, simulate: bool = False) -> bool:
         try:
             several = setup.model_copy(update={"parallel": sharding(setup), "gpus": number * step})
-            return process_bytes(spec, several, gpu, teacher) <= usable_bytes(several, gpu)
+            return process_bytes(spec, several, gpu, teacher, simulate=simulate) <= usable_bytes(several, gpu)
         except MemcalcError:  # such as an option for one GPU, or more ranks than the experts divide by
             return False
 
@@ -81,10 +82,20 @@ def fewest_gpus(spec: ModelSpec, setup: TrainingSetup, gpu: Gpu, *, teacher: Mod
         * setup.sequence_parallel_size
         * setup.pipeline_parallel_size
     )
-    if not fits(MOST_GPUS // step):
+    most = MOST_GPUS // step
+    if not fits(most):
         return None
-    enough = 1
-    while not fits(enough):
-        enough *= 2
-    fewer = range(enough // 2 + 1, enough + 1)
-    return fewer[bisect_left(fewer, True, key=fits)] * step
+    first = _first(fits, 1, most)
+    found = None if first is None else _first(lambda number: fits(number, simulate=True), first, most)
+    return None if found is None else found * step
+
+
+def _first(fits: Callable[[int], bool], low: int, most: int) -> int | None:
+    """The first number from `low` on that fits, if larger ones do too; None where none does up to `most`."""
+    below, number = low - 1, low
+    while not fits(number):
+        if number >= most:
+            return None
+        below, number = number, min(number + max(1, number - low + 1), most)
+    tried = range(below + 1, number + 1)
+    return tried[bisect_left(tried, True, key=fits)]

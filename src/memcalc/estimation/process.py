@@ -71,18 +71,23 @@ def gpu_fit(job: Job, gpu: Gpu, step: Step, process: int) -> GpuFit:
     return GpuFit.of(gpu.name, gpu.total_bytes, usable, process)
 
 
-def process_bytes(spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None) -> int:
-    """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError."""
+def process_bytes(
+    spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None, *, simulate: bool = True
+) -> int:
+    """The bytes that have to be within `usable_bytes`, and nothing else: what a search asks. Raises MemcalcError.
+
+    Without `simulate` what the allocator reserves is estimated, in less time.
+    """
     job = Job(spec, setup, gpu, teacher)
-    step, memory = process_memory(job)
+    step, memory = process_memory(job, simulate=simulate)
     return usable_bytes(setup, gpu) - gpu_fit(job, gpu, step, memory.process).free_bytes
 
 
-def process_memory(job: Job) -> tuple[Step, ProcessMemory]:
+def process_memory(job: Job, *, simulate: bool = True) -> tuple[Step, ProcessMemory]:
     """The traced step of the rank that holds most, and what its process takes. Raises MemcalcError."""
     steps, layout = traced_steps(job)
     step = steps[most_loaded(steps)]
-    return step, process_memory_of(job, step, max(phase_totals(step).values()), layout)
+    return step, process_memory_of(job, step, max(phase_totals(step).values()), layout, simulate=simulate)
 
 
 def needed_bytes(
@@ -107,8 +112,13 @@ def needed_bytes(
 def with_needed_bytes(
     report: Report, spec: ModelSpec, setup: Setup, gpu: Gpu, teacher: ModelSpec | None = None, *, quickly: bool = False
 ) -> Report:
-    """The report of a job with the smallest memory on which it runs, for which it is simulated some five times more."""
+    """The report of a job with the smallest memory on which it runs, for which it is simulated some five times more.
+
+    With `quickly` only where that takes no longer than the answer.
+    """
     assert report.gpu is not None
+    if quickly and not any(said.code == "allocator_simulated" for said in report.assumptions):
+        return report
     least = needed_bytes(spec, setup, gpu, teacher, quickly=quickly)
     found = report.gpu.model_copy(update={"needed_bytes": least})
     return report.model_copy(update={"gpu": found})

@@ -175,12 +175,15 @@ def denoise(
     target = ops.sub(noise, model_input)
     loss = ops.mse_loss(ops.to(pred, FP32), ops.to(target, FP32))
     held = (noise, noisy, pred, target, sigmas, loss, *kept)
-    distinct = {id(tensor.storage): tensor.storage.allocation.nbytes for tensor in held}
+    distinct = {id(tensor.storage): tensor.storage.allocation for tensor in held}
     return (
         loss,
         held,
         ObjectiveExtras(
-            extra_weights={} if frozen is None else frozen.weights, held_until_step_bytes=sum(distinct.values())
+            extra_weights={} if frozen is None else frozen.weights,
+            held_until_step_bytes=sum(allocation.nbytes for allocation in distinct.values()),
+            companions=() if frozen is None else tuple(frozen.networks),
+            held_until_step=tuple(distinct.values()),
         ),
     )
 

@@ -41,6 +41,7 @@ class FrozenComponents:
         self.tape, self.model = tape, model
         self.narrow = autocast_of(setup) or ALIASES[setup.precision.removeprefix("mixed-")]
         self.weights: dict[str, int] = {}
+        self.networks: list[Network] = []
         self.vae: tuple[Autoencoder, DType] | None = None
         self.encoders: list[tuple[str, ModelSpec, Network]] = []
         self.trained = {encoder.name for encoder in model.learning}
@@ -83,6 +84,7 @@ class FrozenComponents:
             if isinstance(module, Stack):
                 module.rename(f"{part.name} {module.name}")
         network.bind(self.tape, dtype)
+        self.networks.append(network)
         nbytes = sum(rounded(t.numel * t.dtype.itemsize) * t.copies for _, t in network.tensors())
         self.weights[f"{part.name} {short(dtype)}"] = nbytes
 
