@@ -192,6 +192,7 @@ Residuals = tuple[Sequence[Tensor], Sequence[Tensor]]
 class FluxTransformer2DModel(Denoiser):
     """The denoiser of FLUX.1."""
 
+    longest_text = 512
     default_text = 512
     guidance_in = "none"
     prompt_calls = _PROMPT_CALLS
