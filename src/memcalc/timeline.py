@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from memcalc.autograd.tape import ROWS
 from memcalc.common.assumption import Assumption
-from memcalc.errors import UsageError
 from memcalc.estimation.estimate import estimate
 from memcalc.estimation.traced_steps import most_loaded_step
 from memcalc.models.spec import ModelSpec
@@ -24,9 +23,17 @@ SAMPLES = 400
 """Pieces of the axis where nobody says how many."""
 
 
-def has_timeline(setup: TrainingSetup | InferenceSetup) -> bool:
-    """Whether a job can be shown over time: not a pipeline, of whose micro-batches only the fullest moment is known."""
-    return not isinstance(setup, TrainingSetup) or setup.pipeline_parallel_size == 1
+_ONE_MICRO_BATCH = Assumption(
+    "pipeline_micro_batch",
+    "of a pipeline one micro-batch is shown, the one with the fullest moment: the others that are in flight then stand "
+    "beside it",
+)
+
+
+def of_one_micro_batch(setup: TrainingSetup | InferenceSetup) -> tuple[Assumption, ...]:
+    """What has to be said of the tensors of a pipeline; nothing of other jobs."""
+    pipelined = isinstance(setup, TrainingSetup) and setup.pipeline_parallel_size > 1
+    return (_ONE_MICRO_BATCH,) if pipelined else ()
 
 
 def timeline(
@@ -49,14 +56,9 @@ def timeline(
         samples: pieces of the axis; of each the fullest moment is kept.
 
     Raises:
-        MemcalcError: as `estimate`, and for a pipeline, of whose micro-batches only the fullest moment is known.
+        MemcalcError: as `estimate`.
     """
-    if not has_timeline(setup):
-        raise UsageError(
-            "a rank of a pipeline has many micro-batches in flight, and only its fullest moment is computed: a "
-            "timeline needs a job without --pipeline-parallel-size."
-        )
-    report = estimate(spec, setup, gpu, assumptions=assumptions, teacher=teacher)
+    report = estimate(spec, setup, gpu, assumptions=(*assumptions, *of_one_micro_batch(setup)), teacher=teacher)
     runs = _runs(most_loaded_step(spec, setup, teacher, gpu), report)
     return Timeline(
         report, tuple(resampled(runs, samples)), tuple(phases_of(runs, samples)), tuple(stacks_of(runs, samples))

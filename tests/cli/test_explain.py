@@ -61,5 +61,4 @@ def test_what_is_refused() -> None:
     assert "choose one" in refused(2, "explain", "1B", "--phase", "step", "--at", "step")
     assert "backward of block 3" in refused(2, "explain", "1B", "--at", "backward of blok 3")
     assert "--markdown" in refused(2, "explain", "1B", "--markdown")
-    assert "--pipeline-parallel" in refused(2, "explain", "1B", "--gpus", "2", "--pipeline-parallel-size", "2")
     assert "report, explain" in refused(2, "schema", "what")

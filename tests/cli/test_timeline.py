@@ -49,7 +49,14 @@ def test_what_is_refused() -> None:
     assert "--markdown" in refused(2, "timeline", "1B", "--markdown")
     assert "--base" in refused(2, "timeline", "1B", "--base", "x")
     assert "--model" in refused(2, "timeline", "1B", "--model", "2B")
-    assert "--pipeline-parallel-size" in refused(2, "timeline", "1B", "--gpus", "2", "--pipeline-parallel-size", "2")
+
+
+def test_of_a_pipeline_one_micro_batch_is_shown() -> None:
+    shown = run("timeline", "1B", "--gpus", "2", "--pipeline-parallel-size", "2", "--seq-len", "64").stdout
+    assert (
+        "micro-batch" in run("explain", "1B", "--gpus", "2", "--pipeline-parallel-size", "2", "--seq-len", "64").stdout
+    )
+    assert "block 1 → 6" in shown
 
 
 @pytest.mark.parametrize(("count", "mark"), [("8B", " 100 GiB ┤"), ("405B", "4000 GiB ┤")])

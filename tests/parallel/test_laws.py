@@ -1,9 +1,12 @@
 """Laws of the layouts: what must hold of any model."""
 
+from typing import Any
+
 import pytest
 
 from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
+from memcalc.estimation.estimate import estimate
 from memcalc.models.spec import ModelSpec
 from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.run_context import run_context
@@ -128,3 +131,10 @@ def test_more_images_than_a_vision_tower_runs_one_by_one() -> None:
     replaced_lengths = replaced((Repeat((4, 8), 3), 5), {})
     assert replaced_lengths == (Repeat((4, 8), 3), 5)
     assert isinstance(replaced_lengths[0], Repeat)
+
+
+def test_a_size_of_1_on_every_axis_is_a_single_gpu() -> None:
+    sizes = ("data", "tensor", "context", "sequence", "pipeline", "expert")
+    ones: dict[str, Any] = {**{f"{axis}_parallel_size": 1 for axis in sizes}, "data_parallel_replicas": 1}
+    spec = ModelSpec.from_config({"model_type": "qwen3", "num_hidden_layers": 2})
+    assert estimate(spec, TrainingSetup(**ones)).peak == estimate(spec, TrainingSetup()).peak

@@ -84,10 +84,17 @@ def offloaded(setup: TrainingSetup) -> tuple[Offloaded, ...]:
 def refused(setup: TrainingSetup, engine: Parallel, shards: int) -> Iterator[str]:
     """What an engine whose weights `shards` ranks share does not have, or what has no effect."""
     for name, engines in _BELONGS.items():
+        if name == "data_parallel_replicas" and setup.data_parallel_replicas == 1:
+            continue  # a size of 1 on any axis is a single GPU
         if name in setup.model_fields_set and engine not in engines:
             option = f"--{name.replace('_', '-')}"
             yield f"{option} belongs to --parallel {' or '.join(engines)}, not to {engine}; leave one of them out."
     for axis, name in _SIZES.items():
+        if axis == "context" and engine == "megatron" and setup.context_parallel_size > 1:
+            yield (
+                "--context-parallel-size is Transformer Engine's in Megatron-Core (its own attention refuses it), "
+                "which is not computed; take --parallel fsdp2."
+            )
         if getattr(setup, name) > 1 and axis not in _AXES[engine]:
             yield (
                 f"--parallel {engine} has no --{axis}-parallel-size as memcalc knows it; leave it out, or take "

@@ -142,4 +142,6 @@ class ParallelSetup:
         return self.data * self.replicas
 
 
+GPUS_OF_A_NODE = 8
+
 SINGLE = ParallelSetup()

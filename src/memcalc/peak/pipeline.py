@@ -5,7 +5,7 @@ A micro-batch takes what its tape shows; others in flight keep what is alive bet
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -139,9 +139,18 @@ class PipelineRank(Engine):
 
 
 def trace_rank(
-    spec: ModelSpec, setup: TrainingSetup, layout: ParallelSetup, rank: int, *, tracing: Tracing = PLAIN
+    spec: ModelSpec,
+    setup: TrainingSetup,
+    layout: ParallelSetup,
+    rank: int,
+    *,
+    tracing: Tracing = PLAIN,
+    again: Callable[[TrainingSetup, ParallelSetup], Step] | None = None,
 ) -> Step:
-    """The step of one rank of a pipeline: that of the stage and micro-batch at which most is alive."""
+    """The step of one rank of a pipeline: that of the stage and micro-batch at which most is alive.
+
+    `again` traces that one once more, where somebody wants to be told of its tensors.
+    """
     stages = []
     held = {"keep_logits": True}  # a stage's output stays with its micro-batch
     for index in range(rank, layout.pipeline * layout.virtual, layout.pipeline):
@@ -154,6 +163,9 @@ def trace_rank(
     worst = _run(stages, layout, rank, accumulated=setup.grad_accum > 1)
     top = worst[max(worst, key=lambda phase: worst[phase].nbytes)]
     chosen = stages[top.stage].steps[top.later]
+    if again is not None:
+        own = replace(layout, stage=rank + top.stage * layout.pipeline, rank=rank)
+        chosen = again(setup.model_copy(update=held | {"grad_accum": 1 + top.later}), own)
     job = _engine(chosen).job
     ends = sum(stage.is_first + stage.is_last for stage in stages)
     ids = ends * (layout.microbatches - 1) * rounded(setup.batch * chosen.seq_len * INT64.itemsize)

@@ -29,6 +29,7 @@ from memcalc.provenance.standing import Standing, process_parts, standing_tensor
 from memcalc.report.cluster import communicators
 from memcalc.setup.setup import TrainingSetup
 from memcalc.tables.gpus import Gpu
+from memcalc.timeline import of_one_micro_batch
 from memcalc.training.traced_step import Step
 
 
@@ -49,7 +50,7 @@ def explain(  # noqa: PLR0913 (what estimate takes, and the moment)
     Raises:
         MemcalcError: the job cannot be answered for, or has no such moment.
     """
-    report = estimate(spec, setup, gpu, assumptions=assumptions, teacher=teacher)
+    report = estimate(spec, setup, gpu, assumptions=(*assumptions, *of_one_micro_batch(setup)), teacher=teacher)
     recording = Recording()
     step = record_step(spec, setup, recording, teacher, gpu)
     sample = find_moment(step, phase, at)

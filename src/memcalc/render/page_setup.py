@@ -51,13 +51,10 @@ def page_setup(
     heading: str = "",
 ) -> Setup:
     """Estimate a job for a page. Parameters and errors as of `estimate`; `heading` tells it from others."""
-    from memcalc.estimation.estimate import estimate
     from memcalc.tables.gpus import find_gpu
-    from memcalc.timeline import has_timeline, timeline
+    from memcalc.timeline import timeline
 
     found = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    if not has_timeline(setup):
-        return Setup(estimate(spec, setup, found, assumptions=assumptions, teacher=teacher), None, heading)
     drawn = timeline(spec, setup, found, assumptions=assumptions, teacher=teacher, samples=SAMPLES)
     return Setup(drawn.report, drawn, heading, _tensors(spec, setup, found, teacher, drawn.report))
 

@@ -8,15 +8,13 @@ from memcalc.autograd.tape import GRADIENTS, OPTIMIZER, WEIGHTS
 from memcalc.breakdown import BREAKDOWN
 from memcalc.common.assumption import Assumption
 from memcalc.nn.stack import Stack
-from memcalc.parallel.setup import DeviceMap, ParallelSetup
+from memcalc.parallel.setup import GPUS_OF_A_NODE, DeviceMap, ParallelSetup
 from memcalc.peak.ranks import phase_totals
 from memcalc.report.gpu_schema import Cluster, RankPeak
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.tables.optimizers import spelled
 from memcalc.training.traced_step import Step
 from memcalc.units import format_bytes
-
-GPUS_OF_A_NODE = 8
 
 _AXES = {
     "replicas": "data parallel replicas",

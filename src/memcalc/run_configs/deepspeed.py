@@ -158,6 +158,11 @@ def read(values: dict[str, Any], where: str, out: Mapping, given: Given | None =
         found.sizes[our.TENSOR_PARALLEL] = size
     if keys.has("pipeline"):
         out.lack("pipeline stages of DeepSpeed's own are not modelled")
+    for name in ("zero_quantized_weights", "zero_quantized_gradients"):
+        if zero.value(name):
+            out.lack(f"{name} (ZeRO++) is not modelled: weights and gradients are counted in their own dtype")
+    if zero.value("mics_shard_size") > 0:
+        out.lack("mics_shard_size (MiCS) is not modelled: weights are shared by all ranks")
     keys.finish()
     zero.finish()
     return found

@@ -58,6 +58,10 @@ _APEX = (
     "Apex's O2 is not computed; it has 16-bit weights and gradients beside fp32 masters, their gradients and states "
     "(20 bytes a parameter with AdamW), and --parallel zero1 on one GPU, DeepSpeed's way, is near to it"
 )
+_ZERO_BUBBLE = (
+    "schedules that put weight gradients off keep a micro-batch's graph, and gradients within it, until those are "
+    "made, which is not computed"
+)
 _MEANT: Mapping[str, Mapping[str, str]] = {
     "--quantization": {
         **dict.fromkeys(_OF_BITSANDBYTES.split(), _BITSANDBYTES),
@@ -100,6 +104,13 @@ _MEANT: Mapping[str, Mapping[str, str]] = {
         "what that one allocates is not described",
     )
     | dict.fromkeys(("ollama", "lmstudio", "lm-studio", "koboldcpp", "llamafile"), "it runs llama.cpp"),
+    "--pipeline-schedule": dict.fromkeys(
+        (
+            *("zerobubble", "zero-bubble", "interleavedzerobubble", "interleaved-zero-bubble", "dualpipe", "dualpipev"),
+            *("zb", "zb-h1", "zbh1", "zb1p", "zbv", "zbvzerobubble"),
+        ),
+        _ZERO_BUBBLE,
+    ),
 }
 """What words of other tools mean where none of the choices has their name, by option."""
 
