@@ -19,10 +19,14 @@ from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Picture, PromptCall
 from memcalc.models.registry import family
 from memcalc.models.spec import KeptAdapter, ModelSpec
+from memcalc.models.stored_weights import GGUF, StoredWeights
 from memcalc.nn.run_context import RunContext, run_context
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import InferenceSetup
+from memcalc.sources.adapter_options import linear_modules
+from memcalc.sources.single_file.gguf_modules import FORMATS
 from memcalc.tables.dtypes import ALIASES
+from memcalc.tables.weight_formats import WeightFormat
 from support.diffusion_rows import components, of_diffusers, text_encoder
 from support.paths import DATA
 from support.tape_events import DEVICES
@@ -35,6 +39,12 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     for line in (DATA / "pipelines.jsonl").read_text().splitlines():
         row = json.loads(line)
         yield row["case"]["name"], row
+
+
+def _packed(spec: ModelSpec, form: WeightFormat) -> StoredWeights:
+    """Every linear layer of the blocks in one of GGUF's types."""
+    names = [name for _, found in linear_modules(spec) for name in found if "blocks." in name]
+    return StoredWeights(GGUF, {form.name: 1}, modules=dict.fromkeys(names, form))
 
 
 def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
@@ -57,6 +67,8 @@ def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
     lora = case.get("adapter")
     adapter = KeptAdapter(rank=lora["r"], targets=",".join(lora["targets"])) if lora else None
     spec = replace(spec, component="denoiser", components=components(case), adapter=adapter)
+    if case.get("gguf"):
+        spec = replace(spec, stored=_packed(spec, FORMATS[case["gguf"]]))
     options["condition_images"] = case.get("references", 0)
     return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
 

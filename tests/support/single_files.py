@@ -115,10 +115,14 @@ def sd3(depth: int = 24, *, side: int = 192, qk_norm: bool = False, dual: int = 
     return out
 
 
-def wan(h: int = 5120, layers: int = 40, inner: int = 13824, channels: int = 16, outputs: int = 16) -> Shapes:
-    """Wan 2.1 and 2.2."""
+def wan(h: int = 5120, layers: int = 40, inner: int = 13824, channels: int = 16, *, image: int = 0) -> Shapes:
+    """Wan 2.1 and 2.2; with `image` the width of a picture's embedding."""
+    outputs = 16
     out = conv("patch_embedding", channels, h, 1, 2, 2) | linear("head.head", h, 4 * outputs)
     out |= {"head.modulation": (1, 2, h)} | linear("time_projection.1", h, 6 * h)
+    if image:
+        out |= norm("img_emb.proj.0", image) | linear("img_emb.proj.1", image, image)
+        out |= linear("img_emb.proj.3", image, h) | norm("img_emb.proj.4", h)
     for name, inputs in (("text_embedding", 4096), ("time_embedding", 256)):
         out |= linear(f"{name}.0", inputs, h) | linear(f"{name}.2", h, h)
     for block in range(layers):
@@ -127,6 +131,9 @@ def wan(h: int = 5120, layers: int = 40, inner: int = 13824, channels: int = 16,
             for name in "qkvo":
                 out |= linear(f"{at}.{attention}.{name}", h, h)
             out |= {f"{at}.{attention}.norm_{name}.weight": (h,) for name in "qk"}
+        if image:
+            out |= linear(f"{at}.cross_attn.k_img", h, h) | linear(f"{at}.cross_attn.v_img", h, h)
+            out |= {f"{at}.cross_attn.norm_k_img.weight": (h,)}
         out |= linear(f"{at}.ffn.0", h, inner) | linear(f"{at}.ffn.2", inner, h) | norm(f"{at}.norm3", h)
         out |= {f"{at}.modulation": (1, 6, h)}
     return out

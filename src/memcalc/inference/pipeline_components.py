@@ -11,6 +11,7 @@ from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Denoiser
 from memcalc.models.registry import autoencoders
 from memcalc.models.spec import ModelSpec, PipelineComponent
+from memcalc.models.stored_weights import StoredWeights
 from memcalc.nn.model import Network
 from memcalc.nn.quantized_layers import quantize, tell_apart
 from memcalc.nn.stack import Stack
@@ -85,6 +86,8 @@ def load_component(name: str, spec: ModelSpec, setup: InferenceSetup) -> Loaded:
         if setup.vae_dtype is not None:
             changes["dtype"] = setup.vae_dtype
     weights = load_weights(spec, setup.model_copy(update=changes), ENGINES["transformers"], network, network)
+    if spec.stored is not None and spec.stored.modules:
+        weights = _as_stored(weights, spec.stored)
     if weights.form is not None:
         if weights.format_of is not None:
             tell_apart(network, weights.format_of)
@@ -97,6 +100,14 @@ def load_component(name: str, spec: ModelSpec, setup: InferenceSetup) -> Loaded:
         if isinstance(module, Stack):
             module.rename(f"{name} {module.name}")
     return Loaded(name, spec, network, weights)
+
+
+def _as_stored(weights: LoadedWeights, stored: StoredWeights) -> LoadedWeights:
+    """Weights of a GGUF file as diffusers keeps them (GGUFQuantizationConfig): each layer in its own type."""
+    kinds = list(dict.fromkeys(form.name for form in stored.modules.values()))
+    name = f"GGUF {kinds[0]}" if len(kinds) == 1 else "GGUF"
+    first = next(iter(stored.modules.values()))
+    return replace(weights, quantization=name, form=first, format_of=stored.modules.get)
 
 
 def upcast_vae(part: Loaded, denoiser: Network) -> Loaded:

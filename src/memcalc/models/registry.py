@@ -106,6 +106,7 @@ _FILES: dict[str, dict[str, tuple[str, ...]]] = {
         "rotary_bert": ("gte", "jina_embeddings_v3", "nomic_bert"),
         "pre_norm_bert": ("roberta-prelayernorm", "xlm-roberta-xl"),
         "esm": ("esm",),
+        "layoutlmv3": ("layoutlmv3",),
         "eurobert": ("eurobert",),
         "distilbert_albert": ("distilbert", "albert"),
         "mpnet": ("mpnet",),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from memcalc.tables.weight_formats import WeightFormat
+
 GGUF = "GGUF"
 
 
@@ -24,3 +26,5 @@ class StoredWeights:
     exact: bool = False
     places: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Bytes of a GGUF file's weights by place ("embedding", "head", "layer 3", "experts 3", "other") and type."""
+    modules: Mapping[str, WeightFormat] = field(default_factory=dict)
+    """The type of each quantized linear layer of a denoiser's GGUF file, by the layer's name."""

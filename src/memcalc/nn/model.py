@@ -153,6 +153,8 @@ class Network(Module):
     """How many frames of a video the model reads as one image; None where it reads none, or reads them otherwise."""
     limits_whole_videos = False
     """Whether its processor's limits of pixels are those of all frames together."""
+    image_of_config = False
+    """An image of the config's size comes with every sequence, which is none of its tokens."""
     resizable_input = False
     """Images may have any size, whatever the config says."""
     length_unit: str = ""

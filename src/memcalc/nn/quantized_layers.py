@@ -96,6 +96,8 @@ class QuantizedLinear(Linear):
             case "awq":
                 x = to(x, FP16 if dtype is FP32 else dtype)
                 return to(self._biased(kernels.linear_awq(x, self.shape[::-1])), dtype)
+            case "gguf":
+                return self._biased(kernels.linear_gguf(x, self.shape, self.form.name))
             case "fp8":
                 return self._biased(kernels.linear_fp8(x, self.shape))
             case _:

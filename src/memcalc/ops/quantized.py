@@ -219,6 +219,46 @@ def _linear_fp8_backward(node: Node, grads: Grads) -> list[Tensor | None]:
 # -- anything else ----------------------------------------------------------------------------------------------------
 
 
+# -- GGUF's types in diffusers ----------------------------------------------------------------------------------------
+
+GGUF_SCRATCH: dict[str, tuple[int, DType]] = {
+    "Q8_0": (512, FP16),
+    "Q6_K": (1312, FP16),
+    "Q5_K": (1840, FP16),
+    "Q4_K": (1328, FP16),
+    "Q3_K": (1360, FP16),
+    "Q2_K": (1344, FP16),
+    "Q5_1": (2560, FP16),
+    "Q5_0": (2560, FP16),
+    "Q4_1": (1280, FP16),
+    "Q4_0": (768, FP16),
+    "BF16": (2048, FP32),
+    "IQ4_NL": (3072, FP32),
+    "IQ4_XS": (3128, FP32),
+}
+"""What unpacking takes by type: most bytes for 256 weights, those of the result among them, and the result's dtype.
+
+Source: dequantize_blocks_* of diffusers 0.42.1 (quantizers/gguf/utils.py), run on PyTorch's allocator.
+"""
+
+
+def linear_gguf(x: Tensor, shape: Shape, kind: str) -> Tensor:
+    """x [..., in] times a weight [out, in] of a GGUF type, without gradients: unpacked in tensor operations, then cast.
+
+    Types that GGUF_SCRATCH does not have are those that diffusers does not load.
+    """
+    tape, count = x.tape, prod(shape)
+    most, dtype = GGUF_SCRATCH[kind]
+    scratch = _scratch(tape, count * most // 256 - count * dtype.itemsize)
+    unpacked = _dense(tape, shape, dtype)
+    del scratch
+    weight = to(unpacked, x.dtype)
+    del unpacked
+    out = tape.empty((*x.shape[:-1], shape[0]), x.dtype)
+    del weight
+    return out
+
+
 def linear_dequantized(x: Tensor, shape: Shape) -> Tensor:
     """x [..., in] times a weight [out, in] that is dequantized in forward, and again in backward. Keeps nothing."""
     weight = _dense(x.tape, shape, x.dtype)

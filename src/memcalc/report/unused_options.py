@@ -36,10 +36,9 @@ def idle(spec: ModelSpec, setup: TrainingSetup | InferenceSetup, step: Step) -> 
                 "--image-size changes nothing: the model has a position for every patch of the config's image size",
             )
     if blind:
+        why = "reads one image of the config's size" if step.network.image_of_config else "reads no images"
         yield from (
-            Assumption(
-                "image_options_unused", f"--{name.replace('_', '-')} changes nothing: {spec.model_type} reads no images"
-            )
+            Assumption("image_options_unused", f"--{name.replace('_', '-')} changes nothing: {spec.model_type} {why}")
             for name in ("images_per_sequence", "image_size")
             if name in given and getattr(setup, name) is not None
         )

@@ -26,11 +26,11 @@ from memcalc.run_configs import (
     simple_tuner,
     torchtitan,
     torchtune,
-    trl_keys,
     unsloth,
     vllm,
     yaml_text,
 )
+from memcalc.run_configs.known_keys import trl_keys
 
 LARGEST = 1 << 20
 """Bytes of a run file."""
@@ -177,7 +177,7 @@ def kind_of(values: dict[str, Any], where: str) -> str:
 
 
 def _nearest(values: dict[str, Any]) -> str:
-    from memcalc.run_configs import axolotl_keys, hf_keys, llama_factory_keys, ms_swift_keys, torchtune_keys
+    from memcalc.run_configs.known_keys import axolotl_keys, hf_keys, llama_factory_keys, ms_swift_keys, torchtune_keys
 
     tables = {
         "axolotl": axolotl_keys.KEYS,

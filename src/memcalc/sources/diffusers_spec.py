@@ -8,7 +8,7 @@ from memcalc.errors import ConfigError, MemcalcError
 from memcalc.models.build import build
 from memcalc.models.registry import autoencoders, denoisers
 from memcalc.models.spec import KeptAdapter, ModelSpec, PipelineComponent
-from memcalc.models.stored_weights import StoredWeights
+from memcalc.models.stored_weights import GGUF, StoredWeights
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.adapter_options import check_kind
@@ -38,6 +38,9 @@ def describe_pipeline(model: LoadedModel, name: str, setup: TrainingSetup | Infe
     if main.counted:
         found = replace(found, spec=replace(found.spec, stored=_stored(main)))
     lines: list[Assumption] = []
+    if main.modules and isinstance(setup, TrainingSetup):
+        text = "GGUF weights are unpacked to 16 bits for training, as diffusers does not train on them"
+        found = replace(found, assumptions=(*found.assumptions, Assumption("gguf_unpacked", text)))
     spec = replace(found.spec, component=main.name, components=_others(model, main, lines))
     return Described(spec, found.setup, (*found.assumptions, *(() if isinstance(setup, TrainingSetup) else lines)))
 
@@ -98,7 +101,10 @@ def _alone(model: LoadedModel, main: Component) -> LoadedModel:
 
 def _stored(part: Component) -> StoredWeights:
     """The weights of a part whose number is that of its config: what is stored in fp8 is widened when it is loaded."""
-    return StoredWeights(dtype=SHORT.get((part.checkpoint and part.checkpoint.stored_dtype) or ""))
+    checkpoint = part.checkpoint
+    if checkpoint is not None and part.modules:
+        return StoredWeights(GGUF, checkpoint.stored_bytes_by_dtype, modules=part.modules)
+    return StoredWeights(dtype=SHORT.get((checkpoint and checkpoint.stored_dtype) or ""))
 
 
 def _others(model: LoadedModel, main: Component, lines: list[Assumption]) -> tuple[PipelineComponent, ...]:

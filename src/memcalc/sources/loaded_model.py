@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.errors import ConfigError
 from memcalc.sources.adapter import Adapter
 from memcalc.sources.checkpoint.checkpoint import Checkpoint, IgnoredFile
 from memcalc.sources.display_names import shown
+from memcalc.tables.weight_formats import WeightFormat
 
 CONFIG = "config.json"
 
@@ -37,6 +38,8 @@ class Component:
     notes: tuple[str, ...] = ()
     why: str = ""
     counted: bool = False
+    modules: Mapping[str, WeightFormat] = field(default_factory=dict)
+    """The type of each quantized linear layer of a GGUF file, by the layer's name."""
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -78,11 +78,22 @@ _SD3 = {
         for name, ours in names
     }
 }
+_CHROMA = {**_FLUX, "in_layer": ("linear_1",), "out_layer": ("linear_2",)}
+_FLUX2: Mapping[str, tuple[str, ...]] = {
+    **{name: modules for name, modules in _FLUX.items() if "_attn_" in name},
+    "img_mlp_0": ("ff.linear_in",),
+    "img_mlp_2": ("ff.linear_out",),
+    "txt_mlp_0": ("ff_context.linear_in",),
+    "txt_mlp_2": ("ff_context.linear_out",),
+    "linear1": ("attn.to_qkv_mlp_proj",),
+    "linear2": ("attn.to_out",),
+}
 _LUMINA = {"attention_qkv": ("to_q", "to_k", "to_v"), "attention_out": ("to_out.0",)}
 
-_ORIGINAL: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+ORIGINAL: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "FluxTransformer2DModel": _FLUX,
-    "ChromaTransformer2DModel": _FLUX,
+    "ChromaTransformer2DModel": _CHROMA,
+    "Flux2Transformer2DModel": _FLUX2,
     "WanTransformer3DModel": _WAN,
     "SD3Transformer2DModel": _SD3,
     "Lumina2Transformer2DModel": _LUMINA,
@@ -144,7 +155,7 @@ def targets_of(adapter: LoraFile, spec: ModelSpec) -> Targets:
         for name in names:
             own.setdefault(_place(name), set()).add(module)
             there[_kind(name), module] += 1
-    original = _ORIGINAL.get(spec.model_type, {})
+    original = ORIGINAL.get(spec.model_type, {})
     ranks: dict[Place, Counter[int]] = {}
     missing = []
     for name, factors in adapter.modules.items():

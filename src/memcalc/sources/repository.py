@@ -16,7 +16,7 @@ from memcalc.sources.display_names import shown
 from memcalc.sources.file_selection import ADAPTER_CONFIG, Choice, RepoFile, choose, ignored_files
 from memcalc.sources.folder import Folder
 from memcalc.sources.gguf.config import config_from_gguf
-from memcalc.sources.gguf.header import gguf_checkpoint, read_gguf
+from memcalc.sources.gguf.header import IMAGE_ARCHITECTURES, gguf_checkpoint, read_gguf
 from memcalc.sources.json_object import parse_object
 from memcalc.sources.loaded_model import CONFIG, LoadedModel
 from memcalc.units import format_bytes
@@ -95,7 +95,10 @@ def read_weights(folder: Folder, files: Sequence[RepoFile], choice: Choice, text
     if choice.format == "gguf":
         headers = folder.each(_reading(folder, read_gguf), choice.weights, "headers")
         checkpoint = gguf_checkpoint(headers, ignored_files(files, choice.weights, choice), choice.notes)
-        return Weights(checkpoint, (), config_from_gguf(headers[0][1], folder.label(headers[0][0])))
+        first = headers[0][1]
+        if first.architecture in IMAGE_ARCHITECTURES:
+            return Weights(checkpoint)
+        return Weights(checkpoint, (), config_from_gguf(first, folder.label(headers[0][0])))
     if choice.format == "safetensors":
         return _safetensors(folder, files, choice, texts)
     if choice.format == "pickle":

@@ -40,5 +40,5 @@ ON_BOTH: Final = frozenset(
 )
 """Families of which both have measured training; denoisers and autoencoders were measured with the allocator alone."""
 
-ON_ALLOCATOR: Final = frozenset({"dbrx", "jetmoe", "moonshine", "switch_transformers"})
+ON_ALLOCATOR: Final = frozenset({"dbrx", "jetmoe", "layoutlmv3", "moonshine", "switch_transformers"})
 """Families of which the allocator alone has measured training: they read values, or run faster there."""

@@ -21,7 +21,8 @@ class WeightFormat:
     says whether the matrices of experts, which are no linear layers in Transformers, are quantized too; `only_experts`
     that nothing else is; `experts_apart` that experts are quantized, and dequantized, one by one; `head` that the head
     of a language model is quantized too. `tables` are further tensors of each matrix, in bytes. `kernel` names the
-    library's way to multiply: what it dequantizes, and what it keeps.
+    library's way to multiply: what it dequantizes, and what it keeps. `block` is of GGUF's types: so many weights of a
+    row are so many bytes, scales among them.
     """
 
     name: str
@@ -35,11 +36,14 @@ class WeightFormat:
     experts_apart: bool = False
     head: bool = False
     tables: tuple[int, ...] = ()
+    block: tuple[int, int] | None = None
     kernel: str = "dequantize"
     source: str
 
     def tensors(self, shape: tuple[int, ...]) -> dict[str, int]:
         """Bytes of each tensor that a matrix [out, in], or a pile of them, is kept as: weights, then constants."""
+        if self.block is not None:
+            return {"weights": self.nbytes(shape)}
         count, inputs = prod(shape), shape[-1]
         sizes = {"weights": count * self.bits}
         sizes |= {f"constants {size}": -(-count // size) * constant for size, constant in self.shared}
@@ -51,6 +55,9 @@ class WeightFormat:
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a matrix [out, in], or of a pile of them, with its constants."""
+        if self.block is not None:
+            weights, nbytes = self.block
+            return prod(shape[:-1]) * -(-shape[-1] // weights) * nbytes
         count, inputs = prod(shape), shape[-1]
         bits = count * self.bits + sum(-(-count // size) * constant for size, constant in self.shared)
         bits += prod(shape[:-1]) * self.row_bits + prod(shape[:-2]) * inputs * self.input_bits

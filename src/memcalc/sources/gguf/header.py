@@ -153,6 +153,37 @@ def _measured(
     return tuple(found)
 
 
+IMAGE_ARCHITECTURES = frozenset(
+    (
+        "flux",
+        "flux2",
+        "chroma",
+        "sd1",
+        "sdxl",
+        "sd3",
+        "aura",
+        "hidream",
+        "cosmos",
+        "ltxv",
+        "hyvid",
+        "wan",
+        "lumina2",
+        "qwen_image",
+        "z_image",
+        "pixart",
+    )
+)
+"""Architectures of denoisers, whose tensors have their original names (city96/ComfyUI-GGUF, tools/convert.py)."""
+
+
+def _original_shape(header: GgufHeader, tensor: GgufTensor) -> tuple[int, ...]:
+    """The shape before it was made to fit into GGUF's dimensions, where ComfyUI-GGUF's converter notes one."""
+    noted = header.metadata.get(f"comfy.gguf.orig_shape.{tensor.name}")
+    if not isinstance(noted, list) or not all(type(size) is int and size > 0 for size in noted):
+        return tensor.shape
+    return tuple(noted) if prod(noted) == prod(tensor.shape) else tensor.shape
+
+
 def gguf_checkpoint(
     headers: Sequence[tuple[str, GgufHeader]], ignored: Sequence[IgnoredFile] = (), notes: Sequence[str] = ()
 ) -> Checkpoint:
@@ -165,7 +196,16 @@ def gguf_checkpoint(
             role = Role.BUFFER if tensor.name in _TABLES else Role.QUANTIZED if tensor.quantized else Role.PARAMETER
             count = 0 if role is Role.BUFFER else prod(tensor.shape)
             tensors.append(
-                StoredTensor(tensor.name, tensor.type, tensor.nbytes, file, role, tensor.name, tensor.shape, count)
+                StoredTensor(
+                    tensor.name,
+                    tensor.type,
+                    tensor.nbytes,
+                    file,
+                    role,
+                    tensor.name,
+                    _original_shape(header, tensor),
+                    count,
+                )
             )
     first = headers[0][1]
     quantization = _recipe(first) if any(t.role is Role.QUANTIZED for t in tensors) else None

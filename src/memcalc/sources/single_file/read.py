@@ -11,6 +11,7 @@ from memcalc.sources.checkpoint.checkpoint import Checkpoint
 from memcalc.sources.checkpoint.stored_tensor import Role, StoredTensor
 from memcalc.sources.loaded_model import CONFIG, Component, LoadedModel
 from memcalc.sources.single_file.beside import Beside, autoencoder, text_encoder
+from memcalc.sources.single_file.gguf_modules import packed_modules
 from memcalc.sources.single_file.shapes import Shapes, Unfit
 from memcalc.sources.single_file.transformers import RECOGNISED, UNKNOWN
 from memcalc.sources.single_file.unet import PROOF, unet_config
@@ -139,6 +140,12 @@ def _pipeline(
     encoders = _encoders(tensors)
     main = "unet" if denoiser.class_name.startswith("UNet") else "transformer"
     parts = [_component(main, own, denoiser, checkpoint)]
+    if checkpoint.format == "gguf":
+        spec = ModelSpec.from_config(_config(denoiser), denoiser.class_name)
+        modules, others = packed_modules(own, spec)
+        if others:
+            return replace(model, unfit=_not_packed(denoiser, own, others), config_file=CONFIG)
+        parts[0] = replace(parts[0], modules=modules)
     for place, part in enumerate(encoders.values(), 1):
         name = "text_encoder" if place == 1 else f"text_encoder_{place}"
         known = text_encoder(Shapes(_shapes(part)), denoiser.class_name, alone=len(encoders) == 1)
@@ -150,6 +157,14 @@ def _pipeline(
         count = format_count(sum(tensor.parameters for tensor in averages.values()))
         notes.append(f"the averaged weights that the file also holds (model_ema, {count} parameters) are not loaded")
     return replace(model, checkpoint=None, components=tuple(parts), notes=tuple(notes))
+
+
+def _not_packed(denoiser: Beside, tensors: Tensors, others: Sequence[str]) -> str:
+    kinds = {tensors[name].dtype for name in others}
+    return _not_described(
+        f"holds {denoiser.class_name} with {len(others):,} quantized tensors ({', '.join(sorted(kinds))}; {others[0]}) "
+        "that memcalc does not know how diffusers keeps"
+    )
 
 
 def _encoders(tensors: Mapping[str, StoredTensor]) -> dict[str, Tensors]:
@@ -192,5 +207,8 @@ def _notes(denoiser: Beside, parts: Sequence[Component]) -> Iterable[str]:
         "config read off names and shapes"
     )
     kind = main.checkpoint.stored_dtype or ""
-    if kind.startswith("F8"):
+    if main.checkpoint.format == "gguf":
+        types = ", ".join(main.checkpoint.stored_bytes_by_dtype)
+        yield f"GGUF ({types}): linear layers stay packed and are unpacked one by one (GGUFQuantizationConfig)"
+    elif kind.startswith("F8"):
         yield f"stored in fp8 ({kind}), which diffusers' from_single_file widens to the dtype of the run"

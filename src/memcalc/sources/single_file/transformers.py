@@ -36,6 +36,7 @@ def _flux(t: Shapes) -> Config:
     dim = t.first(*_scales("double_blocks.0.img_attn.norm.key_norm"))[0]
     return {
         "in_channels": channels,
+        "out_channels": t.of("final_layer.linear.weight", 2)[0],
         "num_layers": t.count("double_blocks"),
         "num_single_layers": t.count("single_blocks"),
         "attention_head_dim": dim,
