@@ -171,6 +171,7 @@ _PROMPT_CALLS = {"CLIPTextModel": CLIP, "T5EncoderModel": PromptCall()}
 class FluxTransformer2DModel(Denoiser):
     """The denoiser of FLUX.1."""
 
+    longest_text = 512
     default_text = 512
     guidance_in = "none"
     prompt_calls = _PROMPT_CALLS
