@@ -119,7 +119,7 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
         }
     found = hf_trainer.sharding(context, keys, "msswift")
     for name, option in (
-        ("sequence_parallel_size", our.CONTEXT_PARALLEL),
+        ("sequence_parallel_size", our.SEQUENCE_PARALLEL_SIZE if found.kind == "zero" else our.CONTEXT_PARALLEL),
         ("deepspeed_autotp_size", our.TENSOR_PARALLEL),
     ):
         given = keys.get(name)
