@@ -28,7 +28,6 @@ _LEGACY = {
     "eager_attention": "eager",
     "sage_attention": "sage",
 }
-_FLAT = ("flash", "flex", "xformers", "sage")
 _RL = {
     "dpo": "dpo",
     "ipo": "dpo",

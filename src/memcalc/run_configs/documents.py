@@ -43,8 +43,6 @@ LAUNCHERS = re.compile(
     re.MULTILINE,
 )
 
-TRAINING = ("axolotl", "llamafactory", "llamafactory-v1", "trl", "hf", "torchtune", "torchtitan", "msswift", "unsloth")
-
 _HF_MARKS = {
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
