@@ -1,6 +1,7 @@
 """The simulated allocator against PyTorch 2.14's own: random sequences run on both, and published examples."""
 
 import json
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from support.paths import DATA
 from memcalc.allocator.blocks import Block
 from memcalc.allocator.caching import CachingAllocator, OutOfDeviceMemory
 from memcalc.allocator.conf import parse_alloc_conf
+from memcalc.allocator.events import STREAM_SHIFT
 from memcalc.allocator.expandable import allocator_of
+from memcalc.allocator.streams import StreamsAllocator
 
 MIB = 2**20
 SEQUENCES = [json.loads(line) for line in (DATA / "allocator" / "sequences.jsonl").read_text().splitlines()]
@@ -101,3 +104,29 @@ def test_expandable_segments_have_no_holes_that_a_larger_tensor_cannot_use() -> 
             allocator.free(block)
         allocator.malloc(120 * MIB)
     assert (fixed.reserved, growing.reserved) == (240 * MIB, 120 * MIB)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_streams_are_served_alike_on_integers_and_on_blocks(seed: int) -> None:
+    """PyTorch's own gave the same in 119 further sequences on up to four streams and full devices."""
+    random, capacity = Random(seed), (300 + 400 * (seed % 3)) * MIB
+    blocks, integers = CachingAllocator(capacity=capacity), StreamsAllocator(capacity)
+    live: list[tuple[int, Block]] = []
+    keys: list[int] = []
+    for _ in range(150):
+        if live and random.random() < 0.45:
+            number, block = live.pop(random.randrange(len(live)))
+            blocks.free(block)
+            integers.run([~number], keys)
+        else:
+            nbytes, stream = int(2 ** random.uniform(0, 27)), random.randrange(3)
+            try:
+                block = blocks.malloc(nbytes, stream)
+            except OutOfDeviceMemory:
+                with pytest.raises(OutOfDeviceMemory):
+                    integers.run([nbytes | stream << STREAM_SHIFT], keys)
+            else:
+                integers.run([nbytes | stream << STREAM_SHIFT], keys)
+                live.append((len(keys) - 1, block))
+        assert (integers.allocated, integers.reserved) == (blocks.allocated, blocks.reserved)
+    assert integers.peak_reserved == blocks.peak_reserved

@@ -231,4 +231,10 @@ def test_what_training_a_unet_refuses(unet: str, options: tuple[str, ...], said:
 
 def test_what_is_trained_of_unets_alone_is_refused(folder: str) -> None:
     assert "Stable Diffusion" in refused(2, "from-file", folder, "--textual-inversion")
-    assert "UNets" in refused(2, "from-file", folder, "--controlnet")
+
+
+def test_a_controlnet_of_flux_is_short(folder: str) -> None:
+    whole, control = train(folder), train(folder, "--controlnet")
+    assert 0 < control["model"]["parameters"]["trainable"] != whole["model"]["parameters"]["trainable"]
+    assert "single blocks is trained" in str(control["assumptions"])
+    assert "leave out one" in refused(2, "from-file", folder, "--controlnet", "--condition-images", "1")

@@ -87,11 +87,19 @@ def test_many_setups_are_those_of_estimates_in_their_order(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "given", [("--lengths", "8..16"), ("--max-steps", "3"), ("--seed", "1"), ("--alloc-conf", "max_split_size_mb:64")]
+    "given", [("--lengths", "32..40", "--max-steps", "2"), ("--alloc-conf", "max_split_size_mb:64", "--seq-len", "32")]
 )
-def test_options_of_the_allocator_are_refused_by_name(given: tuple[str, str]) -> None:
-    said = run("sweep", "1B", "--batch", "1,2", *given, code=2).stderr
-    assert said.startswith(f"memcalc: {given[0]} is for a simulation of PyTorch's allocator, which sweep does not run")
+def test_the_allocator_is_simulated_where_that_is_asked_for(given: tuple[str, ...]) -> None:
+    job = (*given, "--lora-rank", "4", "--gpu", "80GB", "--json")
+    rows = [json.loads(line) for line in run("sweep", "1B", "--batch", "1,2", *job).stdout.splitlines()]
+    assert [row["assumption"] for row in rows] == [None, None]
+    one = json.loads(run("estimate", "1B", "--batch", "2", *job).stdout)
+    assert rows[1]["process_bytes"] == one["peak"]["process_bytes"]
+
+
+def test_so_many_setups_are_not_simulated() -> None:
+    assert "200 at most" in run("sweep", "1B", "--batch", "1..201", "--lengths", "32..40", code=2).stderr
+    assert "belongs to --lengths" in run("sweep", "1B", "--batch", "1,2", "--max-steps", "3", code=2).stderr
 
 
 def test_the_reserve_is_said_to_be_assumed() -> None:

@@ -152,6 +152,7 @@ def test_a_gguf_file_is_placed_tensor_by_tensor(tmp_path: Path) -> None:
         (["--engine", "vllm", "--n-gpu-layers", "4"], "--n-gpu-layers belongs to --engine llama.cpp"),
         (["--engine", "llama.cpp", "--kv-dtype", "int8", "--cache-type-k", "q8_0"], "leave it out"),
         (["--engine", "llama.cpp", "--flash-attn", "off", "--cache-type-v", "q8_0"], "only with flash attention"),
+        (["--engine", "llama.cpp", "--quantization", "nf4"], "give the .gguf as the model"),
         (["--engine", "llama.cpp", "--cache-type-k", "q6_k"], "--cache-type-k cannot be 'q6_k'"),
     ],
 )

@@ -11,7 +11,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.run_context import run_context
 from memcalc.parallel.engine import replaced
-from memcalc.parallel.setup import ParallelSetup
+from memcalc.parallel.setup import ParallelSetup, ZeroOptions
 from memcalc.peak.sweep import Sweep
 from memcalc.setup.setup import TrainingSetup
 from memcalc.training.step import trace
@@ -138,3 +138,14 @@ def test_a_size_of_1_on_every_axis_is_a_single_gpu() -> None:
     ones: dict[str, Any] = {**{f"{axis}_parallel_size": 1 for axis in sizes}, "data_parallel_replicas": 1}
     spec = ModelSpec.from_config({"model_type": "qwen3", "num_hidden_layers": 2})
     assert estimate(spec, TrainingSetup(**ones)).peak == estimate(spec, TrainingSetup()).peak
+
+
+def test_deep_models_gather_no_more_weights_ahead() -> None:
+    def most(depth: int) -> int:
+        spec = ModelSpec.from_config({**CONFIGS["llama"], "num_hidden_layers": depth})
+        setup = TrainingSetup(seq_len=16, precision="bf16", activation_checkpointing="full")
+        ahead = ZeroOptions(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=50_000)
+        step = trace(spec, setup, layout=ParallelSetup("zero3", data=4, zero=ahead))
+        return Sweep(step.tape).peaks()[0]["backward"][0]
+
+    assert most(44) < 1.5 * most(36)

@@ -31,6 +31,8 @@ MORE = {
     "25:fsdp1-dpo": 16_384,
     "26:fsdp1-sft": 16_384,
     "27:zero3-grpo": 739_840,
+    "31:fsdp2-dpo": 16_384,
+    "32:fsdp1-dpo": 20_480,
 }
 """More of them: casts of what a model returns, norms of FSDP1's clipping, statistics, small adapters; two hidden states
 in the step of FSDP1 with LoRA, far below the peak; and, in the last, weights that a stale order lets stand (1.6 %)."""

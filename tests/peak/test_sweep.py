@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from memcalc.autograd.tape import ACTIVATIONS, NEVER, OVERHEAD, TEMPORARY, Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import ACTIVATIONS, NEVER, OVERHEAD, TEMPORARY, Tape
 from memcalc.autograd.tensor import Storage
 from memcalc.peak.sweep import Sweep
 

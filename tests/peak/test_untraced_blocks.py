@@ -1,6 +1,7 @@
 """What blocks that were not traced leave behind and release, on tapes made by hand."""
 
-from memcalc.autograd.tape import ACTIVATIONS, TEMPORARY, Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import ACTIVATIONS, TEMPORARY, Tape
 from memcalc.autograd.tensor import Storage
 from memcalc.peak.sweep import Sweep
 from memcalc.peak.untraced_blocks import Region, UntracedBlocks, stretches

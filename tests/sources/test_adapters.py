@@ -141,3 +141,11 @@ def test_what_cannot_be_or_is_not_computed(tmp_path: Path, key: str, value: obje
 
 def test_dora_in_inference_is_refused(tmp_path: Path) -> None:
     assert "use_dora" in refused(1, "from-file", adapter(tmp_path, use_dora=True), "--mode", "inference")
+
+
+def test_what_merging_takes_is_said(tmp_path: Path) -> None:
+    """16 bytes a weight of the largest layer (64 by 64) beside a base in 16 bits, 8 beside one in fp32."""
+    path = adapter(tmp_path, **LORA)
+    for dtype, size in (("bf16", "64.0 KiB"), ("fp32", "32.0 KiB")):
+        found = answer("from-file", path, "--base", str(tmp_path / "base"), "--mode", "inference", "--dtype", dtype)
+        assert assumes(found, "merge_and_unload", f"{size} more for a moment")

@@ -139,3 +139,11 @@ def test_what_is_not_known_is_said_in_a_sentence(tmp_path: Path, shapes: whole.S
     assert words in str(caught.value)
     assert words in refused(1, "from-file", str(tmp_path / "model.safetensors"))
     run("inspect", str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.parametrize("tokens", ["513", "4096"])
+def test_a_text_that_the_pipeline_refuses(tmp_path: Path, tokens: str) -> None:
+    path = write(tmp_path / "f.safetensors", {name: ("BF16", shape) for name, shape in whole.flux(1, 1, 256).items()})
+    line = ("from-file", str(path), "--mode", "inference", "--resolution", "64", "--max-sequence-length")
+    assert "512" in refused(2, *line, tokens)
+    run(*line, "512")

@@ -70,6 +70,12 @@ def pipeline(case: dict[str, Any]) -> tuple[ModelSpec, InferenceSetup]:
     if case.get("gguf"):
         spec = replace(spec, stored=_packed(spec, FORMATS[case["gguf"]]))
     options["condition_images"] = case.get("references", 0)
+    options["num_images_per_prompt"] = case.get("per_prompt", 1)
+    options["batch"] //= case.get("per_prompt", 1)
+    if case.get("guidance") == "none":
+        options["guidance_scale"] = 1.0
+    if quantized := case.get("quant_parts"):
+        options |= {"quantization": next(iter(quantized.values())), "components_to_quantize": ",".join(quantized)}
     return spec, InferenceSetup(**options, max_sequence_length=case.get("text", 77))
 
 

@@ -21,6 +21,7 @@ KNOWN: dict[str, tuple[tuple[int, int, int], str]] = {
     "sdxl controlnet mixed ckpt b2": ((3072, 0, 0), "six blocks of 512 bytes, not explained"),
     "sd15 controlnet fp32 a100": ((-393216, -393216, -393216), WORKSPACE),
     "flux dora script b2 fp32": ((0, 1572864, 0), "one tensor of a DoRA layer's backward in fp32, not explained"),
+    "flux controlnet fp32 a100": ((0, 786432, 0), "one tensor of the width in fp32, not explained"),
     "wan real 1.3b full mixed 480x832x33 ckpt": ((-139264, -139264, -139264), WORKSPACE),
 }
 

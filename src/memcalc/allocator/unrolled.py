@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memcalc.allocator.events import STREAM_SHIFT, WORKSPACE, Events
-from memcalc.autograd.tape import Allocation, Span, Tape
+from memcalc.autograd.spans import Span
+from memcalc.autograd.tape import Allocation, Tape
 from memcalc.peak.untraced_blocks import BlockSpan, Region, UntracedBlocks
 
 Route = tuple[int, int]

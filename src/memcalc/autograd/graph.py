@@ -12,7 +12,8 @@ from weakref import ref
 
 from memcalc.autograd.offloading import can_offload, offload
 from memcalc.autograd.reference_counts import only_reference
-from memcalc.autograd.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Allocation, Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import ACTIVATIONS, GRADIENTS, TEMPORARY, Allocation, Tape
 from memcalc.autograd.tensor import Storage, Tensor, dense_stride, is_contiguous
 from memcalc.common.sizes import Shape
 from memcalc.tables.dtypes import DType

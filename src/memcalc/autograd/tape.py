@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Final
 
+from memcalc.autograd.spans import Ring, Span, TracedBlock
 from memcalc.autograd.tensor import Storage, Tensor, contiguous_stride
 from memcalc.common.sizes import ALIGNMENT, Shape
 from memcalc.tables.cuda_devices import CudaDevice
@@ -71,47 +71,6 @@ class Allocation:
         self.aliased = False
         self.card = 0
         self.stream = 0
-
-
-class Span:
-    """Ticks [start, end) in which one traced block ran, forward or backward. `block` is None between blocks."""
-
-    __slots__ = ("block", "end", "phase", "start")
-
-    def __init__(self, phase: str, block: TracedBlock | None, start: int) -> None:
-        self.phase = phase
-        self.block = block
-        self.start = start
-        self.end = start
-
-
-class TracedBlock:
-    """A block of a stack that was really traced, and the positions in the stack that it answers for."""
-
-    __slots__ = ("depth", "kind", "position", "positions", "stack")
-
-    def __init__(self, stack: str, depth: int, kind: object, position: int, positions: list[int]) -> None:
-        self.stack = stack
-        self.depth = depth
-        self.kind = kind
-        self.position = position
-        self.positions = positions
-
-    @property
-    def copies(self) -> int:
-        """How many blocks of the model this one stands for, itself included."""
-        return len(self.positions)
-
-
-@dataclass(frozen=True)
-class Ring:
-    """GPUs that share every sequence: how many, which one this is, whether keys and values are gathered at once or
-    passed on one by one, and whether heads are exchanged instead (DeepSpeed-Ulysses)."""
-
-    ranks: int
-    rank: int
-    gathers: bool
-    exchanges_heads: bool = False
 
 
 OUTSIDE_MODULES = "loss outside the model"

@@ -209,16 +209,8 @@ def _by_name() -> Mapping[str, str]:
 
 def _of_run_files(name: str, own: set[str]) -> str | None:
     """What frameworks' files mean by a key of that name, of `name` as it is typed without dashes."""
-    from memcalc.run_configs import (
-        axolotl_keys,
-        hf_keys,
-        llama_cpp,
-        llama_factory_keys,
-        ms_swift_keys,
-        peft_adapter,
-        trl_keys,
-        vllm,
-    )
+    from memcalc.run_configs import llama_cpp, peft_adapter, vllm
+    from memcalc.run_configs.known_keys import axolotl_keys, hf_keys, llama_factory_keys, ms_swift_keys, trl_keys
 
     key = name.replace("-", "_")
     rooms = (trl_keys, axolotl_keys, llama_factory_keys, ms_swift_keys, peft_adapter, vllm, llama_cpp)

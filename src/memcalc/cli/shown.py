@@ -98,12 +98,6 @@ class Shown:
 
             write_whole(self.output, text)
 
-    def write_styled(self, lines: Sequence[Any]) -> None:
-        """Write styled lines, with colours where they are wanted."""
-        from memcalc.render import styles
-
-        self.write(styles.coloured(lines) if self.coloured else styles.plain(lines))
-
     def answer(
         self,
         texts: dict[str, Callable[[], str]],

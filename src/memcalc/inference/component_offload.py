@@ -16,8 +16,9 @@ from memcalc.common.sizes import rounded
 from memcalc.models.common.autoencoder import Autoencoder
 from memcalc.models.common.denoiser import Denoiser
 from memcalc.nn.model import Network
-from memcalc.nn.module import Buffer, Module, Parameter
+from memcalc.nn.module import QUANTIZATION_CONSTANTS, Buffer, Module, Parameter
 from memcalc.nn.stack import Stack
+from memcalc.tables.dtypes import INT8
 
 
 class Placement:
@@ -41,8 +42,14 @@ class Placement:
             if kind != "none" and not (grouped and not isinstance(network, (Denoiser, Autoencoder)))
         )
         self._standing: dict[str, int] = {}
-        self._held: list[Storage] = []
-        self._here = ""
+        self._held: dict[str, Storage] = {}
+        """Components that are on the GPU for a while."""
+        denoisers = [name for name, network in networks.items() if isinstance(network, Denoiser)]
+        self._order = [name for name in networks if name not in denoisers[:-1]]
+        """Components as they push each other out: each the one before it, and no other."""
+        self._copies: dict[str, dict[int, int]] = {}
+        self._second: dict[int, Storage] = {}
+        """Bytes of weights that come although they never left, by component and layer; and those that are there."""
         self._alone: dict[str, int] = {}
         """Bytes that come and go with a whole component, by its name."""
         for name, network in networks.items():
@@ -55,7 +62,8 @@ class Placement:
             self._standing[name] = whole // 2 if name == self.upcast else whole
             self._alone[name] = whole - self._standing[name]
         elif self.kind == "model":
-            self._alone[name] = _bytes(tensors)
+            self._standing[name] = self._stay(name, network)
+            self._alone[name] = _bytes(tensors) - self._standing[name]
         elif self.kind == "group":
             # A buffer outside blocks is in a list of its group beside the module: it stays, and comes twice.
             buffers = _bytes(t for t in _outside_blocks(network) if isinstance(t, Buffer))
@@ -68,6 +76,28 @@ class Placement:
                 own = [t for _, t in module.direct_tensors() if not (keeps_buffers and isinstance(t, Buffer))]
                 if own:
                     self._comes_with(module, _bytes(own, 1), self.labels[name])
+
+    def _stay(self, name: str, network: Network) -> int:
+        """Bytes of LLM.int8 weights, which stay on the GPU although they are moved.
+
+        bitsandbytes' layers keep what they compute with (`state.CB`, `state.SCB`) when the model goes to the host. A
+        weight that comes back is a second copy, until its layer has run and points at the first one again.
+        """
+        total = 0
+        for _, module in network.modules():
+            own = [tensor for _, tensor in module.direct_tensors()]
+            kept = [tensor for tensor in own if tensor.dtype.name == INT8.name]
+            total += _bytes(kept)
+            if kept:
+                total += _bytes(tensor for tensor in own if tensor.group == QUANTIZATION_CONSTANTS)
+                self._copies.setdefault(name, {})[id(module)] = _bytes(kept)
+                module.hooks = self._pointed_back
+        return total
+
+    def _pointed_back(self, own: Module, x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = own.call(x, *args, **kwargs)
+        self._second.pop(id(own), None)
+        return out
 
     def _by_block(self, network: Module, label: str) -> int:
         """Let each block of a list come while it runs; returns the bytes of the rest, which comes with the network."""
@@ -107,10 +137,15 @@ class Placement:
     def __call__(self, name: str) -> Iterator[None]:
         """Run a component: it comes if it is not there, and what it pushes out goes first."""
         if self.kind == "model":
-            if self._here != name:
-                self._held.clear()
-                self._held.append(self.tape.allocate(self._alone[name], WEIGHTS, self.labels[name]))
-                self._here = name
+            place = self._order.index(name)
+            before = self._order[place - 1] if place else ""
+            self._held.pop(before, None)
+            for module in self._copies.get(before, {}):
+                self._second.pop(module, None)
+            if name not in self._held:
+                for module, nbytes in self._copies.get(name, {}).items():
+                    self._second[module] = self.tape.allocate(nbytes, WEIGHTS, self.labels[name])
+                self._held[name] = self.tape.allocate(self._alone[name], WEIGHTS, self.labels[name])
             yield
             return
         coming = self._alone.get(name, 0)
@@ -121,6 +156,7 @@ class Placement:
     def finish(self) -> None:
         """All leave when the call ends."""
         self._held.clear()
+        self._second.clear()
 
 
 def _outside_blocks(network: Module) -> Iterator[Parameter]:

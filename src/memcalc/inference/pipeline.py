@@ -130,6 +130,12 @@ class _Call:
         height, width = setup.height or setup.resolution, setup.width or setup.resolution
         if model is not None:
             frames = model.frames_of_call(setup.num_frames)
+            longest, text = model.longest_text, setup.max_sequence_length
+            if longest is not None and text is not None and text > longest:
+                raise UsageError(
+                    f"--max-sequence-length of {text:,} is more than the {longest:,} that this model's pipeline takes; "
+                    "give less."
+                )
             asked = model.picture(batch, height, width, frames, setup.max_sequence_length)
             return model.with_images(asked, setup.condition_images)
         if setup.condition_images:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memcalc import ops
-from memcalc.autograd.tape import OVERHEAD, Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import OVERHEAD, Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.tables.dtypes import INT64, DType

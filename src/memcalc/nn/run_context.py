@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.autograd.tape import Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.tables.dtypes import FP32, DType
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from memcalc.autograd.checkpointing import checkpointed, reentrant
-from memcalc.autograd.tape import TracedBlock
+from memcalc.autograd.spans import TracedBlock
 from memcalc.autograd.tensor import Tensor
 from memcalc.errors import UsageError
 from memcalc.nn.module import Module, Parameter

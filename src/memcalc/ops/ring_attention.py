@@ -13,7 +13,8 @@ from dataclasses import replace
 from math import prod
 
 from memcalc.autograd.graph import Grads, Node, record
-from memcalc.autograd.tape import Ring, Tape
+from memcalc.autograd.spans import Ring
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor, contiguous_stride, dense_stride, is_contiguous
 from memcalc.common.sizes import Shape
 from memcalc.errors import UsageError

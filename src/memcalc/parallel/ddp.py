@@ -11,7 +11,8 @@ from itertools import groupby
 
 from memcalc import ops
 from memcalc.autograd.graph import AccumulateGrad
-from memcalc.autograd.tape import GRADIENTS, Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import GRADIENTS, Tape
 from memcalc.common.sizes import rounded
 from memcalc.nn.model import Batch, Network, Outputs
 from memcalc.nn.module import Parameter

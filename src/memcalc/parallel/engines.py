@@ -34,6 +34,8 @@ _BUCKETS = ("zero1", "zero2", "zero3")
 """Engines whose buckets span blocks as it comes, so that no two blocks are alike."""
 _TRACED_ONE_BY_ONE = 40
 """The deepest stack of which every block is traced for that; in deeper ones a bucket's flush may lie elsewhere."""
+_PREFETCHED_ONE_BY_ONE = 160
+"""The same for ZeRO-3, where a block gathers weights that later ones free: none can stand for others."""
 
 _CASTING = ("fsdp2", "fsdp1")
 """Engines with a mixed-precision policy of their own: they gather fp32 shards in 16 bits."""
@@ -89,8 +91,9 @@ def prepare(spec: ModelSpec, layout: ParallelSetup, build: Callable[[ModelSpec],
     if layout.engine in _BUCKETS:
         from memcalc.parallel.wrapping import stacks
 
+        deepest = _PREFETCHED_ONE_BY_ONE if layout.engine == "zero3" else _TRACED_ONE_BY_ONE
         for stack in stacks(network):
-            if stack.depth <= _TRACED_ONE_BY_ONE:
+            if stack.depth <= deepest:
                 stack.split(range(stack.depth))
     return network
 

@@ -5,7 +5,6 @@ Source: transformers/distributed/tensor_parallel.py and the `base_model_tp_plan`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -21,8 +20,6 @@ from memcalc.nn.module import Module
 from memcalc.nn.module_paths import Site, output_head, sites, token_embeddings
 from memcalc.parallel.collectives import all_reduce, copy_to_ranks, gather_last
 from memcalc.tables.dtypes import BOOL, INT64
-
-Collective = Callable[..., Any]
 
 
 def column(ranks: int, module: Module, x: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -42,7 +42,10 @@ def units(network: Network, wrap: Wrap, *, experts: bool = False, peft: bool = F
     found += _leaves(network, taken) if peft and wrap == "blocks" else []
     found += _inner(network, wrap, taken)
     if wrap == "plan" and peft and (head := output_head(sites(network))) is not None:
-        found.append(Unit((head,), tuple(own_parameters([head], taken)), reshard=False))
+        weights = tuple(own_parameters([head], taken))
+        found.append(
+            Unit(_holders(network, weights), weights, reshard=False)
+        )  # the embedding, too, where they are tied
     rest = tuple(own_parameters([network], taken))
     if wrap == "plan" and rest and not peft:
         found.append(Unit(_holders(network, rest), rest, reshard=False))

@@ -13,7 +13,8 @@ from functools import lru_cache
 from itertools import accumulate
 from operator import add
 
-from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
+from memcalc.autograd.spans import Span, TracedBlock
+from memcalc.autograd.tape import ROWS, Allocation, Tape
 from memcalc.peak.untraced_blocks import ROW_INDEX, BlockSpan, Label, Region, UntracedBlocks
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
-from memcalc.autograd.tape import TracedBlock
+from memcalc.autograd.spans import TracedBlock
 from memcalc.peak.sweep import Moment, Sweep
 
 Rows = tuple[int, ...]

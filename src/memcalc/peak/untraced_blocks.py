@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from memcalc.autograd.tape import ROWS, Allocation, Span, Tape, TracedBlock
+from memcalc.autograd.spans import Span, TracedBlock
+from memcalc.autograd.tape import ROWS, Allocation, Tape
 
 Label = tuple[str, str]
 """Row of the box and part of that row."""

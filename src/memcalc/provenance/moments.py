@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from memcalc.autograd.tape import NEVER, Allocation, Span
+from memcalc.autograd.spans import Span
+from memcalc.autograd.tape import NEVER, Allocation
 from memcalc.breakdown import standing
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError, close_matches

@@ -41,8 +41,8 @@ def _in_a_node(step: Step, weights: int) -> str:
     processes = 1 if layout.device_map is not None else min(layout.gpus, GPUS_OF_A_NODE)
     if processes == 1:
         return ""
-    together = f" ({format_bytes(weights * processes)} in a node of {processes}"
-    return f"{together}; with FSDP's cpu_ram_efficient_loading one process of all has them)"
+    alone = "; with cpu_ram_efficient_loading one process of all has them" if layout.engine.startswith("fsdp") else ""
+    return f" ({format_bytes(weights * processes)} in a node of {processes}{alone})"
 
 
 def paged_bytes(step: Step) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 from memcalc.errors import ConfigError
 from memcalc.run_configs import adapter_facts, axolotl_ways, hf_trainer, training
 from memcalc.run_configs import option_names as our
-from memcalc.run_configs.axolotl_keys import HARMLESS, KEYS
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Keys, checked, flag
+from memcalc.run_configs.known_keys.axolotl_keys import HARMLESS, KEYS
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.sharding import Sharding
 from memcalc.setup.conflicts import GRADIENT_PROJECTING
@@ -28,7 +28,6 @@ _LEGACY = {
     "eager_attention": "eager",
     "sage_attention": "sage",
 }
-_FLAT = ("flash", "flex", "xformers", "sage")
 _RL = {
     "dpo": "dpo",
     "ipo": "dpo",

@@ -26,11 +26,11 @@ from memcalc.run_configs import (
     simple_tuner,
     torchtitan,
     torchtune,
-    trl_keys,
     unsloth,
     vllm,
     yaml_text,
 )
+from memcalc.run_configs.known_keys import trl_keys
 
 LARGEST = 1 << 20
 """Bytes of a run file."""
@@ -42,8 +42,6 @@ LAUNCHERS = re.compile(
     r"|vllm\s+serve|llama-server|llama-cli|python3?\s+\S+|uv\s+run)",
     re.MULTILINE,
 )
-
-TRAINING = ("axolotl", "llamafactory", "llamafactory-v1", "trl", "hf", "torchtune", "torchtitan", "msswift", "unsloth")
 
 _HF_MARKS = {
     "per_device_train_batch_size",
@@ -177,7 +175,7 @@ def kind_of(values: dict[str, Any], where: str) -> str:
 
 
 def _nearest(values: dict[str, Any]) -> str:
-    from memcalc.run_configs import axolotl_keys, hf_keys, llama_factory_keys, ms_swift_keys, torchtune_keys
+    from memcalc.run_configs.known_keys import axolotl_keys, hf_keys, llama_factory_keys, ms_swift_keys, torchtune_keys
 
     tables = {
         "axolotl": axolotl_keys.KEYS,

@@ -11,8 +11,8 @@ from memcalc.errors import ConfigError
 from memcalc.run_configs import accelerate, deepspeed, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
-from memcalc.run_configs.hf_keys import HARMLESS, KEYS
 from memcalc.run_configs.keys import Keys, mapping
+from memcalc.run_configs.known_keys.hf_keys import HARMLESS, KEYS
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.sharding import Sharding
 from memcalc.setup.conflicts import GRADIENT_PROJECTING

@@ -8,8 +8,9 @@ from typing import Any
 
 from memcalc.common.escaping import quoted
 from memcalc.errors import UsageError
-from memcalc.run_configs import diffusers_scripts, kohya, shell, trl_keys
+from memcalc.run_configs import diffusers_scripts, kohya, shell
 from memcalc.run_configs.framework_lines import Launch, llama_server, trl_command, tune_run, vllm_serve, with_file
+from memcalc.run_configs.known_keys import trl_keys
 from memcalc.run_configs.llama_factory import is_llama_factory
 from memcalc.run_configs.own_scripts import script_of
 from memcalc.run_configs.shell import Command

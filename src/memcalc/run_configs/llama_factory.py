@@ -12,7 +12,7 @@ from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Keys
-from memcalc.run_configs.llama_factory_keys import HARMLESS, KEYS
+from memcalc.run_configs.known_keys.llama_factory_keys import HARMLESS, KEYS
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.sharding import Sharding
 

@@ -9,8 +9,8 @@ from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Keys
+from memcalc.run_configs.known_keys.ms_swift_keys import HARMLESS, KEYS
 from memcalc.run_configs.mapping import Given
-from memcalc.run_configs.ms_swift_keys import HARMLESS, KEYS
 from memcalc.run_configs.sharding import Sharding
 
 _SAME = {"full": "full", "lora": "lora"}
@@ -119,7 +119,7 @@ def _sharding(context: Context, keys: Keys) -> Sharding:
         }
     found = hf_trainer.sharding(context, keys, "msswift")
     for name, option in (
-        ("sequence_parallel_size", our.CONTEXT_PARALLEL),
+        ("sequence_parallel_size", our.SEQUENCE_PARALLEL_SIZE if found.kind == "zero" else our.CONTEXT_PARALLEL),
         ("deepspeed_autotp_size", our.TENSOR_PARALLEL),
     ):
         given = keys.get(name)

@@ -10,10 +10,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
-from memcalc.run_configs import adapter_facts, hf_keys, hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, count, either, flag, harmless, names, number, text, whole
+from memcalc.run_configs.known_keys import hf_keys
 from memcalc.run_configs.mapping import Given
 
 KEYS = hf_keys.trainer_table(

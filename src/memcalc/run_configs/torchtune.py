@@ -11,10 +11,10 @@ from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.hf_trainer import launched
 from memcalc.run_configs.keys import Key, Keys, count, table
+from memcalc.run_configs.known_keys.torchtune_keys import HARMLESS, KEYS, MODEL, MODEL_HARMLESS
 from memcalc.run_configs.mapping import Given, Mapping
 from memcalc.run_configs.optimizer_names import spelled
 from memcalc.run_configs.sharding import Sharding
-from memcalc.run_configs.torchtune_keys import HARMLESS, KEYS, MODEL, MODEL_HARMLESS
 from memcalc.run_configs.torchtune_shipped import shipped
 
 _LINEAR = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj", "o_proj": "o_proj"}

@@ -10,13 +10,14 @@ import os
 import re
 
 from memcalc.errors import ConfigError
-from memcalc.run_configs import adapter_facts, hf_keys, hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys
+from memcalc.run_configs.known_keys import hf_keys
+from memcalc.run_configs.known_keys.trl_keys import HARMLESS, LAST_RELEASE, NEWEST, ROWS, SINCE
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.sharding import Sharding
-from memcalc.run_configs.trl_keys import HARMLESS, LAST_RELEASE, NEWEST, ROWS, SINCE
 
 _OBJECTIVE = re.compile(r"(?<![a-z])(sft|dpo|grpo|kto|rloo|orpo|cpo|gkd|reward|ppo)(?![a-z])")
 

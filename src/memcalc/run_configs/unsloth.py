@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import ConfigError
-from memcalc.run_configs import adapter_facts, hf_keys, hf_trainer, training
+from memcalc.run_configs import adapter_facts, hf_trainer, training
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.context import Context
 from memcalc.run_configs.keys import Key, Keys, anything, count, either, flag, harmless, names, number, text
+from memcalc.run_configs.known_keys import hf_keys
 from memcalc.run_configs.mapping import Given
 from memcalc.run_configs.python_calls import Call, calls
 from memcalc.run_configs.sharding import Sharding

@@ -24,6 +24,11 @@ def inference_conflicts(setup: InferenceOptions) -> Iterator[str]:
                     f"{typed} belongs to --engine {engine}, but --engine is {setup.engine}; leave it out, or "
                     f"use --engine {engine}."
                 )
+    if setup.engine == "llama.cpp" and setup.quantization != "none":
+        yield (
+            f"llama.cpp has no {setup.quantization} weights, but types of GGUF files; give the .gguf as the model, "
+            "or leave out --quantization."
+        )
     if setup.engine == "llama.cpp" and setup.tensor_parallel_size > 1:
         yield "several GPUs under llama.cpp are not computed; leave out --tensor-parallel-size."
     yield from _several_gpus(setup)

@@ -155,7 +155,7 @@ class TrainingOptions(ParallelOptions, SharedOptions):
     controlnet: bool = option(
         "Diffusion components",
         False,
-        "Train a ControlNet made from the UNet, which is frozen (Stable Diffusion, SDXL).",
+        "Train a ControlNet made from the denoiser, which is frozen (Stable Diffusion, SDXL, FLUX.1).",
     )
     textual_inversion: bool = option(
         "Diffusion components", False, "Train the embedding of new words alone (Stable Diffusion 1 and 2)."

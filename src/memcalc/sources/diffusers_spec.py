@@ -37,6 +37,8 @@ def describe_pipeline(model: LoadedModel, name: str, setup: TrainingSetup | Infe
     found = describe(_alone(model, main), name, setup)
     if main.counted:
         found = replace(found, spec=replace(found.spec, stored=_stored(main)))
+    elif main.checkpoint is None and "pickle" in main.why:
+        found = replace(found, spec=_with_fp32(found.spec))
     lines: list[Assumption] = []
     if main.modules and isinstance(setup, TrainingSetup):
         text = "GGUF weights are unpacked to 16 bits for training, as diffusers does not train on them"

@@ -14,7 +14,7 @@ from memcalc.models.spec import ModelSpec
 from memcalc.models.stored_weights import GGUF
 from memcalc.nn.state_dict import NamedWeight, weights_by_stack
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
-from memcalc.sources.adapter import Adapter
+from memcalc.sources.adapter import MERGING, Adapter
 from memcalc.sources.adapter_options import check_kind, refuse_others
 from memcalc.sources.checkpoint.bytes_when_loaded import stored_weights
 from memcalc.sources.checkpoint.checkpoint import Checkpoint
@@ -27,7 +27,7 @@ from memcalc.sources.lora_targets import options_of
 from memcalc.sources.notes import remarks
 from memcalc.tables.dtypes import short
 from memcalc.tables.precisions import PRECISIONS
-from memcalc.units import format_count
+from memcalc.units import format_bytes, format_count
 
 Setup = TrainingSetup | InferenceSetup
 
@@ -261,7 +261,10 @@ def _with_adapter(
         refuse_dora(adapter)
         nbytes = adapter.weights.loaded_bytes(setup.dtype)
         spec = replace(spec, extra_weights={f"{adapter.kind} adapter": nbytes})
-        lines.append(Assumption("adapter_not_merged", "the adapter is kept beside the weights, not merged into them"))
+        merged = adapter.largest_layer * MERGING.get(setup.dtype or "", 16)
+        merging = f"; merge_and_unload on the GPU takes {format_bytes(merged)} more for a moment" if merged else ""
+        text = f"the adapter is kept beside the weights, not merged into them{merging}"
+        lines.append(Assumption("adapter_not_merged", text))
     return Described(spec, setup, (*lines, *remarks(replace(model, config=None)), *found.assumptions))
 
 

@@ -18,7 +18,6 @@ LARGEST = 1 << 30
 _LONGEST_NUMBER = 255
 """Bytes of the longest whole number; addresses and times take eight."""
 
-_MARK = object()
 _STOP = 0x2E
 
 NOT_PLAIN = "holds more than plain containers (an object of a class, or a call), which memcalc does not read"

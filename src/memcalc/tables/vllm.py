@@ -125,9 +125,6 @@ DEFAULT_TOKENS: Mapping[bool, int] = MappingProxyType({True: 8192, False: 2048})
 DEFAULT_SEQUENCES: Mapping[bool, int] = MappingProxyType({True: 1024, False: 256})
 """max_num_batched_tokens and max_num_seqs of `vllm serve`: on a large card, and on another."""
 
-MOE_CHUNK = 32768
-"""Tokens that a mixture's experts take at once (VLLM_FUSED_MOE_CHUNK_SIZE)."""
-
 
 def release(version: str | None, gpu: Gpu | None = None) -> Release:
     """The rules of a version such as 0.11.0 on `gpu`; those of the latest for None.

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memcalc.autograd.engine import backward
-from memcalc.autograd.tape import Ring, Tape
+from memcalc.autograd.spans import Ring
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.errors import ConfigError, UsageError

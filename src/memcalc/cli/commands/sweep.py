@@ -23,12 +23,10 @@ from memcalc.units import Unit, format_bytes
 if TYPE_CHECKING:
     from memcalc.render.heat_map import Grid
 
-_OF_THE_ALLOCATOR = ("lengths", "max_steps", "seed", "alloc_conf")
-"""Fields that change what a simulation of the allocator says, and nothing else."""
-_NOT_SIMULATED = (
-    "is for a simulation of PyTorch's allocator, which sweep does not run; leave it out, or give one setup to "
-    "`memcalc estimate`."
-)
+_SIMULATED = ("lengths", "alloc_conf")
+"""Fields that ask for a simulation of PyTorch's allocator."""
+_MOST_SIMULATED = 200
+"""Setups of a sweep that are simulated at most."""
 
 
 @with_job(without=("check", "svg", "snapshot"), groups=(MODEL,))
@@ -48,7 +46,8 @@ def command(
 ) -> None:
     """Estimate every combination of options that have several values: 1..64, 1..64*2 (doubling) or 1024,2048.
 
-    The allocator is not simulated: its reserve is --allocator-reserve, 2 % unless given.
+    The allocator is simulated where --lengths or --alloc-conf asks for it, for 200 setups at most; else its reserve is
+    --allocator-reserve, 2 % unless given.
 
     Two options make a heat map, any other number a table; --csv and --json (an object a line) are for programs.
     """
@@ -57,7 +56,6 @@ def command(
     shown.check_width()
     if request.chosen["check"]:
         raise UsageError("--check is for one job, and a sweep has many; leave it out.")
-    request.refuse(_OF_THE_ALLOCATOR, _NOT_SIMULATED)
     axes = [
         read_axis(name, option_name(name), text)
         for name, text in request.given.items()
@@ -79,6 +77,12 @@ def _rows(model: ReadModel, request: Request, axes: Sequence[Axis]) -> list[dict
     from memcalc.training.step import UNTRACED_OPTIONS
 
     setups = list(combinations(axes))
+    asked = [option_name(name) for name in _SIMULATED if request.given.get(name) is not None]
+    if asked and len(setups) > _MOST_SIMULATED:
+        raise UsageError(
+            f"{asked[0]} has PyTorch's allocator simulated for every setup, of which these are {len(setups):,}; take "
+            f"{_MOST_SIMULATED} at most, or leave it out."
+        )
     traced = [axis.name for axis in axes if axis.name not in UNTRACED_OPTIONS]
     order = sorted(range(len(setups)), key=lambda at: [setups[at][name] for name in traced])  # one trace after another
     answered = each(partial(_row, model, request), [setups[at] for at in order])
@@ -94,7 +98,8 @@ def _row(model: ReadModel, request: Request, values: Mapping[str, str]) -> dict[
     row: dict[str, Any] = {name: declared()[name].read(value) for name, value in values.items()}
     try:
         found = model.described(job.setup)
-        report = estimate(found.spec, found.setup, job.gpu, assumptions=found.assumptions, simulate=False)
+        simulate = any(request.given.get(name) is not None for name in _SIMULATED)
+        report = estimate(found.spec, found.setup, job.gpu, assumptions=found.assumptions, simulate=simulate)
     except MemcalcError as problem:
         nothing = ("process_bytes", "allocated_bytes", "peak", "fits", "free_bytes", "assumption")
         return {**row, **dict.fromkeys(nothing), "error": str(problem)}

@@ -126,6 +126,8 @@ class Denoiser(Network):
     default_frames = 1
     default_text = 77
     """Tokens of text that the pipeline gives it."""
+    longest_text: int | None = None
+    """The most tokens of text that its pipeline takes; None where it does not check."""
     pixels_per_token = 2 * LATENT_SCALE
     """What height and width are multiples of."""
     makes_videos = False

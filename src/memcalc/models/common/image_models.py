@@ -10,7 +10,7 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
 from memcalc.models.common.heads import with_head
-from memcalc.models.common.vision_language import check_size
+from memcalc.models.common.vision_encoder import check_size
 from memcalc.nn.layers.linear import Linear
 from memcalc.nn.layers.losses import class_loss, in_batch_loss
 from memcalc.nn.layers.vision_transformer import Reduce, VisionTower

@@ -8,7 +8,7 @@ from memcalc import ops
 from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import ImageFeatures
+from memcalc.models.common.vision_encoder import ImageFeatures
 from memcalc.models.vision_towers.qwen_vl import Qwen2VLVisionEncoder, VisionEncoderParts
 from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.linear import Embedding, Linear

@@ -12,7 +12,7 @@ from memcalc.autograd.tensor import Tensor, contiguous_stride
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import DynamicResolutionEncoder, ImageFeatures
+from memcalc.models.common.vision_encoder import DynamicResolutionEncoder, ImageFeatures
 from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.linear import Embedding
 from memcalc.nn.layers.packed_vision import (

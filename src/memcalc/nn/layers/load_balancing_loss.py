@@ -6,7 +6,8 @@ Source: `load_balancing_loss_func` of transformers 5.24, which goes layer by lay
 from __future__ import annotations
 
 from memcalc import ops
-from memcalc.autograd.tape import Tape, TracedBlock
+from memcalc.autograd.spans import TracedBlock
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.nn.layers.masks import padding_input
 from memcalc.nn.layers.routers import Router

@@ -14,7 +14,8 @@ from memcalc.common.assumption import Assumption
 from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
-from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.families.audio.whisper import Conv, whisper_blocks
 from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.registry import Projector

@@ -159,6 +159,7 @@ class Approximator(Module):
 class ChromaTransformer2DModel(Denoiser):
     """The denoiser of Chroma."""
 
+    longest_text = 512
     default_text = 512
     guidance_in = "two"
 

@@ -5,7 +5,12 @@ Source: diffusers 0.42.1, models/transformers/transformer_flux.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
 from memcalc import ops
+from memcalc.autograd.tape import Tape
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.sizes import Shape
 from memcalc.config.reader import Config
@@ -168,9 +173,26 @@ class FluxSingleTransformerBlock(Module):
 _PROMPT_CALLS = {"CLIPTextModel": CLIP, "T5EncoderModel": PromptCall()}
 
 
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What FLUX.1 is given beside the latents: time steps, text, positions, the text's vector, and guidance."""
+
+    timestep: Tensor
+    encoder: Tensor
+    img_ids: Tensor
+    txt_ids: Tensor
+    pooled: Tensor
+    guidance: Tensor | None
+
+
+Residuals = tuple[Sequence[Tensor], Sequence[Tensor]]
+"""What a ControlNet adds behind double blocks and behind single ones."""
+
+
 class FluxTransformer2DModel(Denoiser):
     """The denoiser of FLUX.1."""
 
+    longest_text = 512
     default_text = 512
     guidance_in = "none"
     prompt_calls = _PROMPT_CALLS
@@ -205,25 +227,43 @@ class FluxTransformer2DModel(Denoiser):
 
     def predict(self, latents: Tensor, picture: Picture) -> Tensor:
         """Packed latents [b, s, c] to the same."""
-        tape, batch, text = latents.tape, picture.batch, picture.text
+        return self.run(latents, self.inputs(latents.tape, picture))
+
+    def inputs(self, tape: Tape, picture: Picture) -> Inputs:
+        """What it is given beside the latents."""
+        batch, text = picture.batch, picture.text
         timestep, encoder = given(tape, batch), given(tape, batch, text, self.text_width)
-        img_ids, txt_ids = given(tape, latents.shape[1], 3), given(tape, text, 3)
+        tokens = (1 + picture.images) * self.latent_shape(picture)[1]
+        img_ids, txt_ids = given(tape, tokens, 3), given(tape, text, 3)
         pooled = self.told(tape, "pooled", batch, self.pooled)
-        guidance = given(tape, batch, dtype=FP32) if self.guidance else None
-        hidden = self.x_embedder(latents)
-        timestep = ops.mul_scalar(ops.to(timestep, hidden.dtype))
+        return Inputs(
+            timestep, encoder, img_ids, txt_ids, pooled, given(tape, batch, dtype=FP32) if self.guidance else None
+        )
+
+    def embedded(self, hidden: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Conditioning [b, h] and text [b, t, h]; and what stays besides."""
+        guidance = inputs.guidance
+        timestep = ops.mul_scalar(ops.to(inputs.timestep, hidden.dtype))
         if guidance is not None:
             guidance = ops.mul_scalar(ops.to(guidance, hidden.dtype))
-        temb = self.time_text_embed(timestep, guidance, pooled)
-        encoder = self.context_embedder(encoder)
-        ids = ops.cat([txt_ids, img_ids], 0)
+        temb = self.time_text_embed(timestep, guidance, inputs.pooled)
+        encoder = self.context_embedder(inputs.encoder)
+        return temb, encoder, timestep, *([] if guidance is None else [guidance])
+
+    def run(self, latents: Tensor, inputs: Inputs, residuals: Residuals = ((), ())) -> Tensor:
+        """The prediction. `residuals` of a ControlNet are added behind blocks, each behind several."""
+        hidden = self.x_embedder(latents)
+        temb, encoder, *stays = self.embedded(hidden, inputs)
+        ids = ops.cat([inputs.txt_ids, inputs.img_ids], 0)
         tables = rotary_tables(ids, self.axes)
-        for block in self.transformer_blocks:
-            encoder, hidden = block(hidden, encoder, temb, tables)
-        for block in self.single_transformer_blocks:
-            encoder, hidden = block(hidden, encoder, temb, tables)
+        for blocks, added in zip((self.transformer_blocks, self.single_transformer_blocks), residuals, strict=True):
+            for index, block in enumerate(blocks):
+                encoder, hidden = block(hidden, encoder, temb, tables)
+                if added:  # then every block is traced
+                    hidden = ops.add(hidden, added[index // ceil(blocks.depth / len(added))])
         hidden = self.norm_out(hidden, temb)
         output: Tensor = self.proj_out(hidden)
+        del stays
         return output
 
 

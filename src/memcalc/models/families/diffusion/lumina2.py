@@ -171,6 +171,7 @@ class LuminaLayerNormContinuous(Module):
 class Lumina2Transformer2DModel(Denoiser):
     """The denoiser of Lumina-Image 2.0."""
 
+    longest_text = 512
     default_text = 256
     guidance_in = "two"
 

@@ -159,6 +159,7 @@ class TimestepEmbeddings(Module):
 class QwenImageTransformer2DModel(Denoiser):
     """The denoiser of Qwen-Image."""
 
+    longest_text = 1024
     default_side, default_text = 1328, 512
     guidance_in = "two"
     takes_images = True

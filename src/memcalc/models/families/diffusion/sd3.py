@@ -194,6 +194,7 @@ _PROMPT_CALLS = {"CLIPTextModelWithProjection": CLIP_HIDDEN, "T5EncoderModel": P
 class SD3Transformer2DModel(Denoiser):
     """The denoiser of Stable Diffusion 3 and 3.5."""
 
+    longest_text = 512
     default_text = 333
     trains_with_fp32_vae = True
     prompt_calls = _PROMPT_CALLS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import DynamicResolutionEncoder, config_side
+from memcalc.models.common.vision_encoder import DynamicResolutionEncoder, config_side
 from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.pixtral import PIXTRAL, PixtralTower
 from memcalc.nn.model import Batch, Network, Outputs

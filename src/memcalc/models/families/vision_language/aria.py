@@ -9,7 +9,8 @@ from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError, UsageError
 from memcalc.models.common.decoder import biases, dense_decoder
-from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.families.vision_language.idefics3 import PatchesWithPositions
 from memcalc.models.family import Family, llama_sizes, table, vit_sizes
 from memcalc.models.vision_towers.clip_siglip import tower_blocks

@@ -9,13 +9,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.heads import unknown_head
-from memcalc.models.common.vision_language import (
-    ImageFeatures,
-    VisionEncoder,
-    VisionLanguage,
-    image_token_mask,
-    language_model,
-)
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder
+from memcalc.models.common.vision_language import VisionLanguage, image_token_mask, language_model
 from memcalc.models.families.vision_language.blip import ImageEmbeddings
 from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.nn.kv_cache import Cache

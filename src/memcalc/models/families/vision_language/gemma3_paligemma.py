@@ -7,13 +7,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import (
-    ImageFeatures,
-    VisionEncoder,
-    VisionLanguage,
-    check_size,
-    language_model,
-)
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder, check_size
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import tower_of, vision_config
 from memcalc.nn.layers.linear import Linear

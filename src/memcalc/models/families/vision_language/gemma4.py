@@ -10,13 +10,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.image_sides import ImageSize
 from memcalc.config.reader import Config
 from memcalc.errors import UsageError
-from memcalc.models.common.vision_language import (
-    ImageFeatures,
-    TextModel,
-    VisionEncoder,
-    VisionLanguage,
-    language_model,
-)
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder
+from memcalc.models.common.vision_language import TextModel, VisionLanguage, language_model
 from memcalc.models.families.decoders.gemma4 import Gemma4TextModel
 from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.gemma4 import Gemma4VisionTower, MultimodalEmbedder

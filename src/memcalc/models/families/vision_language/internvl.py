@@ -8,13 +8,8 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import (
-    ImageFeatures,
-    VisionEncoder,
-    VisionLanguage,
-    feature_layers,
-    language_model,
-)
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder, feature_layers
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector
 from memcalc.nn.layers.mlp import PlainMLP

@@ -9,12 +9,8 @@ from memcalc.autograd.tape import OVERHEAD
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import (
-    DynamicResolutionEncoder,
-    ImageFeatures,
-    VisionLanguage,
-    language_model,
-)
+from memcalc.models.common.vision_encoder import DynamicResolutionEncoder, ImageFeatures
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.equal_pieces import Repeat
 from memcalc.nn.layers.linear import Linear

@@ -8,7 +8,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.families.moe.llama4 import rotated
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.attention_backends import attend_same_dtype

@@ -6,17 +6,15 @@ from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import (
+from memcalc.models.common.vision_encoder import (
     DynamicResolutionEncoder,
     ImageFeatures,
     VisionEncoder,
-    VisionLanguage,
     config_side,
     feature_layers,
-    is_tied,
-    language_model,
     per_image,
 )
+from memcalc.models.common.vision_language import VisionLanguage, is_tied, language_model
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.norms import LayerNorm

@@ -12,7 +12,8 @@ from memcalc.common.escaping import quoted
 from memcalc.common.image_sides import ImageSize, side_or
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
-from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures
+from memcalc.models.common.vision_language import VisionLanguage, is_tied, language_model
 from memcalc.models.families.vision_language.llava import LlavaVisionEncoder
 from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.registry import vision_config

@@ -5,14 +5,8 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import (
-    DynamicResolutionEncoder,
-    ImageFeatures,
-    VisionLanguage,
-    config_side,
-    feature_layers,
-    language_model,
-)
+from memcalc.models.common.vision_encoder import DynamicResolutionEncoder, ImageFeatures, config_side, feature_layers
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.family import Family, table
 from memcalc.models.vision_towers.registry import Projector, tower_of, vision_config
 from memcalc.nn.layers.equal_pieces import Repeat, each_piece

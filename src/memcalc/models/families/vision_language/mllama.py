@@ -13,7 +13,7 @@ from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.causal_lm import CausalLM
 from memcalc.models.common.decoder import gated_mlp
-from memcalc.models.common.vision_language import check_size, config_side
+from memcalc.models.common.vision_encoder import check_size, config_side
 from memcalc.models.family import Family, sizes, table, vit_sizes
 from memcalc.models.vision_towers.mllama import TiledTower
 from memcalc.nn.kv_cache import Cache

@@ -7,7 +7,8 @@ from typing import Any
 from memcalc.autograd.tensor import Tensor
 from memcalc.common.assumption import Assumption
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import ImageFeatures, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures
+from memcalc.models.common.vision_language import language_model
 from memcalc.models.families.audio.whisper import Conv
 from memcalc.models.families.vision_language.qwen_vl import (
     QWEN2_VL_TEXT,

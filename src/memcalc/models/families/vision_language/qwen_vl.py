@@ -11,7 +11,8 @@ from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
 from memcalc.errors import ConfigError
 from memcalc.models.common.decoder import biases, dense_decoder, gated_mlp
-from memcalc.models.common.vision_language import ImageFeatures, VisionLanguage, is_tied, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures
+from memcalc.models.common.vision_language import VisionLanguage, is_tied, language_model
 from memcalc.models.families.decoders.llama import qwen_windows
 from memcalc.models.families.moe.mixtral_qwen_olmoe import qwen3_mixture, qwen_mlps
 from memcalc.models.family import Family, sizes, table

@@ -5,7 +5,8 @@ from __future__ import annotations
 from memcalc import ops
 from memcalc.autograd.tensor import Tensor
 from memcalc.config.reader import Config
-from memcalc.models.common.vision_language import ImageFeatures, VisionEncoder, VisionLanguage, language_model
+from memcalc.models.common.vision_encoder import ImageFeatures, VisionEncoder
+from memcalc.models.common.vision_language import VisionLanguage, language_model
 from memcalc.models.families.moe.step3p7 import STEP_TEXT
 from memcalc.models.family import Family, table, vit_sizes
 from memcalc.nn.layers.attention_backends import attend

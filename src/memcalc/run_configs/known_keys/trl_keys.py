@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from memcalc.run_configs import hf_keys
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.keys import Key, anything, count, either, flag, harmless, names, number, text
+from memcalc.run_configs.known_keys import hf_keys
 
 NEWEST = (1, 16)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memcalc.run_configs import hf_keys
 from memcalc.run_configs import option_names as our
 from memcalc.run_configs.keys import Key, anything, count, either, flag, harmless, names, number, text, whole
+from memcalc.run_configs.known_keys import hf_keys
 
 KEYS = hf_keys.trainer_table(
     Key("model", text, None, "model", "the model", other=("model_id_or_path", "model_type_or_path")),
