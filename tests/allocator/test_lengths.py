@@ -88,6 +88,12 @@ def test_what_is_not_simulated_is_refused(options: dict[str, Any], says: str) ->
         estimate(ModelSpec.from_config(MANY), TrainingSetup(**options))
 
 
+def test_absurd_depth_is_not_simulated() -> None:
+    deep = ModelSpec.from_config(MANY | {"num_hidden_layers": 301})
+    texts = [assumption.text for assumption in estimate(deep, TrainingSetup(), "H200").assumptions]
+    assert any("not simulated for more than 300 blocks" in text for text in texts)
+
+
 def test_a_file_has_one_length_a_line(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("300\n700\r\n\n300\n")

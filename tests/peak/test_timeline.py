@@ -9,8 +9,8 @@ from support.every_block import deep_jobs
 from support.every_tick import counted, ticks, traced
 from support.shapes import decoder
 
-from memcalc import InferenceSetup, ModelSpec, TrainingSetup
-from memcalc.errors import MemcalcError, UsageError
+from memcalc import InferenceSetup, ModelSpec, TrainingSetup, estimate
+from memcalc.errors import MemcalcError
 from memcalc.peak.sweep import Sweep
 from memcalc.peak.timeline import Run, resampled, runs_of
 from memcalc.report.timeline import TimelineJson
@@ -117,9 +117,10 @@ def test_a_linear_run_is_highest_at_one_of_its_ends() -> None:
     assert rising.highest(3, 4) == (1 + 3, 1, 0)
 
 
-def test_a_pipeline_is_refused() -> None:
-    with pytest.raises(UsageError, match="--pipeline-parallel-size"):
-        timeline(llama(8), TrainingSetup(gpus=2, pipeline_parallel_size=2))
+def test_of_a_pipeline_it_is_the_fullest_micro_batch() -> None:
+    setup = TrainingSetup(gpus=2, pipeline_parallel_size=2, batch=1, seq_len=32)
+    found = timeline(llama(8), setup).to_dict()
+    assert found["peak"]["process_bytes"] == estimate(llama(8), setup).peak.process_bytes
 
 
 def test_the_json_holds_the_series() -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.nn import parameter_bytes
+from memcalc.nn.stack import Stack
 from memcalc.setup.setup import InferenceSetup, TrainingSetup
 from memcalc.training.traced_step import Step
 
 if TYPE_CHECKING:
     from memcalc.parallel.engine import Engine
     from memcalc.tables.gpus import Gpu
+
+
+MOST_BLOCKS = 300
+"""The simulation takes time for every block; no released model has half as many, and this many take some seconds."""
 
 
 def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | None) -> str | None:
@@ -25,6 +30,8 @@ def not_simulated(step: Step, setup: TrainingSetup | InferenceSetup, gpu: Gpu | 
     lengths = setup.lengths if isinstance(setup, TrainingSetup) else None
     if gpu is None and setup.alloc_conf is None and lengths is None:
         return "name a --gpu to have it simulated"
+    if sum(module.depth for module in step.network.all_modules if isinstance(module, Stack)) > MOST_BLOCKS:
+        return f"it is not simulated for more than {MOST_BLOCKS} blocks"
     return None
 
 

@@ -108,7 +108,10 @@ class MaskedImages(VisionEncoder):
         seen = tape.empty((count, *self.patches), BOOL)
         states: Tensor = self.vision_model(pixels)
         features = self.features(states, seen)
-        found = [ops.reshape(f, -1, f.shape[-1]) for f in ops.split(features, [count // batch] * batch, 0)]
+        # Without gradients nothing tells the views of equal pieces apart: one stands for all.
+        copies = 1 if features.requires_grad else batch
+        pieces = ops.split(features, [count // batch] * (batch // copies), 0)
+        found = [ops.reshape(piece, -1, piece.shape[-1]) for piece in pieces] * copies
         del real, how_many, seen
         return ImageFeatures(found, (states,))
 
