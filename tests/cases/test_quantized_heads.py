@@ -60,6 +60,14 @@ def test_a_tied_head_stays_wide(tmp_path: Path) -> None:
     assert head(tmp_path, GPTQ | {"lm_head": True}, tie_word_embeddings=True) == 0
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_head_of_serving_engines_is_an_embedding(tmp_path: Path, engine: str) -> None:
+    """Only GPTQ's and auto-round's methods quantize one there."""
+    listed = NF4 | {"llm_int8_skip_modules": ["model.layers.1.mlp"]}
+    assert head(tmp_path, listed, "--engine", engine) == HEAD * 2
+    assert head(tmp_path, GPTQ | {"lm_head": True}, "--engine", engine) < HEAD
+
+
 @pytest.mark.parametrize(
     ("stated", "engine", "words"),
     [

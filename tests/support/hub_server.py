@@ -5,7 +5,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -249,13 +249,16 @@ def _split_resolve(path: str) -> tuple[str, str]:
     return name, rest.partition("/")[2]
 
 
-async def _stop(server: asyncio.Server) -> None:
-    """End what is still being served, so that nothing is left pending or open."""
+async def _stop(server: asyncio.Server, writers: Iterable[asyncio.StreamWriter]) -> None:
+    """End what is still being served, so that nothing is left pending or open: no client reads what is not sent yet."""
     server.close()
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
 
 @contextmanager
@@ -272,8 +275,10 @@ def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) 
     loop = asyncio.new_event_loop()
     ready = threading.Event()
     servers: list[asyncio.Server] = []
+    writers: list[asyncio.StreamWriter] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         try:
             await serve(reader, writer)
         finally:
@@ -294,7 +299,7 @@ def serving(serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) 
     try:
         yield f"http://127.0.0.1:{servers[0].sockets[0].getsockname()[1]}"
     finally:
-        asyncio.run_coroutine_threadsafe(_stop(servers[0]), loop).result(5)
+        asyncio.run_coroutine_threadsafe(_stop(servers[0], writers), loop).result(5)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(5)
         loop.close()

@@ -49,6 +49,8 @@ def _training(step: Step, setup: TrainingSetup) -> str | None:
 
 def _several_gpus(engine: Engine, setup: TrainingSetup) -> str | None:
     layout = engine.layout
+    if layout.gpus == 1 and layout.accelerate and layout.engine == "none":
+        return "of loops on one GPU it is simulated for --trainer plain, hf and trl"
     if layout.engine not in ("ddp", "fsdp2", "zero1", "zero2", "zero3"):
         return "of several GPUs it is simulated for DDP, FSDP2 and ZeRO"
     for size, name in ((layout.tensor, "tensor"), (layout.context, "context"), (layout.pipeline, "pipeline")):

@@ -82,6 +82,12 @@ def load_weights(
     return LoadedWeights(dtype, method, None, notes)
 
 
+_HEAD_IS_AN_EMBEDDING = ("vllm", "sglang")
+"""Engines whose head is no linear layer, so that only GPTQ's and auto-round's methods, which ask for it, quantize it.
+
+Source: vLLM, model_executor/layers/quantization: get_quant_method of bitsandbytes, fbgemm_fp8, modelopt (`LinearBase`).
+"""
+
 _SERVING_KERNELS = {"gptq": "fp8", "awq": "fp8"}
 """Kernels that serve where others train: Marlin's multiply with packed weights in one step, as that of fp8 does."""
 
@@ -128,6 +134,8 @@ def _format(spec: ModelSpec, setup: InferenceSetup) -> tuple[WeightFormat | None
                 f"quantization {stated.method!r} is not known: weights are counted as they are stored",
             ),
         )
+    if setup.engine in _HEAD_IS_AN_EMBEDDING and stated.method not in ("gptq", "auto-round"):
+        form = replace(form, head=False)
     unloaded = does_not_load(setup.engine, stated.method)
     if unloaded is not None and setup.engine not in ("transformers", "transformers-static"):  # nobody chose these
         raise UsageError(f"{unloaded}; change --engine, or take the model that it was made from.")
