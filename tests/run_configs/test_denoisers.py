@@ -65,3 +65,37 @@ def test_a_file_is_estimated(name: str) -> None:
 
 def test_what_a_file_runs_on_the_gpu_must_be_there() -> None:
     assert "autoencoder" in refused(2, "from-config", str(FOLDER / "diffusers/flux_lora.sh"), "--model", FLUX)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("train_dreambooth.py", {"batch": 4, "resolution": 512, "cache_text_embeddings": False}),
+        ("train_dreambooth.py --pre_compute_text_embeddings", {"cache_text_embeddings": True}),
+        ("train_dreambooth_sd3.py", {"batch": 4, "resolution": 512, "max_sequence_length": 77}),
+        ("train_dreambooth_flux.py", {"max_sequence_length": 77}),
+        ("train_dreambooth_lora_flux.py --max_sequence_length=256", {"max_sequence_length": 256}),
+        ("train_dreambooth_lora_sdxl.py", {"resolution": 1024, "lora_rank": 4}),
+        ("train_controlnet_sdxl.py", {"batch": 4, "resolution": 512}),
+        ("train_controlnet_flux.py --use_adafactor", {"optimizer": "adafactor-hf"}),
+        ("train_text_to_image_lora_sdxl.py", {"batch": 16, "resolution": 1024}),
+        ("textual_inversion_sdxl.py", {"batch": 16, "resolution": 512}),
+    ],
+)
+def test_defaults_are_those_of_each_script(script: str, expected: dict[str, object]) -> None:
+    setup = read([], ["accelerate", "launch", *script.split(), "--pretrained_model_name_or_path=m"]).setup
+    assert {name: setup[name] for name in expected} == expected
+
+
+def test_a_controlnet_of_other_blocks_is_told() -> None:
+    found = read(
+        [],
+        [
+            "accelerate",
+            "launch",
+            "train_controlnet_flux.py",
+            "--pretrained_model_name_or_path=m",
+            "--num_double_layers=2",
+        ],
+    )
+    assert any("num_double_layers" in sentence for sentence in found.lacks)

@@ -1,6 +1,7 @@
 """Command lines of diffusers' training scripts: train_dreambooth_lora_flux.py and its like.
 
-Source: examples/{dreambooth,text_to_image,controlnet,textual_inversion} of diffusers 0.42.
+Source: examples/{dreambooth,text_to_image,controlnet,cogvideo,instruct_pix2pix,textual_inversion} of diffusers, commit
+58eb52c, whose defaults these are.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ KEYS = table(
     Key("mixed_precision", text, "no", our.PRECISION, "autocast"),
     Key("gradient_checkpointing", flag, False, our.CHECKPOINTING, "recompute blocks in backward"),
     Key("use_8bit_adam", flag, False, our.OPTIMIZER, "bitsandbytes' AdamW"),
+    Key("use_adafactor", flag, False, our.OPTIMIZER, "Transformers' Adafactor"),
     Key("optimizer", text, "adamw", our.OPTIMIZER, "optimizer"),
     Key("max_grad_norm", number, 1.0, our.MAX_GRAD_NORM, "norm that gradients are clipped to"),
     Key("cache_latents", flag, False, our.CACHE_LATENTS, "latents are made once"),
     Key("train_text_encoder", flag, False, our.TRAIN_TEXT_ENCODER, "text encoders are trained too"),
     Key("with_prior_preservation", flag, False, our.BATCH, "as many pictures of the class in each batch"),
     Key("caption_column", text, None, our.CACHE_TEXT, "a prompt for each picture"),
+    Key("pre_compute_text_embeddings", flag, False, our.CACHE_TEXT, "the text encoder goes before training"),
+    Key("num_double_layers", count, 4, "", "double blocks of FLUX's ControlNet"),
+    Key("num_single_layers", count, 4, "", "single blocks of FLUX's ControlNet"),
     Key("max_sequence_length", count, None, our.TEXT_LENGTH, "tokens of text"),
     Key("use_ema", flag, False, our.USE_EMA, "averaged weights beside"),
     Key("use_dora", flag, False, our.DORA, "weight-decomposed LoRA"),
@@ -61,12 +66,26 @@ HARMLESS = harmless(
     "tracker_project_name non_ema_revision foreach_ema offload_ema timestep_bias_strategy "
     "controlnet_model_name_or_path conditioning_image conditioning_image_column proportion_empty_prompts "
     "placeholder_token initializer_token learnable_property num_vectors save_steps "
-    "pretrained_vae_model_name_or_path set_grads_to_none do_edm_style_training system_prompt",
+    "pretrained_vae_model_name_or_path set_grads_to_none do_edm_style_training system_prompt caption_dropout "
+    "complex_human_instruction cond_image_column conditioning_dropout_prob crops_coords_top_left_h "
+    "crops_coords_top_left_w dataset_preprocess_batch_size debug_loss edit_prompt_column edited_image_column "
+    "final_validation_prompt jsonl_for_train nccl_timeout no_safe_serialization noised_image_dropout "
+    "num_validation_videos offset_noise original_image_column output_kohya_format save_as_full_pipeline "
+    "save_weight_dtype skip_frames_end skip_frames_start skip_save_text_encoder text_encoder_use_attention_mask "
+    "tokenizer_name use_dynamic_cfg vae_encode_mode val_image_url val_image_url_or_path video_reshape_mode",
     r"(adam|prodigy|validation|timestep|wandb|lr|hub)_\w+",
 )
 
 _RANKS = {"cogvideox": 128}
-_SIZES = {"sdxl": 1024, "sana": 512, "lumina2": 512}
+_SIZES = ((r"pix2pix", 256), (r"(dreambooth_lora|t2i_adapter|text_to_image|text_to_image_lora)_sdxl", 1024), ("", 512))
+"""Pixels of a side by a part of the script's name; the first that fits."""
+_BATCHES = ((r"text_to_image|pix2pix|textual_inversion", 16), ("", 4))
+_TEXT = ((r"sd3|train_dreambooth_flux\.py", 77), ("hidream", 128), ("lumina2", 256), ("sana", 300), ("", 0))
+"""Tokens of text; 0: the pipeline's own number, or no such option."""
+
+
+def _default(rows: tuple[tuple[str, int], ...], script: str) -> int:
+    return next(value for pattern, value in rows if re.search(pattern, script))
 
 
 def read(context: Context) -> None:
@@ -91,6 +110,8 @@ def read(context: Context) -> None:
         out.take(our.TEXTUAL_INVERSION, True, Given("script", script, script), "a token is trained")
     eight = keys.get("use_8bit_adam")
     given = Given(eight.key, eight.raw, "adamw8bit") if eight.value else keys.get("optimizer")
+    if keys.value("use_adafactor"):
+        given = Given("use_adafactor", True, "adafactor")
     denoisers.optimizer(out, given, accumulation=keys.value("gradient_accumulation_steps"))
     keys.take("max_grad_norm")
     _pictures(keys, script)
@@ -100,6 +121,9 @@ def read(context: Context) -> None:
     for name in ("use_ema",):
         if keys.value(name):
             keys.take(name)
+    for name in ("num_double_layers", "num_single_layers"):
+        if keys.value(name) != 4:
+            out.lack(f"{name}: a ControlNet of four double and four single blocks is counted")
     if keys.has("bnb_quantization_config_path"):
         out.ask("bnb_quantization_config_path names a file that is not read: give --quantization, such as nf4")
     if keys.value("do_fp8_training"):
@@ -116,24 +140,31 @@ def read(context: Context) -> None:
 
 def _pictures(keys: Keys, script: str) -> None:
     out, batch, prior = keys.out, keys.get("train_batch_size"), keys.get("with_prior_preservation")
-    default = 16 if "text_to_image" in script and batch.default else batch.value
+    default = _default(_BATCHES, script) if batch.default else batch.value
     out.take(our.BATCH, default * (2 if prior.value else 1), batch, "twice with prior preservation" * bool(prior.value))
     given = keys.get("resolution")
-    side = given.value or next((size for name, size in _SIZES.items() if name in script), 512)
+    side = given.value or _default(_SIZES, script)
     if "cogvideox" in script or keys.has("height"):
         for name in ("height", "width", "max_num_frames"):
             if keys.has(name):
                 keys.take(name)
     else:
         out.take(our.RESOLUTION, side, given if given.value else Given("resolution", side, side, True, given.meaning))
-    if keys.has("max_sequence_length"):
+    tokens = keys.get("max_sequence_length")
+    if tokens.value is not None:
         keys.take("max_sequence_length")
+    elif own := _default(_TEXT, script):
+        out.take(our.TEXT_LENGTH, own, Given(tokens.key, own, own, True, tokens.meaning))
 
 
 def _inputs(keys: Keys, script: str) -> None:
     out, latents, encoder = keys.out, keys.get("cache_latents"), keys.get("train_text_encoder")
     prompts = keys.get("caption_column")
-    once = ("dreambooth" in script and not keys.has("caption_column")) or "cogvideox" in script
+    if script in ("train_dreambooth.py", "train_dreambooth_lora.py"):
+        prompts = keys.get("pre_compute_text_embeddings")
+        once = bool(prompts.value)
+    else:
+        once = ("dreambooth" in script and not keys.has("caption_column")) or "cogvideox" in script
     cached = None if encoder.value else once
     denoisers.inputs(out, latents, prompts, latents_cached=bool(latents.value), text_cached=cached)
     if encoder.value:
