@@ -118,9 +118,8 @@ def read(context: Context) -> None:
     keys.take("gradient_accumulation_steps")
     training.checkpointing(out, keys.get("gradient_checkpointing"), bool(keys.value("gradient_checkpointing")))
     _inputs(keys, script)
-    for name in ("use_ema",):
-        if keys.value(name):
-            keys.take(name)
+    if keys.value("use_ema"):
+        keys.take("use_ema")
     for name in ("num_double_layers", "num_single_layers"):
         if keys.value(name) != 4:
             out.lack(f"{name}: a ControlNet of four double and four single blocks is counted")

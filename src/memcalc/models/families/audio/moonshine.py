@@ -12,12 +12,12 @@ from memcalc.config.reader import Config
 from memcalc.errors import TooShortError, UsageError
 from memcalc.models.common.heads import unknown_head
 from memcalc.models.common.seq2seq import decoder_cache, decoder_input, encoded
+from memcalc.models.families.audio.moonshine_blocks import DecoderLayer, EncoderLayer
 from memcalc.models.family import Family, table
 from memcalc.nn.kv_cache import Cache
 from memcalc.nn.layers.linear import Embedding, Linear
 from memcalc.nn.layers.losses import aligned_lm_loss
 from memcalc.nn.layers.masks import causal_mask
-from memcalc.nn.layers.moonshine import DecoderLayer, EncoderLayer
 from memcalc.nn.layers.norms import LayerNorm
 from memcalc.nn.layers.rotary import RotaryEmbedding
 from memcalc.nn.layers.wav2vec2 import Convolution, GroupNorm

@@ -109,9 +109,9 @@ class MaskedImages(VisionEncoder):
         states: Tensor = self.vision_model(pixels)
         features = self.features(states, seen)
         # Without gradients nothing tells the views of equal pieces apart: one stands for all.
-        copies = 1 if features.requires_grad else batch
-        pieces = ops.split(features, [count // batch] * (batch // copies), 0)
-        found = [ops.reshape(piece, -1, piece.shape[-1]) for piece in pieces] * copies
+        distinct = batch if features.requires_grad else 1
+        pieces = ops.split(features, [count // batch] * distinct, 0)
+        found = [ops.reshape(piece, -1, piece.shape[-1]) for piece in pieces] * (batch // distinct)
         del real, how_many, seen
         return ImageFeatures(found, (states,))
 
